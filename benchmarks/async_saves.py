@@ -1,8 +1,10 @@
-"""`.venv/bin/python benchmarks/async_saves.py`: saves beside training, beside torch's `async_save`, on one process.
+"""`.venv/bin/python benchmarks/async_saves.py`: saves beside training, beside torch's `async_save`,
+on one process.
 
-The same tensors: parameters, masters' and AdamW's state of a small Llama.  The stall is what the training thread spends
-until it goes on, by the clock; a whole save lasts until its files are synced.  Ours also looks for values that are not
-finite and hashes each tensor, which torch's does not.  Both keep their copy in host memory from save to save.
+The same tensors: parameters, masters' and AdamW's state of a small Llama.  The stall is what the
+training thread spends until it goes on, by the clock; a whole save lasts until its files are
+synced.  Ours also looks for values that are not finite and hashes each tensor, which torch's does
+not.  Both keep their copy in host memory from save to save.
 
 Non-goals: several ranks, GPUs.
 """
@@ -25,12 +27,16 @@ from scalec.runtime import Mesh
 from scalec.runtime.checkpoint.background import Saver
 from scalec.runtime.checkpoint.saver import Keep, own_boxes
 
-SIZES = Sizes(vocab=4096, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1536, layers=4, seq=16, rows=1)
+SIZES = Sizes(
+    vocab=4096, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1536, layers=4, seq=16, rows=1
+)
 Save = Callable[[], "Cost"]
 
 
 class Cost(NamedTuple):
-    """Seconds: of the stall, of the whole save, by the clock; and CPU time of the whole process for it."""
+    """Seconds: of the stall, of the whole save, by the clock; and CPU time of the whole process
+    for it.
+    """
 
     stall: float
     whole: float
@@ -53,7 +59,11 @@ def main() -> None:
             assert not [line for line in saver.news() if "cannot" in line]
     print(f"{where()}, one process")
     columns = ("", "stall", "whole save", "CPU time of it", "stall, ratio", "whole, ratio")
-    table(f"A save of {size / 2**20:.0f} MiB", columns, [_row(name, costs[name], costs["torch"]) for name in costs])
+    table(
+        f"A save of {size / 2**20:.0f} MiB",
+        columns,
+        [_row(name, costs[name], costs["torch"]) for name in costs],
+    )
 
 
 def _ours(saver: Saver) -> Save:
@@ -68,7 +78,10 @@ def _ours(saver: Saver) -> Save:
 
 def _torchs(folder: Path, tensors: dict[str, torch.Tensor]) -> Save:
     on_cpu = StagingOptions(
-        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        use_pinned_memory=False,
+        use_shared_memory=False,
+        use_async_staging=False,
+        use_non_blocking_copy=False,
     )
     stager = DefaultStager(on_cpu)
     steps = count(1)

@@ -1,10 +1,11 @@
-"""Measures the comparisons that are always on: windows of data in each step, the state at the start.
+"""Measures the comparisons that are always on: windows of data in each step, the state at the
+start.
 
     .venv/bin/python benchmarks/comparisons.py [--steps 60] [--nodes 4]
 
-Trains `plans/tiny_llama.scale` on four forked ranks of this machine, which say that they are on so many nodes.  CPU
-seconds of the thread that compares, beside those of the whole process and the wall clock; of rank 0, without the first
-five steps.
+Trains `plans/tiny_llama.scale` on four forked ranks of this machine, which say that they are on so
+many nodes.  CPU seconds of the thread that compares, beside those of the whole process and the wall
+clock; of rank 0, without the first five steps.
 """
 
 import argparse
@@ -74,9 +75,15 @@ def main() -> None:
     compared = sum(seconds for seconds, _, _ in marks[1:]) / count
     process, wall = ((marks[-1][of] - marks[0][of]) / count for of in (1, 2))
     print(f"a step takes {wall * 1e3:.1f} ms, and {process * 1e3:.1f} ms of CPU time of a rank")
-    print(f"windows: {compared * 1e6:.0f} us of CPU time a step, {compared / process:.3%} of the rank's")
+    print(
+        f"windows: {compared * 1e6:.0f} us of CPU time a step, {compared / process:.3%} of the"
+        " rank's"
+    )
     start, save = looks
-    print(f"state: {start * 1e3:.1f} ms of CPU time at the start, {save * 1e3:.1f} ms before the first save")
+    print(
+        f"state: {start * 1e3:.1f} ms of CPU time at the start, {save * 1e3:.1f} ms before the"
+        " first save"
+    )
 
 
 if __name__ == "__main__":

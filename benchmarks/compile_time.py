@@ -1,8 +1,10 @@
-"""`.venv/bin/python benchmarks/compile_time.py`: what compiling the 405B plan costs, and how it grows.
+"""`.venv/bin/python benchmarks/compile_time.py`: what compiling the 405B plan costs, and how it
+grows.
 
-The whole process `scalec compile`, proof included, for Llama 3 405B on 16,384 ranks, beside the same plan on 16 and
-with 2 layers, in pipelines of 16 ranks, and beside a process that imports the compiler's libraries and ends.
-Bars: 1 s, 200 MB, and 1.3 times the smaller plan; 4 times the imports, and 11 times for the pipeline.
+The whole process `scalec compile`, proof included, for Llama 3 405B on 16,384 ranks, beside the
+same plan on 16 and with 2 layers, in pipelines of 16 ranks, and beside a process that imports the
+compiler's libraries and ends.  Bars: 1 s, 200 MB, and 1.3 times the smaller plan; 4 times the
+imports, and 11 times for the pipeline.
 """
 
 import os
@@ -40,7 +42,8 @@ class Cost:
 
 def main() -> None:
     quick = asked_quick(__doc__)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode, as the libraries have theirs
+    # what is installed has its bytecode, as the libraries have theirs
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with TemporaryDirectory() as folder:
         costs = in_turns(_candidates(Path(folder)), rounds=3 if quick else 25)
     print(where())
@@ -73,7 +76,9 @@ def _staged(text: str) -> str:
     """The plan on as many GPUs, in a pipeline."""
     mesh = "mesh    { dp = 2048  tp = 8 }"
     assert mesh in text, f"the plan has no line `{mesh}`"
-    pipeline = "mesh { pp = 16  dp = 128  tp = 8 }\npipeline { schedule = interleaved_1f1b(chunks=4) }"
+    pipeline = (
+        "mesh { pp = 16  dp = 128  tp = 8 }\npipeline { schedule = interleaved_1f1b(chunks=4) }"
+    )
     text = text.replace(mesh, pipeline).replace("over dp\n", "over dp\n  layers over pp\n", 1)
     return _with(text, global_batch=128 * 512)
 
@@ -90,10 +95,14 @@ def _compile(text: str, out: Path, cold: bool) -> Cost:
     plan = out.with_suffix(".scale")
     plan.write_text(text)
     with TemporaryDirectory() as nothing:
-        return compiled(plan, out, environment={**os.environ, "XDG_CACHE_HOME": nothing} if cold else None)
+        return compiled(
+            plan, out, environment={**os.environ, "XDG_CACHE_HOME": nothing} if cold else None
+        )
 
 
-def compiled(plan: Path, out: Path, *options: str, environment: dict[str, str] | None = None) -> Cost:
+def compiled(
+    plan: Path, out: Path, *options: str, environment: dict[str, str] | None = None
+) -> Cost:
     """The cost of one process of `scalec compile`."""
     return _cost([SCALEC, "compile", plan, "-o", out, *options], environment)
 

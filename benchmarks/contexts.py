@@ -1,9 +1,11 @@
-"""`.venv/bin/python benchmarks/contexts.py`: attention over a sharded sequence, a ring and Ulysses, beside torch's.
+"""`.venv/bin/python benchmarks/contexts.py`: attention over a sharded sequence, a ring and Ulysses,
+beside torch's.
 
-Forward and backward of one causal attention on 2 gloo ranks.  torch's `context_parallel` replaces calls of its kernels
-for CUDA; here its ring (`_templated_ring_attention`) is given the kernel for the CPU, which ours calls too.  Both lie
-in a zigzag.  torch's ring gathers all keys at first by default, and passes them on by `alltoall`.  Ulysses beside it is
-written by hand with torch's `all_to_all_single_autograd`, as DeepSpeed has it.
+Forward and backward of one causal attention on 2 gloo ranks.  torch's `context_parallel` replaces
+calls of its kernels for CUDA; here its ring (`_templated_ring_attention`) is given the kernel for
+the CPU, which ours calls too.  Both lie in a zigzag.  torch's ring gathers all keys at first by
+default, and passes them on by `alltoall`.  Ulysses beside it is written by hand with torch's
+`all_to_all_single_autograd`, as DeepSpeed has it.
 
 Non-goals: overlap, of which gloo on few cores shows little (`ring.py`).
 """
@@ -34,7 +36,9 @@ ATEN: Any = cast(Any, torch.ops).aten
 FORWARD = ATEN._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = ATEN._scaled_dot_product_flash_attention_for_cpu_backward
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The result [batch, positions of the rank, heads, width] of queries, keys and values of this form."""
+"""The result [batch, positions of the rank, heads, width] of queries, keys and values of this
+form.
+"""
 
 
 def main() -> None:
@@ -43,8 +47,12 @@ def main() -> None:
     comparisons: list[Comparison] = []
     for positions in (256,) if quick else (256, 1024):
         size = f"{positions} positions of a rank, {HEADS} heads of {WIDTH}"
-        comparisons.append(Comparison(f"A ring: {size}", partial(_rings, positions), "torch, alltoall"))
-        comparisons.append(Comparison(f"Ulysses: {size}", partial(_ulysses, positions), "torch, by hand"))
+        comparisons.append(
+            Comparison(f"A ring: {size}", partial(_rings, positions), "torch, alltoall")
+        )
+        comparisons.append(
+            Comparison(f"Ulysses: {size}", partial(_ulysses, positions), "torch, by hand")
+        )
     compare(comparisons, 2 if quick else 20, PORT)
 
 
@@ -91,7 +99,9 @@ class _Ring(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group: Any = dist.group.WORLD
-        out, lse, *_ = torchs._templated_ring_attention(group, 2, FORWARD, q, k, v, is_causal=True, dropout_p=0.0)
+        out, lse, *_ = torchs._templated_ring_attention(
+            group, 2, FORWARD, q, k, v, is_causal=True, dropout_p=0.0
+        )
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
@@ -100,7 +110,18 @@ class _Ring(Function):
         q, k, v, out, lse = ctx.saved_tensors
         group: Any = dist.group.WORLD
         found = torchs._templated_ring_attention_backward(
-            group, 2, BACKWARD, grad_outputs[0], "grad_out", q, k, v, out, lse, is_causal=True, dropout_p=0.0
+            group,
+            2,
+            BACKWARD,
+            grad_outputs[0],
+            "grad_out",
+            q,
+            k,
+            v,
+            out,
+            lse,
+            is_causal=True,
+            dropout_p=0.0,
         )
         return found[0], found[1], found[2]
 
@@ -120,7 +141,9 @@ def _torchs_ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _heads_for_positions(x: Tensor) -> Tensor:
     """[b, s / ranks, h, d] → [b, s, h / ranks, d]"""
     batch, positions, heads, width = x.shape
-    parts = x.view(batch, positions, RANKS, heads // RANKS, width).permute(2, 0, 1, 3, 4).contiguous()
+    parts = (
+        x.view(batch, positions, RANKS, heads // RANKS, width).permute(2, 0, 1, 3, 4).contiguous()
+    )
     came = _exchanged(parts)
     return came.permute(1, 0, 2, 3, 4).reshape(batch, RANKS * positions, heads // RANKS, width)
 

@@ -1,7 +1,9 @@
-"""The plain Llama spread over ranks by torch's own means: `parallelize_module` over tp, then FSDP2 over dp.
+"""The plain Llama spread over ranks by torch's own means: `parallelize_module` over tp, then FSDP2
+over dp.
 
-The usual plan (as in torchtitan): loss over a sharded vocabulary, with or without sequence parallelism.
-Weights are gathered once a microbatch and kept until its backward is done; gradients are reduced once a step.
+The usual plan (as in torchtitan): loss over a sharded vocabulary, with or without sequence
+parallelism.  Weights are gathered once a microbatch and kept until its backward is done; gradients
+are reduced once a step.
 """
 
 from typing import cast
@@ -35,7 +37,9 @@ def spread(model: plain.Llama, mesh: DeviceMesh) -> None:
     styles = {
         "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        "head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
     }
     parallelize_module(model, mesh["tp"], styles)
     for layer in model.layers:
@@ -55,7 +59,9 @@ def _layer_styles(sequence_parallel: bool) -> dict[str, ParallelStyle]:
         **{name: RowwiseParallel(output_layouts=scatter) for name in rows},
         "norm1": SequenceParallel(),
         "norm2": SequenceParallel(),
-        "attention": PrepareModuleInput(input_layouts=(scatter, None, None), desired_input_layouts=(whole, None, None)),
+        "attention": PrepareModuleInput(
+            input_layouts=(scatter, None, None), desired_input_layouts=(whole, None, None)
+        ),
         "mlp": PrepareModuleInput(input_layouts=scatter, desired_input_layouts=whole),
     }
 
@@ -66,7 +72,9 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
         fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
 
 
-def step(model: plain.Llama, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:
+def step(
+    model: plain.Llama, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor
+) -> Tensor:
     """One training step on this rank's [microbatches, rows, seq]; the mean loss of its own rows."""
     total = torch.zeros(())
     for number, part in enumerate(zip(tokens, labels, strict=True), start=1):

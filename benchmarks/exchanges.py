@@ -1,10 +1,12 @@
-"""`.venv/bin/python benchmarks/exchanges.py`: what of exchanges of experts' rows is hidden beside a shared expert.
+"""`.venv/bin/python benchmarks/exchanges.py`: what of exchanges of experts' rows is hidden beside a
+shared expert.
 
-One rank of eight, on the link of `overlap.py` in the place of its group; a peer has as many rows for this rank as this
-rank for it.  Each exchange takes a share of the shortest time that any of them has something to run beside: in forward
-two products of the shared expert and one, in backward the gradients of these, and those of experts' weights.  Exposed
-is the part of the link's time that the rank waits; beside it are exchanges that are awaited at once, and the same
-layers without a shared expert, where only gradients of weights are left to run beside.
+One rank of eight, on the link of `overlap.py` in the place of its group; a peer has as many rows
+for this rank as this rank for it.  Each exchange takes a share of the shortest time that any of
+them has something to run beside: in forward two products of the shared expert and one, in backward
+the gradients of these, and those of experts' weights.  Exposed is the part of the link's time that
+the rank waits; beside it are exchanges that are awaited at once, and the same layers without a
+shared expert, where only gradients of weights are left to run beside.
 
 Bar: at most 5% exposed where an exchange is shorter than what it runs beside.
 
@@ -28,15 +30,16 @@ SEQ, ROWS, CHOICES = 256, 4, 2
 SHARES = (0.5, 0.8, 1.2)
 BESIDE = "s = (silu(m @ s_gate[hidden -> ffn]) * (m @ s_up[hidden -> ffn])) @ s_down[ffn -> hidden]"
 PLAN = f"""model experts(tokens[batch, seq], labels[batch, seq]) {{
-  dims {{ vocab = {VOCAB}  hidden = {HIDDEN}  experts = {RANKS}  expert_ffn = {EXPERT}  ffn = {SHARED}
-         layers = {LAYERS} }}
+  dims {{ vocab = {VOCAB}  hidden = {HIDDEN}  experts = {RANKS}  expert_ffn = {EXPERT}
+          ffn = {SHARED}  layers = {LAYERS} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
   repeat layers {{
     m = rmsnorm(x, norm[hidden], 1e-5)
     y = m
     route y to experts by top(m @ router[hidden -> experts], {CHOICES}) {{
-      y = (silu(y @ e_gate[hidden -> expert_ffn]) * (y @ e_up[hidden -> expert_ffn])) @ e_down[expert_ffn -> hidden]
+      g = silu(y @ e_gate[hidden -> expert_ffn]) * (y @ e_up[hidden -> expert_ffn])
+      y = g @ e_down[expert_ffn -> hidden]
     }}
     {BESIDE}
     x = x + y + s
@@ -55,7 +58,9 @@ def main() -> None:
     quick = asked_quick(__doc__)
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    shared, alone = (compiled(plan)[0] for plan in (PLAN, PLAN.replace(BESIDE, "").replace("y + s", "y")))
+    shared, alone = (
+        compiled(plan)[0] for plan in (PLAN, PLAN.replace(BESIDE, "").replace("y + s", "y"))
+    )
     print(f"{where()}, one thread")
     free = in_turns({"": _run(shared, Link(0.0, float("inf")))}, 3 if quick else 9)[""]
     shortest = min(median(times) for times in zip(*map(_beside, free), strict=True))
@@ -69,15 +74,24 @@ def main() -> None:
             "without a shared expert": _run(alone, link()),
         }
         for name, found in in_turns(runs, 3 if quick else 9).items():
-            exposed = (median(part.exposed(of_layers=True) for part in parts) for parts in zip(*found, strict=True))
+            exposed = (
+                median(part.exposed(of_layers=True) for part in parts)
+                for parts in zip(*found, strict=True)
+            )
             rows.append((f"{share:.0%}", name, *(f"{each:.0%}" for each in exposed)))
-    table("Exposed, of the link's time", ("an exchange, of the shortest beside one", "", "forward", "backward"), rows)
+    table(
+        "Exposed, of the link's time",
+        ("an exchange, of the shortest beside one", "", "forward", "backward"),
+        rows,
+    )
     dist.destroy_process_group()
 
 
 def _beside(run: tuple[Timeline, Timeline]) -> list[float]:
     """Seconds from each exchange's beginning to its wait, forward and backward."""
-    return [each.awaited - each.begun for part in run for each in part.collectives if each.is_of_a_layer]
+    return [
+        each.awaited - each.begun for part in run for each in part.collectives if each.is_of_a_layer
+    ]
 
 
 def _run(program: ModuleType, link: Link) -> Run:

@@ -1,10 +1,13 @@
-"""`.venv/bin/python benchmarks/experts.py`: a layer of experts beside one with a hand-written all-to-all.
+"""`.venv/bin/python benchmarks/experts.py`: a layer of experts beside one with a hand-written
+all-to-all.
 
-Forward and backward of routed SwiGLU experts on 2 gloo ranks, each token with two of eight: choice, order, exchange of
-counts and rows, products, the way back and the sum by gates.  Beside it the same layer as one writes it in torch alone:
-`topk`, `argsort`, `bincount`, `all_to_all_single_autograd` of torch, a product for each expert, and `index_add`.
+Forward and backward of routed SwiGLU experts on 2 gloo ranks, each token with two of eight: choice,
+order, exchange of counts and rows, products, the way back and the sum by gates.  Beside it the same
+layer as one writes it in torch alone: `topk`, `argsort`, `bincount`, `all_to_all_single_autograd`
+of torch, a product for each expert, and `index_add`.
 
-Non-goals: kernels, which need a GPU (`gpu_experts.py`); what is hidden beside a shared expert (`exchanges.py`).
+Non-goals: kernels, which need a GPU (`gpu_experts.py`); what is hidden beside a shared expert
+(`exchanges.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +41,9 @@ SIZES = {"small": (64, 64, 64), "larger": (1024, 256, 512)}
 """Tokens of a rank, hidden and inner size: of the first little but the host's work shows."""
 PORT = 29473
 Layer = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The result for tokens [tokens, hidden], the router's weight, and the rank's experts' weights [experts, out, in]."""
+"""The result for tokens [tokens, hidden], the router's weight, and the rank's experts' weights
+[experts, out, in].
+"""
 
 
 def main() -> None:
@@ -46,7 +51,8 @@ def main() -> None:
     print(f"{where()}, {RANKS} gloo ranks, one thread each")
     comparisons = [
         Comparison(
-            f"{tokens:,} tokens of a rank, hidden {hidden}, {EXPERTS} experts of {inner}, {CHOICES} for each token",
+            f"{tokens:,} tokens of a rank, hidden {hidden}, {EXPERTS} experts of {inner},"
+            f" {CHOICES} for each token",
             partial(_layers, tokens, hidden, inner),
             "torch, by hand",
         )
@@ -59,7 +65,8 @@ def _layers(tokens: int, hidden: int, inner: int, rank: int) -> Mapping[str, Ste
     experts = Experts(Mesh({"ep": RANKS}), EXPERTS, "ep", tokens=("ep",))
     ways: dict[str, Layer] = {"ours": partial(_ours, experts), "torch, by hand": _by_hand}
     x = torch.randn(tokens, hidden)
-    router = torch.randn(EXPERTS, hidden, generator=torch.Generator().manual_seed(7)) * hidden**-0.5  # all ranks' own
+    # all ranks' own
+    router = torch.randn(EXPERTS, hidden, generator=torch.Generator().manual_seed(7)) * hidden**-0.5
     gate, up = (torch.randn(HELD, inner, hidden) * hidden**-0.5 for _ in range(2))
     down = torch.randn(HELD, hidden, inner) * inner**-0.5
     operands, gradient = [x, router, gate, up, down], torch.randn(tokens, hidden)
@@ -74,7 +81,9 @@ def _step(way: Layer, operands: list[Tensor], gradient: Tensor) -> tuple[Tensor,
     return out.detach(), *gradients
 
 
-def _ours(experts: Experts, x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def _ours(
+    experts: Experts, x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor
+) -> Tensor:
     """The layer as programs have it."""
     gates, ids = top_k(linear(x, router), CHOICES)
     order = sort_by_expert(ids, experts)
@@ -95,7 +104,9 @@ def _by_hand(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) 
     splits, splits_back = [sum(each) for each in sent], [sum(each) for each in received]
     rows = _exchanged(x[tokens], splits_back, splits)
     by_expert = _by_expert(rows, received)
-    made = [_expert(part, *weights) for part, *weights in zip(by_expert, gate, up, down, strict=True)]
+    made = [
+        _expert(part, *weights) for part, *weights in zip(by_expert, gate, up, down, strict=True)
+    ]
     rows = _exchanged(_by_source(made, received), splits, splits_back)
     return torch.zeros_like(x).index_add(0, tokens, rows * gates.flatten()[order].unsqueeze(1))
 
@@ -117,7 +128,9 @@ def _by_expert(rows: Tensor, received: list[list[int]]) -> list[Tensor]:
 
 def _by_source(made: list[Tensor], received: list[list[int]]) -> Tensor:
     """The inverse."""
-    of_experts = [own.split([sizes[expert] for sizes in received]) for expert, own in enumerate(made)]
+    of_experts = [
+        own.split([sizes[expert] for sizes in received]) for expert, own in enumerate(made)
+    ]
     return torch.cat([parts[source] for source in range(RANKS) for parts in of_experts])
 
 

@@ -1,10 +1,13 @@
-"""`.venv/bin/python benchmarks/four_ranks.py`: a training step on 4 gloo ranks, beside FSDP2 + `parallelize_module`.
+"""`.venv/bin/python benchmarks/four_ranks.py`: a training step on 4 gloo ranks, beside FSDP2 +
+`parallelize_module`.
 
-dp 2 × tp 2 with sequence parallelism.  Both programs start from the same parameters, see the same tokens and must come
-to the same loss.  Ranks have a thread each: with fewer than 4 cores they also wait for one another's turn.
+dp 2 × tp 2 with sequence parallelism.  Both programs start from the same parameters, see the same
+tokens and must come to the same loss.  Ranks have a thread each: with fewer than 4 cores they also
+wait for one another's turn.
 
-Where the time goes is read from profiled steps, which take longer: gloo's own events (on its threads, waiting for peers
-included; a reduce-scatter runs as an all-reduce there), torch's ops on rank 0, the rest: Python, autograd, dispatch.
+Where the time goes is read from profiled steps, which take longer: gloo's own events (on its
+threads, waiting for peers included; a reduce-scatter runs as an all-reduce there), torch's ops on
+rank 0, the rest: Python, autograd, dispatch.
 """
 
 import logging
@@ -34,10 +37,26 @@ PROFILED = 3
 EMITTED, TORCH = "emitted", "FSDP2 + DTensor"
 CASES = {
     "tiny_llama": Sizes(
-        hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=192, layers=2, seq=128, rows=8, microbatches=2
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=192,
+        layers=2,
+        seq=128,
+        rows=8,
+        microbatches=2,
     ),
     "hidden 512, 4 layers": Sizes(
-        vocab=2048, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=1536, layers=4, seq=256, rows=2
+        vocab=2048,
+        hidden=512,
+        heads=8,
+        kv_heads=4,
+        head_dim=64,
+        ffn=1536,
+        layers=4,
+        seq=256,
+        rows=2,
     ),
 }
 Step = Callable[[], Tensor]
@@ -55,8 +74,11 @@ def main() -> None:
 
 def _rank(rank: int, folder: Path, name: str, sizes: Sizes, split: ModuleType, rounds: int) -> None:
     torch.set_num_threads(1)
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # DTensor's advice on the gradient norm
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=RANKS)
+    # DTensor's advice on the gradient norm
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=RANKS
+    )
     mesh = Mesh(MESH)
     steps = {EMITTED: _emitted(sizes, split, mesh), TORCH: _torch(sizes, mesh)}
     times = in_turns({kind: partial(timed, step) for kind, step in steps.items()}, rounds)
@@ -112,20 +134,39 @@ def _where_it_goes(kind: str, step: Step) -> tuple[str, ...]:
         elapsed = perf_counter() - start
     events = profiler.key_averages()
     gathers = sum(event.cpu_time_total for event in events if event.key == "gloo:all_gather") / 1e6
-    reductions = sum(event.cpu_time_total for event in events if event.key == "gloo:all_reduce") / 1e6
+    reductions = (
+        sum(event.cpu_time_total for event in events if event.key == "gloo:all_reduce") / 1e6
+    )
     ops = sum(event.self_cpu_time_total for event in events if event.key.startswith("aten::")) / 1e6
     calls = sum(event.count for event in events if event.key.startswith("gloo:")) // PROFILED
-    shares = [f"{part / elapsed:.0%}" for part in (gathers, reductions, ops, elapsed - gathers - reductions - ops)]
+    shares = [
+        f"{part / elapsed:.0%}"
+        for part in (gathers, reductions, ops, elapsed - gathers - reductions - ops)
+    ]
     return kind, f"{elapsed / PROFILED * 1e3:.1f} ms", str(calls), *shares
 
 
-def _report(name: str, losses: dict[str, float], times: dict[str, list[float]], parts: list[tuple[str, ...]]) -> None:
+def _report(
+    name: str, losses: dict[str, float], times: dict[str, list[float]], parts: list[tuple[str, ...]]
+) -> None:
     rows = [
         (kind, f"{median(of) * 1e3:.1f} ms", ratio(of, times[TORCH]), f"{losses[kind]:.5f}")
         for kind, of in times.items()
     ]
-    table(f"{name}: a training step, median", ("program", "step", f"beside {TORCH}", "loss after all"), rows)
-    columns = ("program", "profiled step", "collectives", "in all_gather", "in reductions", "torch's ops", "rest")
+    table(
+        f"{name}: a training step, median",
+        ("program", "step", f"beside {TORCH}", "loss after all"),
+        rows,
+    )
+    columns = (
+        "program",
+        "profiled step",
+        "collectives",
+        "in all_gather",
+        "in reductions",
+        "torch's ops",
+        "rest",
+    )
     table(f"{name}: where the time of rank 0 goes", columns, parts)
 
 

@@ -19,10 +19,13 @@ from torch.nn.attention import SDPBackend
 from scalec.compiler.analysis.kernel_tiles import KERNELS, USUAL, chip_of, nearest, tiles_of
 
 PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
-"""TFLOP/s of dense bfloat16 by NVIDIA's data sheets, by a word of the device's name; the first that fits."""
+"""TFLOP/s of dense bfloat16 by NVIDIA's data sheets, by a word of the device's name; the first
+that fits.
+"""
 GIB = 1 << 30
 COLD = 2 * GIB
-"""Bytes written between calls: more than any L2 holds, and for longer than the host takes for the call that is timed.
+"""Bytes written between calls: more than any L2 holds, and for longer than the host takes for the
+call that is timed.
 
 Else the device would wait between the first event and the call's kernels, and that would count.
 """
@@ -32,7 +35,8 @@ Else the device would wait between the first event and the call's kernels, and t
 class Machine:
     """Where it is measured; `toy` says that sizes are small, and results of no interest.
 
-    Before a GPU's times are taken it is busy for `warm` seconds, as its clocks fall while it waits for a compiler.
+    Before a GPU's times are taken it is busy for `warm` seconds, as its clocks fall while it waits
+    for a compiler.
     """
 
     device: torch.device
@@ -64,15 +68,23 @@ class Machine:
     def __str__(self) -> str:
         gpu = "toy sizes on the CPU: of no interest"
         if self.on_gpu:
-            gpu = f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA {torch.version.cuda}, {_libraries()}"
+            gpu = (
+                f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA"
+                f" {torch.version.cuda}, {_libraries()}"
+            )
         try:
             triton = version("triton")
         except PackageNotFoundError:
             triton = "none"
-        return f"{gpu}; torch {torch.__version__}, Triton {triton}, Python {platform.python_version()}"
+        return (
+            f"{gpu}; torch {torch.__version__}, Triton {triton}, Python {platform.python_version()}"
+        )
 
     def failure(self, error: Exception) -> str:
-        """The words for what went wrong.  Raises it where the device can do no more in this process."""
+        """The words for what went wrong.
+
+        Raises it where the device can do no more in this process.
+        """
         if isinstance(error, torch.OutOfMemoryError):
             return "out of memory"
         if self.on_gpu:
@@ -86,8 +98,12 @@ class Machine:
         """torch.compile, with constant shapes."""
         return torch.compile(function, backend=self.backend, dynamic=False)
 
-    def milliseconds(self, call: Callable[[], object], repeats: int = 0, cold: bool = True) -> float:
-        """The median of a call after at least three others; `cold` writes over the L2 cache before each."""
+    def milliseconds(
+        self, call: Callable[[], object], repeats: int = 0, cold: bool = True
+    ) -> float:
+        """The median of a call after at least three others; `cold` writes over the L2 cache
+        before each.
+        """
         for _ in range(3):
             call()
         begun = perf_counter()
@@ -98,7 +114,9 @@ class Machine:
         return median(time() for time in times)
 
     def _time(self, call: Callable[[], object], cold: bool) -> Callable[[], float]:
-        """Calls it, and says later how long that took: on a GPU the host does not wait in between."""
+        """Calls it, and says later how long that took: on a GPU the host does not wait in
+        between.
+        """
         if not self.on_gpu:
             start = perf_counter()
             call()
@@ -142,16 +160,29 @@ class Machine:
 
 
 def _libraries() -> str:
-    """Libraries of torch's products, attention and collectives; which attention it picks decides over a step."""
-    nccl = ".".join(map(str, cast(Any, torch.cuda).nccl.version())) if torch.distributed.is_nccl_available() else "none"
-    return f"cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}, causal attention by {picked_attention()}"
+    """Libraries of torch's products, attention and collectives; which attention it picks
+    decides over a step.
+    """
+    nccl = (
+        ".".join(map(str, cast(Any, torch.cuda).nccl.version()))
+        if torch.distributed.is_nccl_available()
+        else "none"
+    )
+    return (
+        f"cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}, causal attention by"
+        f" {picked_attention()}"
+    )
 
 
 def picked_attention() -> str:
     """The backend that scaled_dot_product_attention picks for a step of Llama 8B."""
-    q, k = (torch.empty(1, heads, 8192, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8))
+    q, k = (
+        torch.empty(1, heads, 8192, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8)
+    )
     number = cast(Any, torch)._fused_sdp_choice(q, k, k, None, 0.0, True, enable_gqa=True)
-    return next(name for name, each in SDPBackend.__members__.items() if int(cast(Any, each)) == number)
+    return next(
+        name for name, each in SDPBackend.__members__.items() if int(cast(Any, each)) == number
+    )
 
 
 def _driver() -> str:
@@ -159,7 +190,9 @@ def _driver() -> str:
 
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
+            "\n"
+        )[0]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -176,7 +209,9 @@ def tiles(kernels: Any, name: str, size: int) -> dict[int, Any]:
 
 
 def chip() -> str:
-    """That by which the table calls this GPU; where there is none, the chip of plans that name none."""
+    """That by which the table calls this GPU; where there is none, the chip of plans that name
+    none.
+    """
     if not torch.cuda.is_available():
         return USUAL
     major, minor = torch.cuda.get_device_capability()

@@ -1,8 +1,9 @@
-"""A mixture of experts on one GPU, in the shape of Qwen3-30B-A3B: rows beside a copy, products beside a dense one.
+"""A mixture of experts on one GPU, in the shape of Qwen3-30B-A3B: rows beside a copy, products
+beside a dense one.
 
-Rows are compared by the bytes that a call must move at least, products by operations: a dense product has as many.  A
-layer's whole route is compared with its products alone; bar: 1.15 times their time.
-`ours` of products is the kernel where torch has one too.
+Rows are compared by the bytes that a call must move at least, products by operations: a dense
+product has as many.  A layer's whole route is compared with its products alone; bar: 1.15 times
+their time.  `ours` of products is the kernel where torch has one too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,7 +64,9 @@ class Nowhere:
 
 def _order(machine: Machine, tokens: int, sizes: Sizes) -> Order:
     ids = torch.rand(tokens, sizes.experts, device=machine.device).argsort(-1)[:, : sizes.k]
-    order = runtime.sort_by_expert(ids, runtime.Experts(runtime.Mesh({}, machine.device), sizes.experts))
+    order = runtime.sort_by_expert(
+        ids, runtime.Experts(runtime.Mesh({}, machine.device), sizes.experts)
+    )
     assert order.total == tokens * sizes.k
     return order
 
@@ -103,10 +106,17 @@ def _bookkeeping(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
     ]
     for name, kernel, plain, options in subjects:
         ways = [partial(each, **options) for each in (_of_router(kernel, sizes), plain)]
-        for part, times in zip(("forward", "backward"), parts(machine, ways, (logits,), ()), strict=True):
+        for part, times in zip(
+            ("forward", "backward"), parts(machine, ways, (logits,), ()), strict=True
+        ):
             yield (name, part, *_times(*times), "")
     sorts = (_of_router("SortByExpert", sizes), runtime.sort_by_expert)
-    yield ("sort_by_expert", "", *_times(*(machine.milliseconds(partial(each, ids, experts)) for each in sorts)), "")
+    yield (
+        "sort_by_expert",
+        "",
+        *_times(*(machine.milliseconds(partial(each, ids, experts)) for each in sorts)),
+        "",
+    )
 
 
 def _of_router(name: str, sizes: Sizes) -> Any:
@@ -123,12 +133,22 @@ def _products(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
         x, weight = machine.randn(held.total, width), machine.randn(sizes.experts, out, width)
         with patch.object(grouped_linear, "is_torchs", lambda *_: False):
             ours = parts(
-                machine, (kernels.GroupedLinear(tiles(kernels, "GroupedLinear", width)),), (x, weight), (held,)
+                machine,
+                (kernels.GroupedLinear(tiles(kernels, "GroupedLinear", width)),),
+                (x, weight),
+                (held,),
             )
         plain = parts(machine, (runtime.grouped_linear,), (x, weight), (held,))
         dense = parts(machine, (F.linear,), (x, machine.randn(out, width)), ())
-        for part, (mine,), (torchs,), (whole,) in zip(("forward", "backward"), ours, plain, dense, strict=True):
-            yield (f"grouped_linear, {name}", part, *_times(mine, torchs), f"{whole / mine:.0%}, {whole / torchs:.0%}")
+        for part, (mine,), (torchs,), (whole,) in zip(
+            ("forward", "backward"), ours, plain, dense, strict=True
+        ):
+            yield (
+                f"grouped_linear, {name}",
+                part,
+                *_times(mine, torchs),
+                f"{whole / mine:.0%}, {whole / torchs:.0%}",
+            )
 
 
 def _layer(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
@@ -153,7 +173,10 @@ def _layer(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
     dispatch, combine = tiled("Dispatch", sizes.hidden), tiled("Combine", sizes.hidden)
     to_ffn, to_hidden = tiled("GroupedLinear", sizes.hidden), tiled("GroupedLinear", sizes.ffn)
     silu_mul = tiled("SiluMul", sizes.ffn)
-    x, router = machine.randn(sizes.tokens, sizes.hidden), machine.randn(sizes.experts, sizes.hidden)
+    x, router = (
+        machine.randn(sizes.tokens, sizes.hidden),
+        machine.randn(sizes.experts, sizes.hidden),
+    )
     up, down = (sizes.experts, sizes.ffn, sizes.hidden), (sizes.experts, sizes.hidden, sizes.ffn)
     weights = [machine.randn(*shape) for shape in (up, up, down)]
     order = _order(machine, sizes.tokens, sizes)

@@ -21,7 +21,18 @@ from scalec.runtime.state.optimizers import ParamGroup, Part
 
 Op = Callable[..., Any]
 EPS = 1e-5
-KERNELS = ("kernel", "size", "part", "GB/s", "of copy", "eager", "of copy", "torch.compile", "of copy", "beside best")
+KERNELS = (
+    "kernel",
+    "size",
+    "part",
+    "GB/s",
+    "of copy",
+    "eager",
+    "of copy",
+    "torch.compile",
+    "of copy",
+    "beside best",
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,17 @@ class Sizes:
     copied: int = GIB
 
 
-TOY = Sizes(tokens=16, hidden=64, ffn=64, vocab=256, heads=4, kv_heads=2, head_dim=64, state=64, copied=1 << 10)
+TOY = Sizes(
+    tokens=16,
+    hidden=64,
+    ffn=64,
+    vocab=256,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    state=64,
+    copied=1 << 10,
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +84,21 @@ def kernel_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
     """A row for each kernel and part, as soon as it is measured."""
     sizes = TOY if machine.toy else Sizes()
     source = torch.empty(sizes.copied, dtype=torch.int8, device=machine.device)
-    copied = _rate(2 * sizes.copied, machine.milliseconds(partial(torch.empty_like(source).copy_, source)))
-    yield ("device copy", f"{2 * sizes.copied / GIB:.2g} GiB", "", f"{copied:.0f}", "100%", "", "", "", "", "")
+    copied = _rate(
+        2 * sizes.copied, machine.milliseconds(partial(torch.empty_like(source).copy_, source))
+    )
+    yield (
+        "device copy",
+        f"{2 * sizes.copied / GIB:.2g} GiB",
+        "",
+        f"{copied:.0f}",
+        "100%",
+        "",
+        "",
+        "",
+        "",
+        "",
+    )
     del source
     for name, made in (*_SUBJECTS.items(), ("AdamW", _adamw), ("Accumulate", _accumulate)):
         try:
@@ -97,7 +131,9 @@ def _rate(bytes: float, ms: float) -> float:
     return bytes / ms / 1e6
 
 
-def _compared(name: str, size: int, part: str, bytes: int, times: Sequence[float], copied: float) -> tuple[str, ...]:
+def _compared(
+    name: str, size: int, part: str, bytes: int, times: Sequence[float], copied: float
+) -> tuple[str, ...]:
     """A row; `times` are ours and others', of which infinite ones are left out."""
     cells: list[str] = []
     for ms in (*times, *[float("inf")] * (3 - len(times))):
@@ -106,7 +142,9 @@ def _compared(name: str, size: int, part: str, bytes: int, times: Sequence[float
     return (name, str(size), part, *cells, f"{times[0] / min(times[1:]):.2f}×")
 
 
-def _moved(make: Callable[[Any, Machine, Sizes], Subject]) -> Callable[..., Iterator[tuple[str, ...]]]:
+def _moved(
+    make: Callable[[Any, Machine, Sizes], Subject],
+) -> Callable[..., Iterator[tuple[str, ...]]]:
     """The rows of a subject whose floor is a copy."""
 
     def rows(machine: Machine, sizes: Sizes, copied: float) -> Iterator[tuple[str, ...]]:
@@ -177,7 +215,9 @@ def _gate(name: str, function: Op, kernels: Any, machine: Machine, sizes: Sizes)
     each = sizes.tokens * sizes.ffn * machine.dtype.itemsize
     ours = getattr(kernels, name)(tiles(kernels, name, sizes.ffn))
     operands = [machine.randn(sizes.tokens, sizes.ffn) for _ in range(2)]
-    return Subject(name, sizes.ffn, ours, lambda a, b: function(a) * b, operands, (), 3 * each, 5 * each)
+    return Subject(
+        name, sizes.ffn, ours, lambda a, b: function(a) * b, operands, (), 3 * each, 5 * each
+    )
 
 
 def _cross_entropy(kernels: Any, machine: Machine, sizes: Sizes) -> Subject:
@@ -185,7 +225,9 @@ def _cross_entropy(kernels: Any, machine: Machine, sizes: Sizes) -> Subject:
     ours = kernels.CrossEntropy(tiles(kernels, "CrossEntropy", sizes.vocab))
     labels = torch.randint(sizes.vocab, (sizes.tokens,), device=machine.device)
     operands = (machine.randn(sizes.tokens, sizes.vocab),)
-    return Subject("CrossEntropy", sizes.vocab, ours, _summed_loss, operands, (labels,), each, 2 * each)
+    return Subject(
+        "CrossEntropy", sizes.vocab, ours, _summed_loss, operands, (labels,), each, 2 * each
+    )
 
 
 def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -211,7 +253,9 @@ def _adamw(machine: Machine, sizes: Sizes, copied: float) -> Iterator[tuple[str,
     one, zero = torch.ones((), device=machine.device), torch.zeros((), device=machine.device)
     (tile,) = tiles(kernels, "AdamW", sizes.state).values()
     both = (kernels.AdamW(tile=tile), runtime.AdamW())
-    times = [machine.milliseconds(partial(each.update, part, 1e-9, one, zero, one)) for each in both]
+    times = [
+        machine.milliseconds(partial(each.update, part, 1e-9, one, zero, one)) for each in both
+    ]
     yield _compared("AdamW", sizes.state, "update", 30 * sizes.state, times, copied)
 
 

@@ -1,6 +1,8 @@
-"""Kernels with products in them: attention beside torch's, and head + loss without logits beside both as they are.
+"""Kernels with products in them: attention beside torch's, and head + loss without logits beside
+both as they are.
 
-Causal attention is counted as half of s²: 2 s² d FLOP for each head forward, 5 s² d backward, which makes scores again.
+Causal attention is counted as half of s²: 2 s² d FLOP for each head forward, 5 s² d backward, which
+makes scores again.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +30,10 @@ def attention_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
     for rows in (2, 1):
         s = sizes.tokens // rows
         operands = [machine.randn(rows, s, heads, d) for heads in (n, k, k)]
-        ops: list[Callable[..., Any]] = [lambda *it: ours.partial(*it)[0], lambda *it: runtime.attention(*it[:3])]
+        ops: list[Callable[..., Any]] = [
+            lambda *it: ours.partial(*it)[0],
+            lambda *it: runtime.attention(*it[:3]),
+        ]
         flop = rows * n * s * s * d
         shape = f"{rows} × {s} tokens, {n} and {k} heads of {d}"
         try:
@@ -36,14 +41,26 @@ def attention_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
         except Exception as error:  # of any kind: the other shape is still to be measured
             yield (shape, machine.failure(error), *[""] * 5)
             continue
-        for part, factor, (mine, torchs) in zip(("forward", "backward"), (2, 5), times, strict=True):
+        for part, factor, (mine, torchs) in zip(
+            ("forward", "backward"), (2, 5), times, strict=True
+        ):
             rates = [f"{factor * flop / ms / 1e9:.0f}" for ms in (mine, torchs)]
-            yield (shape, part, f"{mine:.3f} ms", rates[0], f"{torchs:.3f} ms", rates[1], f"{mine / torchs:.2f}×")
+            yield (
+                shape,
+                part,
+                f"{mine:.3f} ms",
+                rates[0],
+                f"{torchs:.3f} ms",
+                rates[1],
+                f"{mine / torchs:.2f}×",
+            )
     machine.clear()
 
 
 def head_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
-    """Forward and backward together: with logits, eager and compiled, and without, by tokens and by classes."""
+    """Forward and backward together: with logits, eager and compiled, and without, by tokens
+    and by classes.
+    """
     from scalec import runtime
     from scalec.runtime import kernels
 

@@ -1,7 +1,8 @@
-"""The rates that a step's products and attention can have here, by torch alone: what decides over its MFU.
+"""The rates that a step's products and attention can have here, by torch alone: what decides over
+its MFU.
 
-Products are those of a layer of Llama 8B; a weight's gradient is made in bfloat16, in float32, and added to a sum.
-Causal attention is counted as half of s², as in `gpu_products`.
+Products are those of a layer of Llama 8B; a weight's gradient is made in bfloat16, in float32, and
+added to a sum.  Causal attention is counted as half of s², as in `gpu_products`.
 
 Non-goals: kernels of ours.
 """
@@ -24,7 +25,12 @@ def rate_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
     sizes = TOY if machine.toy else Sizes()
     heads = sizes.heads * sizes.head_dim
     both = heads + 2 * sizes.kv_heads * sizes.head_dim
-    shapes = ((both, sizes.hidden), (sizes.hidden, heads), (2 * sizes.ffn, sizes.hidden), (sizes.hidden, sizes.ffn))
+    shapes = (
+        (both, sizes.hidden),
+        (sizes.hidden, heads),
+        (2 * sizes.ffn, sizes.hidden),
+        (sizes.hidden, sizes.ffn),
+    )
     for n, k in shapes:
         yield from _products(machine, sizes.tokens, n, k)
     for rows in (2, 1):
@@ -55,12 +61,22 @@ def _products(machine: Machine, tokens: int, n: int, k: int) -> Iterator[tuple[s
         except Exception as error:  # of any kind: the other ways are still to be measured
             yield ("product", f"{tokens} × {n} × {k}", part, machine.failure(error), "")
             continue
-        yield ("product", f"{tokens} × {n} × {k}", part, f"{ms:.3f} ms", f"{2 * tokens * n * k / ms / 1e9:.0f}")
+        yield (
+            "product",
+            f"{tokens} × {n} × {k}",
+            part,
+            f"{ms:.3f} ms",
+            f"{2 * tokens * n * k / ms / 1e9:.0f}",
+        )
 
 
-def _attention(machine: Machine, sizes: Sizes, rows: int, backend: SDPBackend) -> Iterator[tuple[str, ...]]:
+def _attention(
+    machine: Machine, sizes: Sizes, rows: int, backend: SDPBackend
+) -> Iterator[tuple[str, ...]]:
     s, d = sizes.tokens // rows, sizes.head_dim
-    operands = [machine.randn(rows, s, heads, d) for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
+    operands = [
+        machine.randn(rows, s, heads, d) for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)
+    ]
     shape, flop = f"{rows} × {s} tokens", rows * s * s * sizes.heads * d
     try:
         with sdpa_kernel(backend):

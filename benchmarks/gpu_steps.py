@@ -1,10 +1,12 @@
-"""A training step of Llamas of 1B, 3B and 8B in shape: emitted programs beside plain torch, one after the other.
+"""A training step of Llamas of 1B, 3B and 8B in shape: emitted programs beside plain torch, one
+after the other.
 
-All begin with the same parameters and see the same tokens; their losses after all steps stand in the table.  Plain
-torch is `plain.Llama` with scaled_dot_product_attention, float32 parameters under autocast, a residual stream in
-bfloat16 and fused AdamW; with torch.compile the whole of forward and loss is one graph.  Emitted programs compute with
-bfloat16 copies of float32 masters.  FLOP of a token: 6 for each parameter but the embedding's, and 6 · layers · heads ·
-head_dim · seq for causal attention, which is half of s²; what is computed again counts nothing.
+All begin with the same parameters and see the same tokens; their losses after all steps stand in
+the table.  Plain torch is `plain.Llama` with scaled_dot_product_attention, float32 parameters under
+autocast, a residual stream in bfloat16 and fused AdamW; with torch.compile the whole of forward and
+loss is one graph.  Emitted programs compute with bfloat16 copies of float32 masters.  FLOP of a
+token: 6 for each parameter but the embedding's, and 6 · layers · heads · head_dim · seq for causal
+attention, which is half of s²; what is computed again counts nothing.
 """
 
 import re
@@ -26,22 +28,69 @@ from torch.profiler import ProfilerActivity, profile
 from scalec.runtime import Mesh, compile_each
 
 Step = Callable[[], Tensor]
-STEPS = ("shape", "tokens", "program", "step", "beside compiled", "tokens/s", "MFU", "peak memory", "account", "loss")
+STEPS = (
+    "shape",
+    "tokens",
+    "program",
+    "step",
+    "beside compiled",
+    "tokens/s",
+    "MFU",
+    "peak memory",
+    "account",
+    "loss",
+)
 OPS = ("program", "kernels", "time", "share")
 WARM_UP, REPEATS = 3, 10
 TOKENS = 8192
 SEQS = (4096, 8192)
 VOCAB = 128256
 SHAPES = {
-    "1B": Sizes(vocab=VOCAB, hidden=2048, heads=32, kv_heads=8, head_dim=64, ffn=8192, layers=16, seq=4096, rows=1),
-    "3B": Sizes(vocab=VOCAB, hidden=3072, heads=24, kv_heads=8, head_dim=128, ffn=8192, layers=28, seq=4096, rows=1),
-    "8B": Sizes(vocab=VOCAB, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, layers=32, seq=4096, rows=1),
+    "1B": Sizes(
+        vocab=VOCAB,
+        hidden=2048,
+        heads=32,
+        kv_heads=8,
+        head_dim=64,
+        ffn=8192,
+        layers=16,
+        seq=4096,
+        rows=1,
+    ),
+    "3B": Sizes(
+        vocab=VOCAB,
+        hidden=3072,
+        heads=24,
+        kv_heads=8,
+        head_dim=128,
+        ffn=8192,
+        layers=28,
+        seq=4096,
+        rows=1,
+    ),
+    "8B": Sizes(
+        vocab=VOCAB,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        ffn=14336,
+        layers=32,
+        seq=4096,
+        rows=1,
+    ),
 }
-TOY = Sizes(vocab=256, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, layers=2, seq=32, rows=1)
+TOY = Sizes(
+    vocab=256, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, layers=2, seq=32, rows=1
+)
 STATE = 18
-"""Bytes of a parameter: master, gradient, two averages, copy; of plain torch as many, with what autocast keeps."""
+"""Bytes of a parameter: master, gradient, two averages, copy; of plain torch as many, with what
+autocast keeps.
+"""
 FOR_STATE = 0.56
-"""The part of a GPU's memory that is for these; the rest is for activations, and logits of plain torch."""
+"""The part of a GPU's memory that is for these; the rest is for activations, and logits of
+plain torch.
+"""
 GPUS = {"B200": "b200", "H200": "h200", "H100": "h100_sxm", "A100": "a100_80gb"}
 """Names of GPUs as plans have them, by a word of the device's."""
 GROUPS = {
@@ -51,7 +100,9 @@ GROUPS = {
     "optimizer": "adam|foreach|multi_tensor|accumulate_kernel",
     "loss": "nll|softmax|logit|cross_entropy|_parts|_gradient",
     "experts": "grouped|top_k|^router_|^sort_|^(taken|summed|spread)_kernel",
-    "norms, gates, rotary positions": "(rms|layer)_norm|norm_(for|back)ward|gate_(for|back)ward|rope",
+    "norms, gates, rotary positions": (
+        "(rms|layer)_norm|norm_(for|back)ward|gate_(for|back)ward|rope"
+    ),
     "copies and fills": "copy|memcpy|memset|fill|cat",
     "elementwise": "elementwise|reduce",
 }
@@ -81,7 +132,9 @@ def shapes(machine: Machine) -> list[str]:
     return [*SHAPES][: 1 if machine.toy else None]
 
 
-def step_rows(machine: Machine, shape: str, seqs: Sequence[int] = SEQS) -> Iterator[tuple[str, ...]]:
+def step_rows(
+    machine: Machine, shape: str, seqs: Sequence[int] = SEQS
+) -> Iterator[tuple[str, ...]]:
     """Rows of all programs, at each number of tokens of a sequence."""
     for seq in (TOY.seq,) if machine.toy else seqs:
         sizes, reduced = _sizes(machine, shape, seq)
@@ -93,7 +146,9 @@ def step_rows(machine: Machine, shape: str, seqs: Sequence[int] = SEQS) -> Itera
             yield (said, f"{sizes.rows} × {seq}", program.name, *cells)
 
 
-def _measured(machine: Machine, program: Program, sizes: Sizes, beside: float) -> tuple[tuple[str, ...], float]:
+def _measured(
+    machine: Machine, program: Program, sizes: Sizes, beside: float
+) -> tuple[tuple[str, ...], float]:
     """A row's cells, and the time of a step; 0 where it fails, as without memory for it."""
     try:
         step, account = _made(machine, program, sizes)
@@ -120,7 +175,9 @@ def _held(machine: Machine) -> int:
 
 
 def _sizes(machine: Machine, shape: str, seq: int) -> tuple[Sizes, bool]:
-    """The sizes of a shape, with as many layers as there is memory for their state, and whether that is less."""
+    """The sizes of a shape, with as many layers as there is memory for their state, and whether
+    that is less.
+    """
     if machine.toy:
         return TOY, False
     whole = replace(SHAPES[shape], seq=seq, rows=TOKENS // seq)
@@ -202,7 +259,9 @@ def _plain(machine: Machine, program: Program, sizes: Sizes) -> Step:
 
 
 def op_rows(machine: Machine, shape: str) -> Iterator[tuple[str, ...]]:
-    """Time by group of kernels in one step at 4k tokens, of emitted programs and of compiled plain torch."""
+    """Time by group of kernels in one step at 4k tokens, of emitted programs and of compiled
+    plain torch.
+    """
     sizes, _ = _sizes(machine, shape, TOY.seq if machine.toy else 4096)
     for program in PROGRAMS[1:4]:
         name, times = f"{program.name}, {shape}", dict[str, float]()
@@ -237,4 +296,6 @@ def _by_group(machine: Machine, step: Step) -> dict[str, float]:
 
 def group_of(kernel: str) -> str:
     """By its name."""
-    return next((group for group, words in GROUPS.items() if re.search(words, kernel, re.I)), "others")
+    return next(
+        (group for group, words in GROUPS.items() if re.search(words, kernel, re.I)), "others"
+    )

@@ -1,13 +1,15 @@
-"""`.venv/bin/python benchmarks/host_overhead.py`: host time of a layer, forward and backward, beside plain torch.
+"""`.venv/bin/python benchmarks/host_overhead.py`: host time of a layer, forward and backward,
+beside plain torch.
 
-One rank of many, whose process group does nothing, and tensors so small that only the host's work shows.  Beside the
-emitted layer: a plain module of the same local shapes (bar: 1.4 times that), and the whole layer spread by DTensor and,
-with dp, FSDP2, which gathers weights and reduces gradients in each pass: emitted programs do that once a step.
+One rank of many, whose process group does nothing, and tensors so small that only the host's work
+shows.  Beside the emitted layer: a plain module of the same local shapes (bar: 1.4 times that), and
+the whole layer spread by DTensor and, with dp, FSDP2, which gathers weights and reduces gradients
+in each pass: emitted programs do that once a step.
 
-Where the time goes: compiled for one rank of the same local shapes the layer does not communicate; with a group whose
-calls return at once it has its coercions, autograd functions and new tensors; with one that copies nothing it has the
-calls of the group too.  The rest is what the fake group does instead of communicating: 8 copies for a gather,
-which in a real run is not the host's work.
+Where the time goes: compiled for one rank of the same local shapes the layer does not communicate;
+with a group whose calls return at once it has its coercions, autograd functions and new tensors;
+with one that copies nothing it has the calls of the group too.  The rest is what the fake group
+does instead of communicating: 8 copies for a gather, which in a real run is not the host's work.
 """
 
 from collections.abc import Callable, Generator
@@ -57,8 +59,19 @@ def main() -> None:
     measured = {case: _measured(*case, rounds=3 if quick else 100) for case in cases}
     print(f"{where()}, one thread")
     columns = ("mesh", "plain", "emitted", "ratio", "DTensor (FSDP2 if dp > 1)", "ratio")
-    table("Host time of a layer, forward and backward", columns, [_totals(*case, measured[case]) for case in cases])
-    columns = ("mesh", "no communication", "+ coercions", "+ calls", "+ fake copies", "all but these, beside plain")
+    table(
+        "Host time of a layer, forward and backward",
+        columns,
+        [_totals(*case, measured[case]) for case in cases],
+    )
+    columns = (
+        "mesh",
+        "no communication",
+        "+ coercions",
+        "+ calls",
+        "+ fake copies",
+        "all but these, beside plain",
+    )
     table("Where it goes", columns, [_parts(*case, measured[case]) for case in cases])
 
 
@@ -72,7 +85,9 @@ def _measured(dp: int, sequence_parallel: bool, rounds: int) -> dict[str, list[f
             "without copies": _pass(*_emitted(split, mesh, NoCopies(mesh.axis("tp").group))),
             "without calls": _pass(*_emitted(split, mesh, NoCalls())),
             "without communication": _pass(*_emitted(program(LOCAL, {}), Mesh({}))),
-            "DTensor": _pass(_spread(mesh, sequence_parallel), _input(TP if sequence_parallel else 1)),
+            "DTensor": _pass(
+                _spread(mesh, sequence_parallel), _input(TP if sequence_parallel else 1)
+            ),
         }
         return in_turns(candidates, rounds)
 
@@ -139,7 +154,9 @@ class NoCalls:
 
 
 class NoCopies:
-    """In the place of a fake group: each collective is one call of that group, which copies nothing."""
+    """In the place of a fake group: each collective is one call of that group, which copies
+    nothing.
+    """
 
     def __init__(self, group: Any) -> None:
         self.allreduce = group.allreduce
@@ -161,14 +178,26 @@ def _microseconds(times: list[float]) -> str:
 
 def _totals(dp: int, sequence_parallel: bool, times: dict[str, list[float]]) -> tuple[str, ...]:
     against = partial(ratio, reference=times["plain"])
-    cells = [cell for kind in ("emitted", "DTensor") for cell in (_microseconds(times[kind]), against(times[kind]))]
+    cells = [
+        cell
+        for kind in ("emitted", "DTensor")
+        for cell in (_microseconds(times[kind]), against(times[kind]))
+    ]
     return _name(dp, sequence_parallel), _microseconds(times["plain"]), *cells
 
 
 def _parts(dp: int, sequence_parallel: bool, times: dict[str, list[float]]) -> tuple[str, ...]:
-    ladder = [times[kind] for kind in ("without communication", "without calls", "without copies", "emitted")]
+    ladder = [
+        times[kind]
+        for kind in ("without communication", "without calls", "without copies", "emitted")
+    ]
     added = [_microseconds([b - a for a, b in zip(*two, strict=True)]) for two in pairwise(ladder)]
-    return _name(dp, sequence_parallel), _microseconds(ladder[0]), *added, ratio(ladder[2], times["plain"])
+    return (
+        _name(dp, sequence_parallel),
+        _microseconds(ladder[0]),
+        *added,
+        ratio(ladder[2], times["plain"]),
+    )
 
 
 if __name__ == "__main__":

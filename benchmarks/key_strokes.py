@@ -1,8 +1,9 @@
-"""`.venv/bin/python benchmarks/key_strokes.py`: the CPU time of a key stroke in Llama 3 405B's plan, in `scalec lsp`.
+"""`.venv/bin/python benchmarks/key_strokes.py`: the CPU time of a key stroke in Llama 3 405B's
+plan, in `scalec lsp`.
 
-A key stroke changes a number of the plan; everything an editor asks for then is answered: mistakes, colours, hints,
-words for the place, and after the pause the compiled step and a hover.  Bar: 100 ms of CPU for all of it, busy cores
-or not.
+A key stroke changes a number of the plan; everything an editor asks for then is answered: mistakes,
+colours, hints, words for the place, and after the pause the compiled step and a hover.  Bar: 100 ms
+of CPU for all of it, busy cores or not.
 """
 
 import re
@@ -38,7 +39,9 @@ def main() -> None:
     print(f"all of it: {_ms(median(every))}, at most {_ms(max(every))}; the bar is {_ms(BAR)}")
 
 
-def _key_stroke(document: Document, text: str, number: int, spent: dict[str, list[float]]) -> Document:
+def _key_stroke(
+    document: Document, text: str, number: int, spent: dict[str, list[float]]
+) -> Document:
     text = re.sub(r"seed = \d+", f"seed = {number}", text)
 
     def timed(name: str, answer: Callable[[], Document | object]) -> object:

@@ -1,9 +1,11 @@
-"""`.venv/bin/python benchmarks/left_out.py ROWS.csv [--factors]`: errors of predicted steps that no fit has seen.
+"""`.venv/bin/python benchmarks/left_out.py ROWS.csv [--factors]`: errors of predicted steps that no
+fit has seen.
 
-For each source of published steps, profiles and shared constants are fitted to all other sources, and its rows are
-predicted by them.  Printed are the errors by source, and those of pure data parallelism by how many ranks there are.
-`--factors` holds each fitted number at its prior, one after the other, and prints by how much the errors grow: a
-number whose errors do not grow stands for nothing that these rows tell.
+For each source of published steps, profiles and shared constants are fitted to all other sources,
+and its rows are predicted by them.  Printed are the errors by source, and those of pure data
+parallelism by how many ranks there are.  `--factors` holds each fitted number at its prior, one
+after the other, and prints by how much the errors grow: a number whose errors do not grow stands
+for nothing that these rows tell.
 
 RESULTS.md has these tables.  Non-goals: the fit (`fit_profiles`).
 """
@@ -34,8 +36,12 @@ HELD = 1e-4
 def main() -> None:
     parser = ArgumentParser(description=__doc__, prog="left_out.py")
     parser.add_argument("rows", type=Path)
-    parser.add_argument("--clusters", type=Path, help="their networks; unset, clusters.csv beside the rows")
-    parser.add_argument("--factors", action="store_true", help="what each number is worth; takes minutes")
+    parser.add_argument(
+        "--clusters", type=Path, help="their networks; unset, clusters.csv beside the rows"
+    )
+    parser.add_argument(
+        "--factors", action="store_true", help="what each number is worth; takes minutes"
+    )
     options = parser.parse_args()
     clusters = read(options.clusters or options.rows.with_name("clusters.csv"))
     timed = [row for row in read(options.rows) if row["status"] == "ok" and row["step_s"]]
@@ -56,10 +62,20 @@ def get_unseen_seconds(fit: Fit, rows: Sequence[Row]) -> Array:
 
 
 def print_data_parallel(rows: Sequence[Row], seconds: Array) -> None:
-    """Prints errors of rows whose ranks all have other samples, by how many ranks there are, by source."""
+    """Prints errors of rows whose ranks all have other samples, by how many ranks there are, by
+    source.
+    """
     for first, last in DATA_RANKS:
-        chosen = [at for at, row in enumerate(rows) if is_data_parallel(row) and first <= degree(row, "dp") <= last]
-        title = f", {first} to {last} ranks of dp alone" if last < DATA_RANKS[-1][1] else f", from {first} ranks on"
+        chosen = [
+            at
+            for at, row in enumerate(rows)
+            if is_data_parallel(row) and first <= degree(row, "dp") <= last
+        ]
+        title = (
+            f", {first} to {last} ranks of dp alone"
+            if last < DATA_RANKS[-1][1]
+            else f", from {first} ranks on"
+        )
         by_group([rows[at] for at in chosen], [seconds[at] for at in chosen], "source", title)
 
 
@@ -73,15 +89,23 @@ def print_factors(fit: Fit, rows: Sequence[Row], seconds: Array) -> None:
     lines = [("none", f"{get_mean_error(fit, rows, seconds):.2%}", "")]
     for name in (*SPREAD, *CONSTANTS):
         error = get_mean_error(fit, rows, get_unseen_seconds(get_held(fit, name), rows))
-        stands_for = CONSTANTS[name].stands_for if name in CONSTANTS else "of each framework's profile"
+        stands_for = (
+            CONSTANTS[name].stands_for if name in CONSTANTS else "of each framework's profile"
+        )
         lines.append((name, f"{error:.2%}", stands_for))
         print(*lines[-1], file=sys.stderr, flush=True)
-    table("Left-out errors with a number held at its prior", ("held", "mean of medians", "stands for"), lines)
+    table(
+        "Left-out errors with a number held at its prior",
+        ("held", "mean of medians", "stands for"),
+        lines,
+    )
 
 
 def get_held(fit: Fit, held: str) -> Fit:
     """The fit that leaves a number, of all profiles, where it is."""
-    spread = [HELD if name == held else own for (_, name), own in zip(fit.names, fit.spread, strict=True)]
+    spread = [
+        HELD if name == held else own for (_, name), own in zip(fit.names, fit.spread, strict=True)
+    ]
     return evolve(fit, spread=np.array(spread))
 
 

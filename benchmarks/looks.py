@@ -1,7 +1,8 @@
-"""`.venv/bin/python benchmarks/looks.py`: CPU time of the looks of `watch`, beside a step, on one thread and one rank.
+"""`.venv/bin/python benchmarks/looks.py`: CPU time of the looks of `watch`, beside a step, on one
+thread and one rank.
 
-Told are the time of each look, and for copies and replay also ratios, which a busy machine changes little: of hashing
-to copying the same bytes, and of a step that is run twice to a plain one.
+Told are the time of each look, and for copies and replay also ratios, which a busy machine changes
+little: of hashing to copying the same bytes, and of a step that is run twice to a plain one.
 """
 
 import importlib.util
@@ -49,15 +50,19 @@ def main() -> None:
     state.initialise(0)
     rows = torch.randint(256, (1, 4, 128))
     batch = Batch(rows, rows)
-    step = min(_seconds(lambda: program.train_step(model, state, batch, 1e-3)) for _ in range(TIMES))
+    step = min(
+        _seconds(lambda: program.train_step(model, state, batch, 1e-3)) for _ in range(TIMES)
+    )
     print(
-        f"a step {step * 1e3:.0f} ms of CPU, {sum(box.tensor.nbytes for box in state.boxes()) / 2**20:.0f} MiB of state"
+        f"a step {step * 1e3:.0f} ms of CPU,"
+        f" {sum(box.tensor.nbytes for box in state.boxes()) / 2**20:.0f} MiB of state"
     )
     _each_step(state)
     _hashes(program, model, state, batch)
     replay = Replay(state, program.train_step, Comparison(torch.device("cpu")))
     twice = min(
-        _seconds(lambda: replay.step(1, model, batch, 1e-3, program.train_step, lambda: None)) for _ in range(TIMES)
+        _seconds(lambda: replay.step(1, model, batch, 1e-3, program.train_step, lambda: None))
+        for _ in range(TIMES)
     )
     print(f"replay: a step that is run twice {twice * 1e3:.0f} ms, {twice / step:.2f} plain ones")
 
@@ -66,10 +71,22 @@ def _each_step(state: TrainState) -> None:
     """The looks of each step."""
     loss, tokens = torch.tensor(2.0), torch.tensor(512)
     finite, metrics = Finite(state), Metrics(loss, tokens, torch.tensor(1.0))
-    looked = min(_seconds(lambda: [finite.after(i, metrics) for i in range(STEPS)]) for _ in range(TIMES)) / STEPS
-    limits = min(_seconds(lambda: [state.loss_limit(10.0) for _ in range(STEPS)]) for _ in range(TIMES)) / STEPS
+    looked = (
+        min(
+            _seconds(lambda: [finite.after(i, metrics) for i in range(STEPS)]) for _ in range(TIMES)
+        )
+        / STEPS
+    )
+    limits = (
+        min(_seconds(lambda: [state.loss_limit(10.0) for _ in range(STEPS)]) for _ in range(TIMES))
+        / STEPS
+    )
     added = (
-        min(_seconds(lambda: [state.losses.add(loss, tokens > 0) for _ in range(STEPS)]) for _ in range(TIMES)) / STEPS
+        min(
+            _seconds(lambda: [state.losses.add(loss, tokens > 0) for _ in range(STEPS)])
+            for _ in range(TIMES)
+        )
+        / STEPS
     )
     print(
         f"finite: {looked * 1e6:.0f} µs a step; "
@@ -84,7 +101,10 @@ def _hashes(program: Any, model: Any, state: TrainState, batch: Batch) -> None:
     hashed = min(_seconds(lambda: check.begin(batch)) for _ in range(TIMES))
     copied = min(_seconds(lambda: [each.clone() for each in boxes]) for _ in range(TIMES))
     size = sum(each.nbytes for each in boxes)
-    print(f"copies: hashes {size / hashed / 1e9:.2f} GB/s, {hashed / copied:.1f} times a copy of the same bytes")
+    print(
+        f"copies: hashes {size / hashed / 1e9:.2f} GB/s, {hashed / copied:.1f} times a copy of"
+        " the same bytes"
+    )
 
 
 def _program(folder: Path) -> Any:

@@ -1,9 +1,10 @@
 """Timing for noisy machines, and tables in Markdown.
 
-Candidates take turns, so that a busy minute slows all of them; ratios are medians over rounds, each within its round.
+Candidates take turns, so that a busy minute slows all of them; ratios are medians over rounds, each
+within its round.
 
-Non-goals: nothing asserts a time.  torch is not imported: what a process occupies would show in the peak memory of its
-children.
+Non-goals: nothing asserts a time.  torch is not imported: what a process occupies would show in the
+peak memory of its children.
 """
 
 import argparse
@@ -19,13 +20,21 @@ T = TypeVar("T")
 
 def asked_quick(doc: str | None) -> bool:
     """Whether the command line holds `--quick`; `doc` is the script's own, for --help."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few repetitions: whether it runs, not what it measures")
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few repetitions: whether it runs, not what it measures",
+    )
     return parser.parse_args().quick
 
 
 def in_turns(candidates: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Results of each candidate in each round, every other round in reverse order; a first round warms up."""
+    """Results of each candidate in each round, every other round in reverse order; a first
+    round warms up.
+    """
     results: dict[str, list[T]] = {name: [] for name in candidates}
     for number in range(rounds + 1):
         for name in list(candidates)[:: 1 if number % 2 else -1]:
@@ -54,7 +63,9 @@ def markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
     text = f"\n{title}\n"
     for number, line in enumerate(lines):
         fill = "-" if number == 1 else " "
-        cells = " | ".join(cell.ljust(width, fill) for cell, width in zip(line, widths, strict=True))
+        cells = " | ".join(
+            cell.ljust(width, fill) for cell, width in zip(line, widths, strict=True)
+        )
         text += f"\n| {cells} |"
     return text
 
@@ -62,5 +73,6 @@ def markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 def where() -> str:
     """The machine and versions of a measurement."""
     return (
-        f"Python {platform.python_version()}, torch {version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
+        f"Python {platform.python_version()}, torch {version('torch')}, {os.cpu_count()} cores"
+        f" ({platform.machine()})"
     )

@@ -1,7 +1,9 @@
-"""`.venv/bin/python benchmarks/one_rank.py`: a training step of an emitted program for one rank beside plain torch.
+"""`.venv/bin/python benchmarks/one_rank.py`: a training step of an emitted program for one rank
+beside plain torch.
 
-Both start from the same parameters, see the same tokens and must come to the same loss.  Bar: within 5%.
-Measured in CPU time of one thread, which is wall time on an idle machine, and hardly more on a busy one.
+Both start from the same parameters, see the same tokens and must come to the same loss.  Bar:
+within 5%.  Measured in CPU time of one thread, which is wall time on an idle machine, and hardly
+more on a busy one.
 """
 
 import multiprocessing
@@ -25,7 +27,15 @@ T = TypeVar("T")
 Step = Callable[[], Tensor]
 CASES = {
     "tiny_llama": Sizes(
-        hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=192, layers=2, seq=128, rows=8, microbatches=2
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=192,
+        layers=2,
+        seq=128,
+        rows=8,
+        microbatches=2,
     ),
     "hidden 256, 4 layers": Sizes(
         vocab=1024, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=768, layers=4, seq=256, rows=8
@@ -39,8 +49,22 @@ def main() -> None:
     cases = list(CASES.items())[: 1 if quick else None]
     rows = [_row(name, sizes, rounds=2 if quick else 25) for name, sizes in cases]
     print(f"{where()}, one thread")
-    columns = ("model", "plain torch", "emitted", "ratio", "memory, plain", "emitted", "loss, plain", "emitted")
-    table("A training step on one rank: median CPU time; peak memory, steps over start; loss after all", columns, rows)
+    columns = (
+        "model",
+        "plain torch",
+        "emitted",
+        "ratio",
+        "memory, plain",
+        "emitted",
+        "loss, plain",
+        "emitted",
+    )
+    table(
+        "A training step on one rank: median CPU time; peak memory, steps over start; loss"
+        " after all",
+        columns,
+        rows,
+    )
 
 
 def _row(name: str, sizes: Sizes, rounds: int) -> tuple[str, ...]:
@@ -49,14 +73,17 @@ def _row(name: str, sizes: Sizes, rounds: int) -> tuple[str, ...]:
 
 
 def _in_a_fork(function: Callable[[], T]) -> T:
-    """Its result from a process of its own, whose memory and threads are fresh: this one never computes."""
+    """Its result from a process of its own, whose memory and threads are fresh: this one never
+    computes.
+    """
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(function)
 
 
 def _peak(make: Callable[[Sizes], Step], sizes: Sizes) -> int:
     """Bytes by which this process grows at most over making a model and three steps."""
-    make(replace(sizes, seq=2, rows=1, hidden=16, layers=1))()  # what torch imports late is nobody's
+    # what torch imports late is nobody's
+    make(replace(sizes, seq=2, rows=1, hidden=16, layers=1))()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = make(sizes)
     for _ in range(3):

@@ -1,15 +1,19 @@
-"""`.venv/bin/python benchmarks/overlap.py`: what of communication is hidden behind forward and backward.
+"""`.venv/bin/python benchmarks/overlap.py`: what of communication is hidden behind forward and
+backward.
 
-One rank of eight.  In the place of its group stands a link of adjustable latency: it performs one collective after
-another, each latency + bytes / bandwidth after it could begin, while the rank computes; peers are absent, and their
-parts are copies of this rank's own.  A step's timeline is recorded: when each collective begins, when it is done, how
-long the program waits for it, when forward and backward begin and end.
+One rank of eight.  In the place of its group stands a link of adjustable latency: it performs one
+collective after another, each latency + bytes / bandwidth after it could begin, while the rank
+computes; peers are absent, and their parts are copies of this rank's own.  A step's timeline is
+recorded: when each collective begins, when it is done, how long the program waits for it, when
+forward and backward begin and end.
 
-Bar: the first reduction begins before backward ends, the last gather of forward before forward does.  Exposed is the
-part of the link's time that the program waits; beside it stands the same step with every collective awaited at once.
-Parameters outside of layers are moved in sight, so that their collectives, and those of scalars, are exposed always.
+Bar: the first reduction begins before backward ends, the last gather of forward before forward
+does.  Exposed is the part of the link's time that the program waits; beside it stands the same step
+with every collective awaited at once.  Parameters outside of layers are moved in sight, so that
+their collectives, and those of scalars, are exposed always.
 
-Non-goals: no two ranks in turn, no host of the collectives' own: a real one takes cores or memory bandwidth.
+Non-goals: no two ranks in turn, no host of the collectives' own: a real one takes cores or memory
+bandwidth.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +69,9 @@ class Span:
 
 @dataclass
 class Collective:
-    """When the program began it, when the link was at it, and when the program last waited for it."""
+    """When the program began it, when the link was at it, and when the program last waited for
+    it.
+    """
 
     kind: str
     size: int  # bytes of the whole
@@ -90,7 +96,9 @@ class Timeline:
 
     def first_reduction(self) -> float:
         """Seconds from its beginning to the end of backward."""
-        return self.backward.stop - min(each.begun for each in self._of("reduce") if each.begun > self.backward.start)
+        return self.backward.stop - min(
+            each.begun for each in self._of("reduce") if each.begun > self.backward.start
+        )
 
     def last_gather(self) -> float | None:
         """Seconds from its beginning to the end of forward, if forward needs one."""
@@ -101,9 +109,13 @@ class Timeline:
         return [each for each in self.collectives if each.kind == kind and each.is_of_a_layer]
 
     def exposed(self, of_layers: bool) -> float:
-        """The part of the link's time, for layers or for anything, that the program waits, whatever it waits for."""
+        """The part of the link's time, for layers or for anything, that the program waits,
+        whatever it waits for.
+        """
         links = [each.link for each in self.collectives if each.is_of_a_layer or not of_layers]
-        return sum(link.shared(wait) for link in links for wait in self.waits) / sum(link.length for link in links)
+        return sum(link.shared(wait) for link in links for wait in self.waits) / sum(
+            link.length for link in links
+        )
 
 
 class Link:
@@ -177,7 +189,13 @@ def main() -> None:
     print(f"{where()}, one thread")
     rounds = 2 if quick else 9
     for latency in [DRAWN] if quick else LATENCIES:
-        _report(latency, {name: in_turns(_steps(emitted, latency), rounds) for name, emitted in programs.items()})
+        _report(
+            latency,
+            {
+                name: in_turns(_steps(emitted, latency), rounds)
+                for name, emitted in programs.items()
+            },
+        )
     dist.destroy_process_group()
 
 
@@ -229,9 +247,19 @@ def _watch(model: nn.Module, link: Link) -> None:
 
 
 def _report(latency: float, timelines: dict[str, dict[str, list[Timeline]]]) -> None:
-    title = f"{_milliseconds(latency)} + bytes / {BANDWIDTH / 1e9:.0f} GB/s a trip: medians of steps"
+    title = (
+        f"{_milliseconds(latency)} + bytes / {BANDWIDTH / 1e9:.0f} GB/s a trip: medians of steps"
+    )
     orders = ("first reduction before backward ends", "last gather before forward ends")
-    columns = ("state", *orders, "exposed, of layers", "of all", "step", "awaited at once", "without link")
+    columns = (
+        "state",
+        *orders,
+        "exposed, of layers",
+        "of all",
+        "step",
+        "awaited at once",
+        "without link",
+    )
     table(title, columns, [(name, *_row(kinds)) for name, kinds in timelines.items()])
     if latency == DRAWN:
         for name, kinds in timelines.items():
@@ -241,7 +269,9 @@ def _report(latency: float, timelines: dict[str, dict[str, list[Timeline]]]) -> 
 def _row(kinds: dict[str, list[Timeline]]) -> list[str]:
     of = kinds["overlapped"]
     gathers = [gather for gather in (each.last_gather() for each in of) if gather is not None]
-    shares = [f"{median(each.exposed(of_layers) for each in of):.0%}" for of_layers in (True, False)]
+    shares = [
+        f"{median(each.exposed(of_layers) for each in of):.0%}" for of_layers in (True, False)
+    ]
     steps = [_milliseconds(median(each.step.length for each in kinds[kind])) for kind in kinds]
     return [_before([each.first_reduction() for each in of]), _before(gathers), *shares, *steps]
 
@@ -250,7 +280,11 @@ def _before(times: Sequence[float]) -> str:
     if not times:
         return "none"
     least = min(times)
-    return f"yes, by {_milliseconds(median(times))}" if least > 0 else f"NO, {_milliseconds(-least)} after"
+    return (
+        f"yes, by {_milliseconds(median(times))}"
+        if least > 0
+        else f"NO, {_milliseconds(-least)} after"
+    )
 
 
 def _milliseconds(seconds: float) -> str:
@@ -258,7 +292,9 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _draw(name: str, timeline: Timeline) -> None:
-    """A step from left to right: what the rank is at, what the link is at, when the program waits."""
+    """A step from left to right: what the rank is at, what the link is at, when the program
+    waits.
+    """
     drawn = partial(_drawn, timeline.step)
     links = [(each.link, each.kind[0]) for each in timeline.collectives]
     waits = [(wait, "w") for wait in timeline.waits]
@@ -271,7 +307,9 @@ def _draw(name: str, timeline: Timeline) -> None:
 def _drawn(step: Span, spans: Sequence[tuple[Span, str]]) -> str:
     line = ["."] * WIDTH
     for span, letter in spans:
-        first, last = (int((time - step.start) / step.length * WIDTH) for time in (span.start, span.stop))
+        first, last = (
+            int((time - step.start) / step.length * WIDTH) for time in (span.start, span.stop)
+        )
         line[first : last + 1] = letter * len(line[first : last + 1])
     return "".join(line)
 

@@ -1,9 +1,11 @@
-"""`.venv/bin/python benchmarks/pipeline_steps.py`: steps of a pipeline beside torch's own schedules.
+"""`.venv/bin/python benchmarks/pipeline_steps.py`: steps of a pipeline beside torch's own
+schedules.
 
-Stages of a few linear layers with residuals on 2 gloo ranks: our executor and torch.distributed.pipelining do the same
-schedule, of the same microbatches, and come to the same gradients.  Host time is of rank 0; wall time of both ranks,
-which begin together.  In schedules of zero bubble backward is in two parts: ours puts off the products of weights'
-gradients, torch's splits the graph of autograd.
+Stages of a few linear layers with residuals on 2 gloo ranks: our executor and
+torch.distributed.pipelining do the same schedule, of the same microbatches, and come to the same
+gradients.  Host time is of rank 0; wall time of both ranks, which begin together.  In schedules of
+zero bubble backward is in two parts: ours puts off the products of weights' gradients, torch's
+splits the graph of autograd.
 
 Non-goals: what an action costs where a stage does nothing, and bubbles (`pipelines.py`).
 """
@@ -101,7 +103,15 @@ def _torchs(name: str, schedule: Schedule, rank: int, x: Tensor) -> Step:
     blocks = [Block(number, splits=False) for number in held]
     example = torch.zeros(ROWS, WIDTH, requires_grad=True)  # else no gradients are sent
     stages = [
-        PipelineStage(block, number, schedule.stages, torch.device("cpu"), (example,), example, group=dist.group.WORLD)
+        PipelineStage(
+            block,
+            number,
+            schedule.stages,
+            torch.device("cpu"),
+            (example,),
+            example,
+            group=dist.group.WORLD,
+        )
         for number, block in zip(held, blocks, strict=True)
     ]
     own: Any = stages if len(held) > 1 else stages[0]

@@ -1,9 +1,11 @@
-"""`.venv/bin/python benchmarks/pipelines.py`: schedules made and checked, the host time of an action, bubbles.
+"""`.venv/bin/python benchmarks/pipelines.py`: schedules made and checked, the host time of an
+action, bubbles.
 
-Three questions.  How long it takes to make, check and order the messages of a schedule of 16 ranks × 4 chunks × 512
-microbatches (bar: 2 seconds), and how that grows.  How much the executor adds to each action, beside
-torch.distributed.pipelining with stages that do next to nothing, on 2 gloo ranks (bar: no more).  And whether stages
-that sleep, in forward and in each part of backward, take as long as the simulation says (bar: within 5%).
+Three questions.  How long it takes to make, check and order the messages of a schedule of 16 ranks
+× 4 chunks × 512 microbatches (bar: 2 seconds), and how that grows.  How much the executor adds to
+each action, beside torch.distributed.pipelining with stages that do next to nothing, on 2 gloo
+ranks (bar: no more).  And whether stages that sleep, in forward and in each part of backward, take
+as long as the simulation says (bar: within 5%).
 
 Non-goals: overlap with other communication, GPUs.
 """
@@ -76,7 +78,15 @@ def main() -> None:
 
 def _making(rounds: int) -> None:
     rows = [_made(microbatches, rounds) for microbatches in (128, 256, 512)]
-    columns = ("16 ranks × 4 chunks", "actions", "made", "messages", "checked", "rendezvous", "in all, CPU seconds")
+    columns = (
+        "16 ranks × 4 chunks",
+        "actions",
+        "made",
+        "messages",
+        "checked",
+        "rendezvous",
+        "in all, CPU seconds",
+    )
     table("Schedules: interleaved_1f1b", columns, rows)
 
 
@@ -100,7 +110,11 @@ def _made(microbatches: int, rounds: int) -> tuple[str, ...]:
         times.append([after - before for before, after in pairwise(clock)])
         count = sum(map(len, schedule.rows))
     parts = [median(column) for column in zip(*times, strict=True)]
-    return (f"{microbatches} microbatches", f"{count:,}", *(f"{part:.2f}" for part in (*parts, sum(parts))))
+    return (
+        f"{microbatches} microbatches",
+        f"{count:,}",
+        *(f"{part:.2f}" for part in (*parts, sum(parts))),
+    )
 
 
 # ---- what an action costs
@@ -158,10 +172,16 @@ def _torchs(name: str, schedule: Schedule, rank: int) -> Step:
     group = dist.group.WORLD
     example = torch.zeros(1, WIDTH, requires_grad=True)  # else no gradients are sent
     parts = [
-        PipelineStage(_Tiny(), i, schedule.stages, torch.device("cpu"), (example,), example, group=group) for i in held
+        PipelineStage(
+            _Tiny(), i, schedule.stages, torch.device("cpu"), (example,), example, group=group
+        )
+        for i in held
     ]
     made: Any = TORCH[name](
-        parts if len(parts) > 1 else parts[0], schedule.microbatches, loss_fn=_summed, scale_grads=False
+        parts if len(parts) > 1 else parts[0],
+        schedule.microbatches,
+        loss_fn=_summed,
+        scale_grads=False,
     )
     x = torch.ones(schedule.microbatches, WIDTH)
 
@@ -182,7 +202,10 @@ def _overhead(rank: int, rounds: int) -> None:
     batch = _batch(MICROBATCHES)
     for name in TORCH:
         schedule = SCHEDULES[name](RANKS, MICROBATCHES)
-        steps = {"ours": our_step(schedule, mesh, _Tiny, batch), "torch": _torchs(name, schedule, rank)}
+        steps = {
+            "ours": our_step(schedule, mesh, _Tiny, batch),
+            "torch": _torchs(name, schedule, rank),
+        }
         costs = in_turns({of: partial(_timed, step) for of, step in steps.items()}, rounds)
         actions = len(schedule.rows[rank])
         if rank:
@@ -190,7 +213,10 @@ def _overhead(rank: int, rounds: int) -> None:
         rows = [
             (
                 of,
-                *(f"{median(times) / actions * 1e6:.0f} µs" for times in zip(*costs[of], strict=True)),
+                *(
+                    f"{median(times) / actions * 1e6:.0f} µs"
+                    for times in zip(*costs[of], strict=True)
+                ),
                 ratio([cost.host for cost in costs[of]], [cost.host for cost in costs["torch"]]),
             )
             for of in costs
@@ -228,7 +254,9 @@ def _nap_with(gradient: Tensor | None) -> None:
 
 
 class _Sleeper(nn.Module):
-    """The weight's part of backward, which zero-bubble schedules put off, sleeps when its gradient is there."""
+    """The weight's part of backward, which zero-bubble schedules put off, sleeps when its
+    gradient is there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,12 +272,24 @@ def _bubbles(rounds: int) -> None:
     rows = get_context("fork").SimpleQueue()
     for ranks, name in BUBBLES:
         start_processes(_bubble, (ranks, name, rounds, rows), nprocs=ranks, start_method="fork")
-    columns = ("", "simulated", "measured (least–most)", "difference", "bubble simulated", "bubble measured")
-    title = f"Stages that sleep {NAP * 1e3:.0f} ms in forward and in each part of backward, {rounds} rounds"
+    columns = (
+        "",
+        "simulated",
+        "measured (least–most)",
+        "difference",
+        "bubble simulated",
+        "bubble measured",
+    )
+    title = (
+        f"Stages that sleep {NAP * 1e3:.0f} ms in forward and in each part of backward,"
+        f" {rounds} rounds"
+    )
     table(title, columns, [rows.get() for _ in BUBBLES])
 
 
-def _bubble(rank: int, ranks: int, name: str, rounds: int, rows: "SimpleQueue[tuple[str, ...]]") -> None:
+def _bubble(
+    rank: int, ranks: int, name: str, rounds: int, rows: "SimpleQueue[tuple[str, ...]]"
+) -> None:
     mesh = _joined(rank, ranks)
     schedule = SCHEDULES[name](ranks, 2 * ranks)
     step = our_step(schedule, mesh, _Sleeper, _batch(2 * ranks))
@@ -258,7 +298,9 @@ def _bubble(rank: int, ranks: int, name: str, rounds: int, rows: "SimpleQueue[tu
     dist.all_reduce(took, dist.ReduceOp.MAX)  # of each round the slowest rank's
     if not rank:
         simulated = simulate(schedule, Times.uniform(schedule.stages))
-        rows.put((f"{name}, {ranks} ranks, {2 * ranks} microbatches", *_compared(simulated, took / NAP)))
+        rows.put(
+            (f"{name}, {ranks} ranks, {2 * ranks} microbatches", *_compared(simulated, took / NAP))
+        )
     dist.destroy_process_group()
 
 
@@ -277,7 +319,9 @@ def _compared(simulated: Timeline, took: Tensor) -> tuple[str, ...]:
 
 def _joined(rank: int, ranks: int) -> Mesh:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{29400 + ranks}", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{29400 + ranks}", rank=rank, world_size=ranks
+    )
     return Mesh({"pp": ranks})
 
 

@@ -1,7 +1,9 @@
-"""The Llama of `plans/models/llama.scale` and its step in plain torch: what emitted programs are timed against.
+"""The Llama of `plans/models/llama.scale` and its step in plain torch: what emitted programs are
+timed against.
 
-Modules and optimizer as one writes them by hand for one device; `dtensor.py` spreads the same modules over ranks.
-Rotary positions are written the cheapest way that we know, since a slow baseline would flatter us.
+Modules and optimizer as one writes them by hand for one device; `dtensor.py` spreads the same
+modules over ranks.  Rotary positions are written the cheapest way that we know, since a slow
+baseline would flatter us.
 """
 
 import torch
@@ -11,7 +13,9 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions; of several ranks' heads it computes those it has weights for."""
+    """Causal attention with rotary positions; of several ranks' heads it computes those it has
+    weights for.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -26,7 +30,9 @@ class Attention(nn.Module):
         k = rotated(self._heads(self.wk(x)), cosine, sine)
         v = self._heads(self.wv(x))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+        )
         return self.wo(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -84,7 +90,9 @@ def rotary(sizes: Sizes) -> tuple[Tensor, Tensor]:
     half = torch.arange(0, sizes.head_dim, 2) / sizes.head_dim
     angle = torch.arange(sizes.seq).double().outer(500000.0 ** -half.double())
     sine = angle.sin()
-    return angle.cos().repeat(1, 2).unsqueeze(1).float(), torch.cat([-sine, sine], dim=1).unsqueeze(1).float()
+    return angle.cos().repeat(1, 2).unsqueeze(1).float(), torch.cat([-sine, sine], dim=1).unsqueeze(
+        1
+    ).float()
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -99,7 +107,9 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """The plans' AdamW."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True)
+    return torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True
+    )
 
 
 def step(model: Llama, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
-"""`.venv/bin/python benchmarks/predict.py ROWS.csv [--clusters FILE] [--profile FILE] [--json FILE]`: others' steps.
+"""`.venv/bin/python benchmarks/predict.py ROWS.csv [--clusters FILE] [--profile FILE] [--json
+FILE]`: others' steps.
 
-Each row of published training steps becomes a plan that the compiler makes a program of.  Its work, read off the IR, is
-priced by the row's GPU and cluster and by the profile of its framework (`predicting.steps`).  Printed are the errors of
-rows that have a time, by source, GPU and framework, how well the fastest of a cell is found, and the rows furthest off;
-the JSON has seconds, their
-parts, memory and whether it fits for each row, or why the plan language cannot say it.
+Each row of published training steps becomes a plan that the compiler makes a program of.  Its work,
+read off the IR, is priced by the row's GPU and cluster and by the profile of its framework
+(`predicting.steps`).  Printed are the errors of rows that have a time, by source, GPU and
+framework, how well the fastest of a cell is found, and the rows furthest off; the JSON has seconds,
+their parts, memory and whether it fits for each row, or why the plan language cannot say it.
 
-Rows of `memory.csv` and `pipeline.csv` are known by their columns; `predicting` has a module for each.
+Rows of `memory.csv` and `pipeline.csv` are known by their columns; `predicting` has a module for
+each.
 """
 
 import json
@@ -28,13 +30,23 @@ from predicting.training import predicted, read_work
 def main() -> None:
     parser = ArgumentParser(description=__doc__, prog="predict.py")
     parser.add_argument("rows", type=Path)
-    parser.add_argument("--clusters", type=Path, help="their networks; unset, clusters.csv beside the rows")
-    parser.add_argument("--profile", type=Path, help="a framework's numbers; unset, those of each row's framework")
+    parser.add_argument(
+        "--clusters", type=Path, help="their networks; unset, clusters.csv beside the rows"
+    )
+    parser.add_argument(
+        "--profile", type=Path, help="a framework's numbers; unset, those of each row's framework"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = read(given.rows)
     if rows and "T_F_ms" in rows[0]:
-        _other(rows, pipeline.Predictor(rows), pipeline.FIGURES, given.json, lambda row: row["schedule"])
+        _other(
+            rows,
+            pipeline.Predictor(rows),
+            pipeline.FIGURES,
+            given.json,
+            lambda row: row["schedule"],
+        )
         return
     if rows and "other_args" in rows[0]:
         _other(rows, memory.predicted, memory.FIGURES, given.json, memory.kind)

@@ -1,10 +1,12 @@
-"""`make readability`: gauges of how densely the code and its English read, and ratchets that hold them.
+"""`make readability`: gauges of how densely the code and its English read, and ratchets that hold
+them.
 
     .venv/bin/python benchmarks/readability.py [--lower] [--where GAUGE]
 
-Prints each gauge of the compiler, the runtime and the library beside its ratchet and its goal, which
-are in readability.toml.  The status is 1 where a gauge is above its ratchet.  A ratchet may only fall:
-`--lower` writes the gauges that have fallen.  `--where` lists the places that a gauge counts.
+Prints each gauge of the compiler, the runtime and the library beside its ratchet and its goal,
+which are in readability.toml.  The status is 1 where a gauge is above its ratchet.  A ratchet may
+only fall: `--lower` writes the gauges that have fallen.  `--where` lists the places that a gauge
+counts.
 
 Lines of code are lines that are neither blank nor a comment nor part of a docstring.
 """
@@ -79,7 +81,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Gauge:
-    """A row of the table: `per` so many units of a field of `Base`; a plain count where `unit` is empty."""
+    """A row of the table: `per` so many units of a field of `Base`; a plain count where `unit`
+    is empty.
+    """
 
     name: str
     unit: str = ""
@@ -259,7 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; the status is 1 where a gauge is above its ratchet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lower", action="store_true", help="write the ratchets that have fallen")
-    parser.add_argument("--where", metavar="GAUGE", help="list the places of a gauge, by a part of its name")
+    parser.add_argument(
+        "--where", metavar="GAUGE", help="list the places of a gauge, by a part of its name"
+    )
     options = parser.parse_args(arguments)
     values, places = measured()
     if options.where:

@@ -1,14 +1,16 @@
-"""`.venv/bin/python benchmarks/ring.py`: what of a ring's rotations is hidden behind attention, and what that takes.
+"""`.venv/bin/python benchmarks/ring.py`: what of a ring's rotations is hidden behind attention, and
+what that takes.
 
-One rank of eight, on the link of `overlap.py` in the place of its group.  A rotation takes a share of what a hop
-computes, in backward of half a hop, since keys and gradients go around together.  Exposed is the part of the link's
-time that the rank waits; beside it are rotations that are awaited at once.  The last rotation of gradients, home, has
-nothing to hide behind, and counts apart.
+One rank of eight, on the link of `overlap.py` in the place of its group.  A rotation takes a share
+of what a hop computes, in backward of half a hop, since keys and gradients go around together.
+Exposed is the part of the link's time that the rank waits; beside it are rotations that are awaited
+at once.  The last rotation of gradients, home, has nothing to hide behind, and counts apart.
 
 Bar: at most 5% exposed where a rotation is shorter than what it runs beside.
 
-A causal zigzag's forward and backward, by torch's flash attention and by plain torch: the latter does the calls where
-there are documents, of which one here has the whole sequence.  Memory is beside operands, with their gradients.
+A causal zigzag's forward and backward, by torch's flash attention and by plain torch: the latter
+does the calls where there are documents, of which one here has the whole sequence.  Memory is
+beside operands, with their gradients.
 """
 
 from collections.abc import Callable
@@ -42,7 +44,9 @@ def main() -> None:
     rows: list[tuple[str, ...]] = []
     for share in SHARES[1:2] if quick else SHARES:
         links = {"overlapped": False, "at once": True}
-        found = in_turns({name: _run(share, free, at_once) for name, at_once in links.items()}, 3 if quick else 9)
+        found = in_turns(
+            {name: _run(share, free, at_once) for name, at_once in links.items()}, 3 if quick else 9
+        )
         for name, runs in found.items():
             shares = (f"{median(run[i] for run in runs):.0%}" for i in range(3))
             rows.append((f"{share:.0%}", name, *shares))
@@ -53,11 +57,15 @@ def main() -> None:
     table("Forward and backward of a causal zigzag", head, rows)
 
 
-def _run(share: float, free: tuple[float, float], at_once: bool) -> Callable[[], tuple[float, float, float]]:
+def _run(
+    share: float, free: tuple[float, float], at_once: bool
+) -> Callable[[], tuple[float, float, float]]:
     ahead, back = (share * whole / RANKS for whole in free)
 
     def run() -> tuple[float, float, float]:
-        """The share exposed of forward's rotations, of backward's but the last, and the last one's of all of these."""
+        """The share exposed of forward's rotations, of backward's but the last, and the last
+        one's of all of these.
+        """
         q, k, v = _operands()
         link = Link(ahead, float("inf"), at_once)
         out = ring_attention(q, k, v, Axis("cp", RANKS, 3, link), causal=False)
@@ -95,8 +103,12 @@ def _calls(positions: int, dtype: torch.dtype) -> tuple[str, ...]:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
             step(documents)
         events = cast(Any, found.profiler).kineto_results.events()
-        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-        return max(accumulate(size for _, size in changes)) - sum(it.nbytes for it in _operands(positions, dtype))
+        changes = sorted(
+            (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+        )
+        return max(accumulate(size for _, size in changes)) - sum(
+            it.nbytes for it in _operands(positions, dtype)
+        )
 
     ways = {"flash": None, "plain": torch.zeros(1, positions * RANKS, dtype=torch.int64)}
     times = in_turns({name: partial(step, documents) for name, documents in ways.items()}, 5)
@@ -109,9 +121,13 @@ def _calls(positions: int, dtype: torch.dtype) -> tuple[str, ...]:
     )
 
 
-def _operands(positions: int = POSITIONS, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(
+    positions: int = POSITIONS, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
     sizes = (HEADS, KV_HEADS, KV_HEADS)
-    q, k, v = (torch.randn(1, positions, heads, WIDTH, dtype=dtype, requires_grad=True) for heads in sizes)
+    q, k, v = (
+        torch.randn(1, positions, heads, WIDTH, dtype=dtype, requires_grad=True) for heads in sizes
+    )
     return q, k, v
 
 

@@ -1,11 +1,13 @@
-"""`.venv/bin/python benchmarks/routes.py`: host time of a route's bookkeeping: what goes where, and how much of it.
+"""`.venv/bin/python benchmarks/routes.py`: host time of a route's bookkeeping: what goes where, and
+how much of it.
 
-One rank of eight with tokens so few that only the host's work shows, and a group that hands back what it is given.
-The order of rows and the exchange of counts are made once a route, and once more by no recomputation; beside them is
-what a route does besides, forward, without its products: choice, dispatch, two exchanges, combine.
+One rank of eight with tokens so few that only the host's work shows, and a group that hands back
+what it is given.  The order of rows and the exchange of counts are made once a route, and once more
+by no recomputation; beside them is what a route does besides, forward, without its products:
+choice, dispatch, two exchanges, combine.
 
-All is called as programs call it, with the kernels' classes, which are plain torch on the CPU; and as on a GPU, but for
-the launches themselves: three of bookkeeping, and five of the rest.
+All is called as programs call it, with the kernels' classes, which are plain torch on the CPU; and
+as on a GPU, but for the launches themselves: three of bookkeeping, and five of the rest.
 
 Bar: at most 250 µs of bookkeeping.
 """
@@ -35,7 +37,9 @@ def _made(name: str, size: int) -> Any:
     return getattr(kernels, name)(tiles(kernels, name, size))
 
 
-top_k, sort_by_expert, exchange_counts = (_made(name, EXPERTS) for name in ("TopK", "SortByExpert", "ExchangeCounts"))
+top_k, sort_by_expert, exchange_counts = (
+    _made(name, EXPERTS) for name in ("TopK", "SortByExpert", "ExchangeCounts")
+)
 dispatch, combine = _made("Dispatch", HIDDEN), _made("Combine", HIDDEN)
 exchange, exchange_back = _made("Exchange", HIDDEN), _made("ExchangeBack", HIDDEN)
 
@@ -56,8 +60,12 @@ def main() -> None:
     parts = {
         "bookkeeping": _timed(_bookkeeping),
         "all but products": _timed(_route),
-        "bookkeeping of kernels, but for their launches": _unlaunched(_timed(_bookkeeping, tokens=0)),
-        "all but products, of kernels, but for their launches": _unlaunched(_timed(_route, tokens=0)),
+        "bookkeeping of kernels, but for their launches": _unlaunched(
+            _timed(_bookkeeping, tokens=0)
+        ),
+        "all but products, of kernels, but for their launches": _unlaunched(
+            _timed(_route, tokens=0)
+        ),
     }
     found = in_turns(parts, 3 if quick else 60)
     print(f"{where()}, one thread")
@@ -71,7 +79,9 @@ def _experts() -> Experts:
     return experts
 
 
-def _timed(part: Callable[[Tensor, Tensor, Tensor, Experts], object], tokens: int = TOKENS) -> Callable[[], float]:
+def _timed(
+    part: Callable[[Tensor, Tensor, Tensor, Experts], object], tokens: int = TOKENS
+) -> Callable[[], float]:
     x, logits, experts = torch.randn(tokens, HIDDEN), torch.randn(tokens, EXPERTS), _experts()
     ids = logits.argsort()[:, :K]
 
@@ -85,7 +95,9 @@ def _timed(part: Callable[[Tensor, Tensor, Tensor, Experts], object], tokens: in
 
 
 def _unlaunched(run: Callable[[], float]) -> Callable[[], float]:
-    """All that the host does for kernels, which are not started; there are no tokens, since nothing is computed."""
+    """All that the host does for kernels, which are not started; there are no tokens, since
+    nothing is computed.
+    """
 
     def without() -> float:
         with _no_launches():
@@ -96,7 +108,10 @@ def _unlaunched(run: Callable[[], float]) -> Callable[[], float]:
 
 @contextmanager
 def _no_launches() -> Iterator[None]:
-    with patch.object(launching, "INTERPRETED", True), patch.object(launching, "launch", lambda *_, **__: None):
+    with (
+        patch.object(launching, "INTERPRETED", True),
+        patch.object(launching, "launch", lambda *_, **__: None),
+    ):
         yield
 
 

@@ -1,8 +1,10 @@
-"""`.venv/bin/python benchmarks/saves.py`: the stall of a save beside training, beside a whole save, on one thread.
+"""`.venv/bin/python benchmarks/saves.py`: the stall of a save beside training, beside a whole save,
+on one thread.
 
-The stall is the copy to host memory; the whole save hashes, writes and syncs it too.  Bar: 5% of its CPU time.
-Told besides: the rate at which a thread hashes, in CPU time, and that of the disk, in seconds, with a sync at the end;
-and how much faster a thread for each core hashes several files, as at a resume on fewer ranks, and for an export.
+The stall is the copy to host memory; the whole save hashes, writes and syncs it too.  Bar: 5% of
+its CPU time.  Told besides: the rate at which a thread hashes, in CPU time, and that of the disk,
+in seconds, with a sync at the end; and how much faster a thread for each core hashes several files,
+as at a resume on fewer ranks, and for an export.
 """
 
 import os
@@ -27,11 +29,16 @@ SIDE, TENSORS, TIMES = 4096, 12, 3
 def main() -> None:
     """Prints the least of some times."""
     torch.set_num_threads(1)
-    own = {f"w{i}": Box(f"w{i}", (SIDE, SIDE), (0, 0), torch.randn(SIDE, SIDE), own=True) for i in range(TENSORS)}
+    own = {
+        f"w{i}": Box(f"w{i}", (SIDE, SIDE), (0, 0), torch.randn(SIDE, SIDE), own=True)
+        for i in range(TENSORS)
+    }
     memory = host_copy.host_memory(own)
     host_copy.copied(own, memory)  # the first touches the memory
     copy = min(_seconds(lambda: host_copy.copied(own, memory)) for _ in range(TIMES))
-    data = [memoryview(cast(Any, each.view(-1).view(torch.uint8).numpy())) for each in memory.values()]
+    data = [
+        memoryview(cast(Any, each.view(-1).view(torch.uint8).numpy())) for each in memory.values()
+    ]
     hashing = min(_seconds(lambda: [*map(_hash, data)]) for _ in range(TIMES))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         alone = min(_seconds(lambda: [*map(_hash, data)], monotonic) for _ in range(TIMES))
@@ -42,10 +49,14 @@ def main() -> None:
         files = [partial(put, Path(folder, f"{step}"), data, Disk()) for step in range(TIMES)]
         writing = min(_seconds(each, monotonic) for each in files)
     size = sum(each.nbytes for each in memory.values())
-    print(f"{size / 2**20:.0f} MiB: the copy {copy:.2f} s of CPU, a whole save {save:.2f} s: {copy / save:.1%}")
+    print(
+        f"{size / 2**20:.0f} MiB: the copy {copy:.2f} s of CPU, a whole save {save:.2f} s:"
+        f" {copy / save:.1%}"
+    )
     rates = [f"{size / each / 1e9:.2f} GB/s" for each in (hashing, writing)]
     print(
-        f"of that hashing {hashing:.2f} s, {rates[0]}; this disk writes {rates[1]}; {os.cpu_count()} threads hash in"
+        f"of that hashing {hashing:.2f} s, {rates[0]}; this disk writes {rates[1]};"
+        f" {os.cpu_count()} threads hash in"
         f" {together / alone:.2f} of one's time"
     )
 

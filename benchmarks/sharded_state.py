@@ -1,12 +1,15 @@
-"""`.venv/bin/python benchmarks/sharded_state.py`: host time of a layer and step where ranks share state out.
+"""`.venv/bin/python benchmarks/sharded_state.py`: host time of a layer and step where ranks share
+state out.
 
-ZeRO 3 beside FSDP2, ZeRO 2 beside FSDP2 that keeps gathered weights for backward, ZeRO 0 beside DDP.  Bars: half of
-FSDP2's, no more than DDP's.  The same tiny model in all, in float32; a step is forward, backward, clipping and AdamW.
-The cost of a layer is the difference between 16 layers and 4, over 12: what a step costs once is not in it.
+ZeRO 3 beside FSDP2, ZeRO 2 beside FSDP2 that keeps gathered weights for backward, ZeRO 0 beside
+DDP.  Bars: half of FSDP2's, no more than DDP's.  The same tiny model in all, in float32; a step is
+forward, backward, clipping and AdamW.  The cost of a layer is the difference between 16 layers and
+4, over 12: what a step costs once is not in it.
 
-Host time is CPU time of the thread that runs the step, forward and backward: on a fake process group, which does
-nothing but copy, and on rank 0 of 2 and 4 gloo ranks, where gloo's own threads communicate.  Beside it, on gloo ranks,
-wall time: with fewer cores than threads they also wait for one another's turn.
+Host time is CPU time of the thread that runs the step, forward and backward: on a fake process
+group, which does nothing but copy, and on rank 0 of 2 and 4 gloo ranks, where gloo's own threads
+communicate.  Beside it, on gloo ranks, wall time: with fewer cores than threads they also wait for
+one another's turn.
 
 Non-goals: overlap, of which tensors so small have none (`overlap.py`).
 """
@@ -37,9 +40,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from scalec.runtime import Mesh
 
 LAYERS = (4, 16)
-SIZES = Sizes(vocab=64, hidden=32, heads=4, kv_heads=4, head_dim=8, ffn=64, layers=LAYERS[0], seq=8, rows=1)
+SIZES = Sizes(
+    vocab=64, hidden=32, heads=4, kv_heads=4, head_dim=8, ffn=64, layers=LAYERS[0], seq=8, rows=1
+)
 FAKE_RANKS = 4
-# A layer has 40.25 KiB.  The plan's cap is the most that a bucket has, DDP's the least at which it closes one.
+# A layer has 40.25 KiB.  The plan's cap is the most that a bucket has, DDP's the least at which it
+# closes one.
 CAP, DDP_CAP = "41KiB", 40.25 / 1024
 Step = Callable[[], Tensor]
 Spread = Callable[[plain.Llama, Mesh], nn.Module]
@@ -54,7 +60,9 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """The plan's words for state, or None for a program of one rank; and torch's way to the same."""
+    """The plan's words for state, or None for a program of one rank; and torch's way to the
+    same.
+    """
 
     emitted: str
     state: str | None
@@ -71,7 +79,9 @@ def _fsdp(model: plain.Llama, mesh: Mesh, reshard: bool) -> nn.Module:
 
 def _ddp(model: plain.Llama, mesh: Mesh, cap: float | None) -> nn.Module:
     group = mesh.axis("dp").group
-    spread: Any = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+    spread: Any = DistributedDataParallel(
+        model, process_group=group, bucket_cap_mb=cap, gradient_as_bucket_view=True
+    )
     if dist.get_backend(group) == "fake":
         spread.register_comm_hook(group, _reduced_by_fake)
     return spread
@@ -81,7 +91,9 @@ def _reduced_by_fake(
     group: Any,
     bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
 ) -> Future[Tensor]:
-    """In the place of DDP's own reduction, which wants a result where fake works have none: 3 µs a bucket."""
+    """In the place of DDP's own reduction, which wants a result where fake works have none: 3
+    µs a bucket.
+    """
     group.allreduce([bucket.buffer()])
     done = Future[Tensor]()
     done.set_result(bucket.buffer())
@@ -128,15 +140,24 @@ def _on_a_fake_group(rounds: int) -> None:
 
 def _rank(rank: int, folder: Path, ranks: int, programs: Programs, rounds: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=ranks
+    )
     steps = _steps(programs, Mesh(_axes(ranks)))
     costs = _costs(steps, rounds)
     losses = {name: _mean(large(), ranks) for name, (_, large) in steps.items()}
     if rank == 0:
         _report(f"{ranks} gloo ranks: host time of a layer", costs, "host")
         _report(f"{ranks} gloo ranks: wall time of a layer", costs, "wall")
-        rows = [(p.emitted, f"{losses[p.emitted]:.5f}", p.torch, f"{losses[p.torch]:.5f}") for p in PAIRS[1:]]
-        table(f"{ranks} gloo ranks: loss after all, {LAYERS[1]} layers", ("emitted", "loss", "torch", "loss"), rows)
+        rows = [
+            (p.emitted, f"{losses[p.emitted]:.5f}", p.torch, f"{losses[p.torch]:.5f}")
+            for p in PAIRS[1:]
+        ]
+        table(
+            f"{ranks} gloo ranks: loss after all, {LAYERS[1]} layers",
+            ("emitted", "loss", "torch", "loss"),
+            rows,
+        )
     dist.barrier()
     dist.destroy_process_group()
 
@@ -155,7 +176,9 @@ def _axes(ranks: int) -> dict[str, int]:
 def _programs(ranks: int) -> Programs:
     return {
         (pair.emitted, layers): program(
-            replace(SIZES, layers=layers), {} if pair.state is None else _axes(ranks), state=pair.state or ""
+            replace(SIZES, layers=layers),
+            {} if pair.state is None else _axes(ranks),
+            state=pair.state or "",
         )
         for pair in PAIRS
         for layers in LAYERS
@@ -167,8 +190,13 @@ def _steps(programs: Programs, mesh: Mesh) -> Steps:
     pairs: dict[str, list[Step]] = {}
     for pair in PAIRS:
         own = Mesh({}) if pair.state is None else mesh
-        pairs[pair.emitted] = [_emitted(programs[pair.emitted, layers], own, mesh.rank("dp")) for layers in LAYERS]
-        theirs = [_torch(pair.spread, layers, _initial(programs[ALONE.emitted, layers]), mesh) for layers in LAYERS]
+        pairs[pair.emitted] = [
+            _emitted(programs[pair.emitted, layers], own, mesh.rank("dp")) for layers in LAYERS
+        ]
+        theirs = [
+            _torch(pair.spread, layers, _initial(programs[ALONE.emitted, layers]), mesh)
+            for layers in LAYERS
+        ]
         pairs[pair.torch], pairs[_passes_of(pair)] = map(list, zip(*theirs, strict=True))
     return {name: (small, large) for name, (small, large) in pairs.items()}
 
@@ -185,7 +213,9 @@ def _emitted(emitted: ModuleType, mesh: Mesh, rank: int) -> Step:
 
 
 def _initial(alone: ModuleType) -> dict[str, Tensor]:
-    """The parameters with which emitted programs begin, whatever their mesh, by the program of one rank."""
+    """The parameters with which emitted programs begin, whatever their mesh, by the program of
+    one rank.
+    """
     _, state = alone.build(Mesh({}))
     state.initialise(0)
     return state.state_dict()
@@ -229,13 +259,24 @@ def _timed(step: Step) -> Cost:
 
 def _report(title: str, costs: Mapping[str, list[Cost]], clock: str) -> None:
     times = {name: [getattr(cost, clock) for cost in of] for name, of in costs.items()}
-    columns = ("emitted", "a layer", "torch", "a layer", "ratio", "to forward and backward alone", "over one rank")
+    columns = (
+        "emitted",
+        "a layer",
+        "torch",
+        "a layer",
+        "ratio",
+        "to forward and backward alone",
+        "over one rank",
+    )
     table(title, columns, [_row(pair, times) for pair in PAIRS])
 
 
 def _row(pair: Pair, times: Mapping[str, list[float]]) -> tuple[str, ...]:
     own, theirs = times[pair.emitted], times[pair.torch]
-    added = [_microseconds(_beyond(own, times[ALONE.emitted])), _microseconds(_beyond(theirs, times[ALONE.torch]))]
+    added = [
+        _microseconds(_beyond(own, times[ALONE.emitted])),
+        _microseconds(_beyond(theirs, times[ALONE.torch])),
+    ]
     return (
         pair.emitted,
         _microseconds(own),

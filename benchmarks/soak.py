@@ -1,10 +1,12 @@
-"""`.venv/bin/python benchmarks/soak.py [--steps N] [--faults N] [--seed N] [--json FILE]`: a run under faults.
+"""`.venv/bin/python benchmarks/soak.py [--steps N] [--faults N] [--seed N] [--json FILE]`: a run
+under faults.
 
-A tiny plan on 4 ranks is trained twice, undisturbed, and with a fault from the seed every so many steps, restarted
-with `--resume auto` until it is done.  Bar: the last checkpoint and each logged step are, bit for bit, those of the
-undisturbed run; every run ends by itself; descriptors of the undisturbed run do not grow, nor does memory: by the
-slope of least squares over the last three quarters, in a run long enough to tell a leak from what is allocated once.
-Steps are of milliseconds: 20,000 of them, twice, take 10 to 15 minutes on 2 idle cores.
+A tiny plan on 4 ranks is trained twice, undisturbed, and with a fault from the seed every so many
+steps, restarted with `--resume auto` until it is done.  Bar: the last checkpoint and each logged
+step are, bit for bit, those of the undisturbed run; every run ends by itself; descriptors of the
+undisturbed run do not grow, nor does memory: by the slope of least squares over the last three
+quarters, in a run long enough to tell a leak from what is allocated once.  Steps are of
+milliseconds: 20,000 of them, twice, take 10 to 15 minutes on 2 idle cores.
 """
 
 import argparse
@@ -20,7 +22,17 @@ from statistics import linear_regression
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from scalec.testing.faults import Corrupt, Fault, Job, Outcome, Point, Program, Truncate, drawn, fork
+from scalec.testing.faults import (
+    Corrupt,
+    Fault,
+    Job,
+    Outcome,
+    Point,
+    Program,
+    Truncate,
+    drawn,
+    fork,
+)
 
 RANKS = 4
 PLAN = """
@@ -69,10 +81,15 @@ class Growth:
 
     def grown(self, samples: list[list[int]]) -> int:
         """The most that a rank's last sample is above that at the first quarter."""
-        return max(last - early for early, last in zip(samples[len(samples) // 4], samples[-1], strict=True))
+        return max(
+            last - early
+            for early, last in zip(samples[len(samples) // 4], samples[-1], strict=True)
+        )
 
     def slope(self, steps: int) -> float:
-        """The most bytes a step by which a rank's memory grows over the last three quarters of so many steps."""
+        """The most bytes a step by which a rank's memory grows over the last three quarters of
+        so many steps.
+        """
         last = self.memory[len(self.memory) // 4 :]
         at = [number * steps / len(self.memory) for number in range(len(last))]
         return max(linear_regression(at, rank).slope for rank in zip(*last, strict=True))
@@ -95,7 +112,9 @@ def main() -> int:
     """Runs both and prints the figures; status 1 where the bar is not met."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--faults", type=int, default=60, help="strikes that are planned, over all steps")
+    parser.add_argument(
+        "--faults", type=int, default=60, help="strikes that are planned, over all steps"
+    )
     parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -110,7 +129,10 @@ def main() -> int:
 
 def soak(folder: Path, steps: int, faults: int, save_every: int, seed: int) -> tuple[Tally, Growth]:
     """Both runs, in a new folder; what was found."""
-    options = f"--device=cpu --steps={steps} --save-every={save_every} --log-every=10 --resume=auto {LIMITS}"
+    options = (
+        f"--device=cpu --steps={steps} --save-every={save_every} --log-every=10 --resume=auto"
+        f" {LIMITS}"
+    )
     whole, struck = (_program(folder / name, options) for name in ("whole", "struck"))
     growth, tally = Growth(), Tally(steps)
     with fork(whole) as job:
@@ -121,7 +143,9 @@ def soak(folder: Path, steps: int, faults: int, save_every: int, seed: int) -> t
     tally.defects += _differences(whole.folder, struck.folder)
     if steps >= LONG and (slope := growth.slope(steps)) > MOST:
         tally.defects.append(f"memory grew by {slope:.0f} bytes a step")
-    tally.defects += [f"{more} more descriptors"] if (more := growth.grown(growth.descriptors)) > 0 else []
+    tally.defects += (
+        [f"{more} more descriptors"] if (more := growth.grown(growth.descriptors)) > 0 else []
+    )
     return tally, growth
 
 
@@ -158,20 +182,28 @@ def _strike(program: Program, tally: Tally, faults: int, save_every: int, seed: 
         tally.statuses.update(ended.statuses)
         tally.strikes.update(_kind(strike) for strike in ended.strikes)
         if not ended.succeeded and not ended.strikes:
-            tally.defects.append(f"ended by itself, from step {begin}: {ended.statuses} {ended.err}")
+            tally.defects.append(
+                f"ended by itself, from step {begin}: {ended.statuses} {ended.err}"
+            )
             if len(tally.defects) > 3:
                 return
         tally.repeated += max(0, _reached(ended.out[0]) - _saved(program.folder))
 
 
 def _planned(steps: int, faults: int, save_every: int, seed: int) -> list[Fault]:
-    """A fault in each equal part of the run; every sixth damages the newest checkpoint before its rank is killed."""
+    """A fault in each equal part of the run; every sixth damages the newest checkpoint before
+    its rank is killed.
+    """
     span = steps // faults
     planned = list[Fault]()
     for number in range(faults):
-        fault = drawn(seed + number, RANKS, range(number * span + 1, (number + 1) * span + 1), save_every)
+        fault = drawn(
+            seed + number, RANKS, range(number * span + 1, (number + 1) * span + 1), save_every
+        )
         if number % 6 == 5:
-            damage = (Corrupt, Truncate)[number // 6 % 2](f"{CHECKPOINTS}/step-??????/rank-0000{number % RANKS}*")
+            damage = (Corrupt, Truncate)[number // 6 % 2](
+                f"{CHECKPOINTS}/step-??????/rank-0000{number % RANKS}*"
+            )
             planned.append(Fault(Point("step", fault.at.step), damage))
         planned.append(fault)
     return planned
@@ -179,7 +211,10 @@ def _planned(steps: int, faults: int, save_every: int, seed: int) -> list[Fault]
 
 def _kind(strike: str) -> str:
     """For instance `Send(SIGKILL) at publish`."""
-    event, action = re.search(r"event='(\w+)'", strike), re.search(r"do=(\w+)\((?:signal=<Signals.(\w+))?", strike)
+    event, action = (
+        re.search(r"event='(\w+)'", strike),
+        re.search(r"do=(\w+)\((?:signal=<Signals.(\w+))?", strike),
+    )
     assert event, strike
     assert action, strike
     return f"{action[2] or action[1]} at {event[1]}"
@@ -187,7 +222,9 @@ def _kind(strike: str) -> str:
 
 def _saved(folder: Path) -> int:
     """The step of the newest checkpoint."""
-    return max((int(path.name[5:]) for path in (folder / CHECKPOINTS).glob("step-??????")), default=0)
+    return max(
+        (int(path.name[5:]) for path in (folder / CHECKPOINTS).glob("step-??????")), default=0
+    )
 
 
 def _reached(out: str) -> int:
@@ -201,22 +238,31 @@ def _differences(whole: Path, struck: Path) -> list[str]:
     if _index(whole) != _index(struck):
         found.append("the last checkpoints differ")
     theirs = _log(whole / LOG)
-    ours = [line for line in _log(struck / LOG) if line["step"] % 10 == 0]  # a run that a signal stops logs its last
+    # a run that a signal stops logs its last
+    ours = [line for line in _log(struck / LOG) if line["step"] % 10 == 0]
     if ours != theirs:
         first = next((pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), None)
-        found.append(f"logs have {len(ours)} and {len(theirs)} steps; the first that differ: {first}")
+        found.append(
+            f"logs have {len(ours)} and {len(theirs)} steps; the first that differ: {first}"
+        )
     return found
 
 
 def _index(folder: Path) -> Any:
     """The index of the last checkpoint, which has the hash of every file."""
-    return json.loads((folder / CHECKPOINTS / f"step-{_saved(folder):06d}" / "index.json").read_text())
+    return json.loads(
+        (folder / CHECKPOINTS / f"step-{_saved(folder):06d}" / "index.json").read_text()
+    )
 
 
 def _log(path: Path) -> list[dict[str, Any]]:
     """The lines of steps, without times."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{key: line[key] for key in ("step", "loss", "norm", "lr", "tokens")} for line in lines if "loss" in line]
+    return [
+        {key: line[key] for key in ("step", "loss", "norm", "lr", "tokens")}
+        for line in lines
+        if "loss" in line
+    ]
 
 
 def _resident(process: int) -> int:
@@ -226,15 +272,22 @@ def _resident(process: int) -> int:
 
 def lines(tally: Tally, growth: Growth) -> list[str]:
     """The figures."""
-    slope = f"{growth.slope(tally.steps):.1f} bytes a step" if tally.steps >= LONG else "too few steps to tell a leak"
+    slope = (
+        f"{growth.slope(tally.steps):.1f} bytes a step"
+        if tally.steps >= LONG
+        else "too few steps to tell a leak"
+    )
     strikes = [f"  {count:4} {kind}" for kind, count in sorted(tally.strikes.items())]
     return [
-        f"{tally.steps:,} steps on {RANKS} ranks, started {tally.starts} times; {tally.strikes.total()} faults struck:",
+        f"{tally.steps:,} steps on {RANKS} ranks, started {tally.starts} times;"
+        f" {tally.strikes.total()} faults struck:",
         *strikes,
         f"exit statuses of ranks: {dict(sorted(tally.statuses.items()))}",
         f"steps trained more than once: {tally.repeated:,} ({tally.repeated / tally.steps:.1%})",
-        f"undisturbed, from the first quarter on, by {len(growth.memory)} samples: memory of a rank grew by"
-        f" {growth.grown(growth.memory) / 1024:,.0f} KiB, {slope}, descriptors by {growth.grown(growth.descriptors)}",
+        f"undisturbed, from the first quarter on, by {len(growth.memory)} samples: memory of a"
+        " rank grew by"
+        f" {growth.grown(growth.memory) / 1024:,.0f} KiB, {slope}, descriptors by"
+        f" {growth.grown(growth.descriptors)}",
         *(f"DEFECT: {defect}" for defect in tally.defects or []),
         "the same, bit for bit" if not tally.defects else f"{len(tally.defects)} defects",
     ]

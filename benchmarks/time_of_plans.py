@@ -1,8 +1,10 @@
-"""`.venv/bin/python benchmarks/time_of_plans.py [--json FILE]`: steps of plans, predicted and then measured.
+"""`.venv/bin/python benchmarks/time_of_plans.py [--json FILE]`: steps of plans, predicted and then
+measured.
 
-One rank of a mesh on one thread of the CPU, whose groups are the simulated link of `overlap.py`.  The machine is
-measured first (`scalec calibrate`) at the shapes of other plans; then each plan's step is predicted; then all run, in
-turns.  Nothing is fitted.  Bar: median error within 5%, largest within 10%; of two gloo ranks (`--ranks`), none.
+One rank of a mesh on one thread of the CPU, whose groups are the simulated link of `overlap.py`.
+The machine is measured first (`scalec calibrate`) at the shapes of other plans; then each plan's
+step is predicted; then all run, in turns.  Nothing is fitted.  Bar: median error within 5%, largest
+within 10%; of two gloo ranks (`--ranks`), none.
 """
 
 import argparse
@@ -37,8 +39,14 @@ from scalec.compiler.syntax.limits import load as source
 from scalec.runtime import Batch, Mesh
 from scalec.runtime.comm.mesh import Axis
 
-KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TOP_PAD_": str(1 << 26)}
-"""Has the C library keep freed memory, as torch does on a GPU: pages are not cleared once more in each step."""
+KEPT = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+"""Has the C library keep freed memory, as torch does on a GPU: pages are not cleared once more
+in each step.
+"""
 LATENCY, BANDWIDTH = 1e-3, 2e9
 OPS = {"all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "all_reduce": 2}
 """The trips of each collective around its ring."""
@@ -61,23 +69,36 @@ class Case:
         dims = "  ".join(f"{name} = {getattr(of, name)}" for name in names)
         axes = "  ".join(f"{axis} = {size}" for axis, size in self.mesh.items())
         rows = of.rows * of.microbatches * self.mesh.get("dp", 1)
-        rules = "  ".join(rule for rule in self.shard.split("  ") if rule.split(" over ")[1].split()[0] in self.mesh)
+        rules = "  ".join(
+            rule
+            for rule in self.shard.split("  ")
+            if rule.split(" over ")[1].split()[0] in self.mesh
+        )
         return f"""use "models/llama.scale" {{ dims {{ {dims} }} }}
 {f"mesh {{ {axes} }} shard {{ {rules} }}" if self.mesh else ""}
 state {{ {self.state} }}
 train {{
-  seq = {of.seq}  global_batch = {rows}  microbatch = {of.rows}  steps = 100  seed = 0  precision = fp32  {self.train}
+  seq = {of.seq}  global_batch = {rows}  microbatch = {of.rows}  steps = 100  seed = 0
+  precision = fp32  {self.train}
   optimizer adamw {{ lr = 1e-3  clip = 1.0  weight_decay = 0.1 }}
   data text {{ files = [python_stdlib]  tokenizer = bytes }}
 }}
 """
 
 
-def sizes(hidden: int, layers: int, seq: int, rows: int, microbatches: int = 1, ffn: int = 0, head: int = 32) -> Sizes:
+def sizes(
+    hidden: int,
+    layers: int,
+    seq: int,
+    rows: int,
+    microbatches: int = 1,
+    ffn: int = 0,
+    head: int = 32,
+) -> Sizes:
     heads = hidden // head
     return Sizes(
-        vocab=1024, hidden=hidden, heads=heads, kv_heads=heads // 2, head_dim=head, ffn=ffn or 3 * hidden,
-        layers=layers, seq=seq, rows=rows, microbatches=microbatches,
+        vocab=1024, hidden=hidden, heads=heads, kv_heads=heads // 2, head_dim=head,
+        ffn=ffn or 3 * hidden, layers=layers, seq=seq, rows=rows, microbatches=microbatches,
     )  # fmt: skip
 
 
@@ -110,9 +131,11 @@ PREDICTED = {
 
 
 class Link:
-    """In the place of a process group: it does one collective after another, while the rank computes.
+    """In the place of a process group: it does one collective after another, while the rank
+    computes.
 
-    Peers are absent, and their parts are copies of this rank's own; the time of making these is not counted.
+    Peers are absent, and their parts are copies of this rank's own; the time of making these is not
+    counted.
     """
 
     def __init__(self, ranks: int, clock: "Clock") -> None:
@@ -133,7 +156,9 @@ class Link:
                 part.view(-1).copy_(whole.view(-1)[: part.numel()])
         return self._begin("reduce_scatter", whole.nbytes)
 
-    def alltoall_base(self, out: Tensor, whole: Tensor, of: Sequence[int], to: Sequence[int], *_: Any) -> "Work":
+    def alltoall_base(
+        self, out: Tensor, whole: Tensor, of: Sequence[int], to: Sequence[int], *_: Any
+    ) -> "Work":
         with self._clock.stopped():
             out.view(-1).copy_(whole.reshape(-1))
         return self._begin("rotate" if to else "all_to_all", whole.nbytes)
@@ -199,7 +224,9 @@ class LinkedMesh(Mesh):
 def main() -> None:
     if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEPT)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="of an earlier calibration")
     parser.add_argument("--only", default="", metavar="WORD", help="plans with this in their names")
@@ -211,17 +238,33 @@ def main() -> None:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())
         on = _linked(load(given.figures or calibrated(folder)))
-        paths = {name: write(folder, name, case) for name, case in PREDICTED.items() if given.only in name}
-        predicted = {name: step_time(compile_plan(source(path)), on) for name, path in paths.items()}
-        took = in_turns({name: _step(folder, PREDICTED[name], path) for name, path in paths.items()}, given.rounds)
+        paths = {
+            name: write(folder, name, case)
+            for name, case in PREDICTED.items()
+            if given.only in name
+        }
+        predicted = {
+            name: step_time(compile_plan(source(path)), on) for name, path in paths.items()
+        }
+        took = in_turns(
+            {name: _step(folder, PREDICTED[name], path) for name, path in paths.items()},
+            given.rounds,
+        )
     rows = [(name, *row_of(predicted[name], took[name])) for name in paths]
     print(where())
     table("One rank, one thread", ("plan", "predicted", "measured", "error"), rows)
     errors = {name: predicted[name].seconds / median(took[name]) - 1 for name in paths}
-    print(f"\nmedian {median(map(abs, errors.values())):.1%}, largest {max(map(abs, errors.values())):.1%}")
+    print(
+        f"\nmedian {median(map(abs, errors.values())):.1%}, largest"
+        f" {max(map(abs, errors.values())):.1%}"
+    )
     if given.json:
         each = {
-            name: {"predicted": predicted[name].seconds, "measured": took[name], "kinds": predicted[name].kinds}
+            name: {
+                "predicted": predicted[name].seconds,
+                "measured": took[name],
+                "kinds": predicted[name].kinds,
+            }
             for name in paths
         }
         given.json.write_text(json.dumps(each, indent=1))
@@ -245,7 +288,9 @@ def _linked(it: Hardware) -> Hardware:
         for size in (1, 1 << 30)
     ]
     measured = evolve(it.measured, collectives=tuple(rows))
-    return evolve(it, network=BANDWIDTH, network_latency=LATENCY, measured=measured, ranks_per_node=1)
+    return evolve(
+        it, network=BANDWIDTH, network_latency=LATENCY, measured=measured, ranks_per_node=1
+    )
 
 
 def write(folder: Path, name: str, case: Case) -> Path:
@@ -258,7 +303,17 @@ def calibrated(folder: Path, cases: Mapping[str, Case] = MEASURED, *launch: str)
     plans = [write(folder, name, case) for name, case in cases.items()]
     figures, listed = folder / "machine.toml", folder / "machine.json"
     listed.write_text(work_list([compile_plan(source(path)) for path in plans]))
-    command = [sys.executable, "-m", *launch, "scalec.runtime.calibrate", listed, "-o", figures, "--most", str(1 << 24)]
+    command = [
+        sys.executable,
+        "-m",
+        *launch,
+        "scalec.runtime.calibrate",
+        listed,
+        "-o",
+        figures,
+        "--most",
+        str(1 << 24),
+    ]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return figures
 

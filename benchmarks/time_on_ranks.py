@@ -1,4 +1,6 @@
-"""Steps of plans on two gloo ranks of this machine, predicted and measured: `time_of_plans.py --ranks`."""
+"""Steps of plans on two gloo ranks of this machine, predicted and measured: `time_of_plans.py
+--ranks`.
+"""
 
 import json
 from pathlib import Path
@@ -27,16 +29,22 @@ ON_RANKS = {
 
 
 def on_ranks(rounds: int) -> None:
-    """A table of plans on two gloo ranks, at whose shapes the machine is measured by as many ranks."""
+    """A table of plans on two gloo ranks, at whose shapes the machine is measured by as many
+    ranks.
+    """
     rows = list[tuple[str, ...]]()
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())
-        on = load(calibrated(folder, ON_RANKS, "torch.distributed.run", f"--nproc-per-node={RANKS}", "-m"))
+        on = load(
+            calibrated(folder, ON_RANKS, "torch.distributed.run", f"--nproc-per-node={RANKS}", "-m")
+        )
         for word, case in ON_RANKS.items():
             path, times = write(folder, word, case), folder / f"{word}.json"
             predicted, emitted = step_time(compile_plan(source(path)), on), loaded(folder, path)
-            start_processes(_rank, (times, case, emitted, rounds), nprocs=RANKS, start_method="fork")
+            start_processes(
+                _rank, (times, case, emitted, rounds), nprocs=RANKS, start_method="fork"
+            )
             rows.append((word, *row_of(predicted, json.loads(times.read_text()))))
     table("Two gloo ranks, a thread each", ("plan", "predicted", "measured", "error"), rows)
 

@@ -1,7 +1,9 @@
-"""`.venv/bin/python benchmarks/torch_target.py`: programs of torch alone beside the runtime's, on a fake process group.
+"""`.venv/bin/python benchmarks/torch_target.py`: programs of torch alone beside the runtime's, on a
+fake process group.
 
-Calls and bytes that a rank gives to collectives in a step: the plan's, torch's of the same plan, and bytes beyond.
-Host time: CPU time of a step of both programs, in turns, at sizes so small that only the host's work shows.
+Calls and bytes that a rank gives to collectives in a step: the plan's, torch's of the same plan,
+and bytes beyond.  Host time: CPU time of a step of both programs, in turns, at sizes so small that
+only the host's work shows.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,10 +34,19 @@ from scalec.runtime import Batch, Mesh
 
 PLANS = {
     "dp 4": ("mesh { dp = 4  tp = 1 }  shard { batch over dp }", ""),
-    "dp 2 × tp 2": ("mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }", ""),
+    "dp 2 × tp 2": (
+        "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }",
+        "",
+    ),
     "dp 2 × tp 2, sequence parallel": ("mesh { dp = 2  tp = 2 }", ""),
-    "dp 4, zero 1": ("mesh { dp = 4  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }", ""),
-    "dp 2 × tp 2, zero 3, recomputed": ("mesh { dp = 2  tp = 2 }  state { zero 3 over dp }", "recompute = full"),
+    "dp 4, zero 1": (
+        "mesh { dp = 4  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }",
+        "",
+    ),
+    "dp 2 × tp 2, zero 3, recomputed": (
+        "mesh { dp = 2  tp = 2 }  state { zero 3 over dp }",
+        "recompute = full",
+    ),
     "cp 4, ring": ("mesh { dp = 1  tp = 1  cp = 4 }  shard { seq over cp via ring }", ""),
     "dp 2 × cp 2": ("mesh { dp = 2  tp = 1  cp = 2 }  shard { batch over dp  seq over cp }", ""),
 }
@@ -74,8 +85,14 @@ def step_of_runtime(module: ModuleType) -> Callable[[], object]:
     state.initialise(0)
     sizes = {"seq": module.SEQ, "batch": module.PLAN.global_batch // module.PLAN.microbatches}
     given = module.PLAN.inputs["tokens"]
-    ranks = {dim: prod(module.PLAN.mesh[axis] for axis in given.split.get(dim, ())) for dim in given.dims}
-    part = torch.zeros(module.PLAN.microbatches, *(sizes[dim] // ranks[dim] for dim in given.dims), dtype=torch.int64)
+    ranks = {
+        dim: prod(module.PLAN.mesh[axis] for axis in given.split.get(dim, ())) for dim in given.dims
+    }
+    part = torch.zeros(
+        module.PLAN.microbatches,
+        *(sizes[dim] // ranks[dim] for dim in given.dims),
+        dtype=torch.int64,
+    )
     return lambda: module.train_step(model, state, Batch(tokens=part, labels=part), 1e-3)
 
 
@@ -86,8 +103,11 @@ def main() -> None:
     counted: list[tuple[str, ...]] = []
     timed: list[tuple[str, ...]] = []
     for name, (mesh, train) in PLANS.items():
-        with ProcessPoolExecutor(1, get_context("fork")) as pool:  # torch keeps meshes of a process for the next ones
-            rows, times = pool.submit(_measured, name, source(mesh, train), 2 if quick else 20).result()
+        # torch keeps meshes of a process for the next ones
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            rows, times = pool.submit(
+                _measured, name, source(mesh, train), 2 if quick else 20
+            ).result()
         counted += rows
         timed.append(times)
     columns = ("plan", "collective", "axes", "calls", "of torch", "bytes", "of torch", "beyond")
@@ -95,12 +115,17 @@ def main() -> None:
     table("CPU time of a step", ("plan", "runtime", "torch alone", "ratio"), timed)
 
 
-def _measured(name: str, plan: Source, rounds: int) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+def _measured(
+    name: str, plan: Source, rounds: int
+) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     program = compile_plan(plan)
     with TemporaryDirectory() as folder, one_of(prod(axis.size for axis in program.axes)):
         ours = step_of_runtime(_imported(emit(program, plan), Path(folder, "runtime")))
         theirs = step_of_torch(_imported(dtensor.emit(program, plan), Path(folder, "torch")))
-        rows = [_row(name, row) for row in compared(planned(program), sent_by(theirs, whole_mesh(program)))]
+        rows = [
+            _row(name, row)
+            for row in compared(planned(program), sent_by(theirs, whole_mesh(program)))
+        ]
         times = in_turns({"runtime": partial(_cpu, ours), "torch": partial(_cpu, theirs)}, rounds)
     ms = [f"{1e3 * median(times[each]):.1f} ms" for each in ("runtime", "torch")]
     return rows, (name, *ms, ratio(times["torch"], times["runtime"]))

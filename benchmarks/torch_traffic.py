@@ -1,7 +1,8 @@
-"""Calls of collectives that a rank makes in a step: the plan's, and torch's of a program of torch alone.
+"""Calls of collectives that a rank makes in a step: the plan's, and torch's of a program of torch
+alone.
 
-Purpose: each collective of a plan is found in what torch did; the rest is what torch communicates beyond the plan.
-Non-goals: time (`torch_target`).
+Purpose: each collective of a plan is found in what torch did; the rest is what torch communicates
+beyond the plan.  Non-goals: time (`torch_target`).
 """
 
 from collections import Counter, defaultdict
@@ -63,9 +64,15 @@ class Sent(TorchDispatchMode):
 
     def _axes(self, args: Any) -> tuple[str, ...]:
         """The axes along which the ranks of a call's group differ."""
-        ranks = dist.get_process_group_ranks(next(group for each in args if (group := _group(each))))
+        ranks = dist.get_process_group_ranks(
+            next(group for each in args if (group := _group(each)))
+        )
         places = [_place(rank, [*self.mesh.values()]) for rank in ranks]
-        return tuple(axis for axis, of in zip(self.mesh, zip(*places, strict=True), strict=True) if len({*of}) > 1)
+        return tuple(
+            axis
+            for axis, of in zip(self.mesh, zip(*places, strict=True), strict=True)
+            if len({*of}) > 1
+        )
 
 
 def _group(argument: Any) -> Any:
@@ -106,7 +113,9 @@ def planned(program: Program, rank: int = 0, use: str = "") -> Traffic:
 
 
 class Row(NamedTuple):
-    """The calls of a kind over the same axes: how often, and bytes, as the plan has it and as torch does it."""
+    """The calls of a kind over the same axes: how often, and bytes, as the plan has it and as
+    torch does it.
+    """
 
     op: str
     axes: tuple[str, ...]
@@ -122,11 +131,15 @@ class Row(NamedTuple):
 
 
 INSTEAD = {"all_to_all": ("all_gather",), "rotate": ("send", "receive")}
-"""Calls of torch that do the work of others: DTensor gathers on CPUs, where gloo has no exchange."""
+"""Calls of torch that do the work of others: DTensor gathers on CPUs, where gloo has no
+exchange.
+"""
 
 
 def compared(plan: Traffic, sent: Traffic) -> list[Row]:
-    """Both by kind and axes; a call over several axes, which torch does one after the other, counts for the first."""
+    """Both by kind and axes; a call over several axes, which torch does one after the other,
+    counts for the first.
+    """
     wanted, done = _sums(as_torch(plan, sent)), _sums(sent)
     keys = sorted({*wanted, *done})
     return [Row(*key, wanted[key][0], done[key][0], wanted[key][1], done[key][1]) for key in keys]
@@ -134,7 +147,11 @@ def compared(plan: Traffic, sent: Traffic) -> list[Row]:
 
 def as_torch(plan: Traffic, sent: Traffic) -> Traffic:
     """The calls of a plan under torch's words, and over the axes that torch has groups of."""
-    ops, groups, found = {call.op for call in sent}, {(call.op, call.axes) for call in sent}, Traffic()
+    ops, groups, found = (
+        {call.op for call in sent},
+        {(call.op, call.axes) for call in sent},
+        Traffic(),
+    )
     for call, count in plan.items():
         for op in (call.op,) if call.op in ops else INSTEAD.get(call.op, (call.op,)):
             axes = call.axes if (op, call.axes) in groups else call.axes[:1]

@@ -1,10 +1,13 @@
-"""`.venv/bin/python benchmarks/tune_kernels.py [CLASS ...]`: the fastest tiles of kernels on this GPU, into the table.
+"""`.venv/bin/python benchmarks/tune_kernels.py [CLASS ...]`: the fastest tiles of kernels on this
+GPU, into the table.
 
-Every candidate of a class and size is timed in bfloat16, forward and backward together, by CUDA events with a cold L2,
-after processes beside this one have compiled it; `compiler/analysis/tiles.toml` gets the fastest under this chip's
-name, and keeps what it has of other chips, classes and sizes.  Without a GPU it says so and exits with status 1.
+Every candidate of a class and size is timed in bfloat16, forward and backward together, by CUDA
+events with a cold L2, after processes beside this one have compiled it;
+`compiler/analysis/tiles.toml` gets the fastest under this chip's name, and keeps what it has of
+other chips, classes and sizes.  Without a GPU it says so and exits with status 1.
 
-Non-goals: no search beyond the lists below, no tiles at run time: a program brings those of its plan's chip.
+Non-goals: no search beyond the lists below, no tiles at run time: a program brings those of its
+plan's chip.
 """
 
 import argparse
@@ -43,8 +46,8 @@ Call = Callable[[], object]
 class Subject:
     """How a class is tuned.
 
-    call: what is timed, of a size and a tile.  vary: what a tile may be replaced by, given the size and the best one so
-    far, None at first; each is a round of its own.
+    call: what is timed, of a size and a tile.  vary: what a tile may be replaced by, given the size
+    and the best one so far, None at first; each is a round of its own.
     """
 
     sizes: Sequence[int]
@@ -54,9 +57,15 @@ class Subject:
 
 def main() -> None:
     """Tunes the classes named on the command line, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("classes", nargs="*", metavar="CLASS", help=f"of {', '.join(SUBJECTS)}; by default all")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="of these classes; by default all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "classes", nargs="*", metavar="CLASS", help=f"of {', '.join(SUBJECTS)}; by default all"
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", metavar="N", help="of these classes; by default all"
+    )
     options = parser.parse_args()
     names = options.classes or [*SUBJECTS]
     if unknown := set(names) - set(SUBJECTS):
@@ -68,9 +77,16 @@ def main() -> None:
             for size in options.sizes or SUBJECTS[name].sizes:
                 tile, rows = tuned(pool, name, size)
                 if rows[0][1] == float("inf"):
-                    print(f"{name}, {size}: no candidate runs, so the table keeps what it has", file=sys.stderr)
+                    print(
+                        f"{name}, {size}: no candidate runs, so the table keeps what it has",
+                        file=sys.stderr,
+                    )
                     continue
-                table(f"{name}, {size}", ("tile", "ms"), [(str(each), f"{ms:.4f}") for each, ms in rows[:5]])
+                table(
+                    f"{name}, {size}",
+                    ("tile", "ms"),
+                    [(str(each), f"{ms:.4f}") for each, ms in rows[:5]],
+                )
                 known = tomllib.loads(TABLE.read_text()) if TABLE.exists() else {}
                 for each in (name, *ALIKE.get(name, ())):
                     known.setdefault(chip(), {}).setdefault(each, {})[str(size)] = arguments(tile)
@@ -124,9 +140,14 @@ def _tried(measure: Callable[[Call], float], name: str, size: int, tile: Any) ->
 def written(tables: Mapping[str, Tiles]) -> str:
     """The table as TOML, sorted: by chip, class and size."""
     parts = [HEAD]
-    for chip_name, tiles in sorted(tables.items(), key=lambda pair: int(pair[0].removeprefix("sm_"))):
+    for chip_name, tiles in sorted(
+        tables.items(), key=lambda pair: int(pair[0].removeprefix("sm_"))
+    ):
         for name, by_size in sorted(tiles.items()):
-            lines = [f"{size} = {_inline(tile)}\n" for size, tile in sorted(by_size.items(), key=lambda it: int(it[0]))]
+            lines = [
+                f"{size} = {_inline(tile)}\n"
+                for size, tile in sorted(by_size.items(), key=lambda it: int(it[0]))
+            ]
             parts.append(f"[{chip_name}.{name}]\n{''.join(lines)}")
     return "\n".join(parts)
 
@@ -174,7 +195,11 @@ def _norm(name: str, terms: int, kernels: Any, size: int, tile: Any) -> Call:
 def _rope(name: str, kernels: Any, size: int, tile: Any) -> Call:
     heads = (ROPE_HEADS, ROPE_KV_HEADS)[: 2 if name == "RopePair" else 1]
     angles = torch.randn(2, ROPE_SEQ, 1, 1, size, device=DEVICE, dtype=torch.bfloat16)
-    return _both(getattr(kernels, name)({size: tile}), [_randn(ROPE_SEQ, 1, each, size) for each in heads], angles)
+    return _both(
+        getattr(kernels, name)({size: tile}),
+        [_randn(ROPE_SEQ, 1, each, size) for each in heads],
+        angles,
+    )
 
 
 def _gate(name: str, kernels: Any, size: int, tile: Any) -> Call:
@@ -188,7 +213,9 @@ def _loss(name: str, kernels: Any, size: int, tile: Any) -> Call:
 def _attention(kernels: Any, size: int, blocks: Any) -> Call:
     """Calls for which torch has no kernel: with a window."""
     shapes = [(2, TOKENS // 2, heads, size) for heads in (ROPE_HEADS, ROPE_KV_HEADS, ROPE_KV_HEADS)]
-    return _both(kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], window=WINDOW)
+    return _both(
+        kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], window=WINDOW
+    )
 
 
 def _adamw(kernels: Any, size: int, tile: Any) -> Call:
@@ -219,19 +246,25 @@ def _sorted(kernels: Any, size: int, tile: Any) -> Call:
 
 
 def _order() -> Any:
-    """Tokens that each choose 8 of 128 experts; made on the host, so that it has sizes where nothing is computed."""
+    """Tokens that each choose 8 of 128 experts; made on the host, so that it has sizes where
+    nothing is computed.
+    """
     from scalec.runtime import Experts, Mesh, sort_by_expert
 
     order = sort_by_expert(torch.rand(TOKENS, 128).argsort(-1)[:, :8], Experts(Mesh({}), 128))
     assert order.total == 8 * TOKENS
-    order.counts, order.choices, order.rows = (it.to(DEVICE) for it in (order.counts, order.choices, order.rows))
+    order.counts, order.choices, order.rows = (
+        it.to(DEVICE) for it in (order.counts, order.choices, order.rows)
+    )
     return order
 
 
 def _routed(kernels: Any, size: int, tile: Any) -> Call:
     order, gates = _order(), torch.rand(TOKENS, 8, device=DEVICE, requires_grad=True)
     there, back = kernels.Dispatch({size: tile}), kernels.Combine({size: tile})
-    return _both(lambda x, gates: back(there(x, order), gates, order), [_randn(TOKENS, size), gates])
+    return _both(
+        lambda x, gates: back(there(x, order), gates, order), [_randn(TOKENS, size), gates]
+    )
 
 
 def _grouped(kernels: Any, size: int, blocks: Any) -> Call:
@@ -261,7 +294,9 @@ def _rows(kernels: Any, size: int, best: Any) -> Iterable[Any]:
 
 
 def _chunks(kernels: Any, size: int, best: Any) -> Iterable[Any]:
-    """Choices that a program orders, each compared with all others, and experts for which one counts them."""
+    """Choices that a program orders, each compared with all others, and experts for which one
+    counts them.
+    """
     for rows, columns, warps in product((32, 64, 128, 256, 512), (16, 32, 64, 128), (1, 2, 4, 8)):
         yield kernels.Tile(rows=rows, warps=warps, columns=columns)
 
@@ -295,21 +330,31 @@ MOST = 160
 def _blocks(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
     """One kernel's blocks, the other two's as they are; at first all alike, for the forward kernel.
 
-    None is fast whose scores and sums would take most of a thread's registers, and each compiles for a minute.
+    None is fast whose scores and sums would take most of a thread's registers, and each compiles
+    for a minute.
     """
     blocks = [
         kernels.Block(queries, keys, warps, stages)
         for queries, keys, warps, stages in BLOCKS
         if (max(queries, keys) * size + queries * keys) / (32 * warps) <= MOST
     ]
-    return [replace(best, **{part: each}) if best else kernels.Blocks(each, blocks[0], blocks[0]) for each in blocks]
+    return [
+        replace(best, **{part: each}) if best else kernels.Blocks(each, blocks[0], blocks[0])
+        for each in blocks
+    ]
 
 
 def _products(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
     """The blocks of rows or of weights, the others as they are; at first all alike."""
     sizes = product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4))
-    found = [kernels.Product(rows, columns, terms, warps, stages) for rows, columns, terms, warps, stages in sizes]
-    return [replace(best, **{part: each}) if best else kernels.Products(each, found[0]) for each in found]
+    found = [
+        kernels.Product(rows, columns, terms, warps, stages)
+        for rows, columns, terms, warps, stages in sizes
+    ]
+    return [
+        replace(best, **{part: each}) if best else kernels.Products(each, found[0])
+        for each in found
+    ]
 
 
 HIDDEN = (64, 128, 256, 1024, 2048, 4096, 8192, 16384)
@@ -336,7 +381,9 @@ SUBJECTS = {
         (768, 2048, 4096), _grouped, [partial(_products, part) for part in ("of_rows", "of_weight")]
     ),
     "AdamW": Subject((1 << 28,), _adamw, [_columns]),
-    "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
+    "Attention": Subject(
+        HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]
+    ),
 }
 ALIKE = {
     "CrossEntropy": ["LinearCrossEntropy"],

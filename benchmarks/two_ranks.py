@@ -1,8 +1,9 @@
 """Two gloo ranks on which our way and a peer's take turns, for benchmarks beside a peer.
 
-All ways of a comparison give the same tensors, which is tested before anything is timed.  Host time is CPU time of the
-thread that runs a pass on rank 0; gloo's own threads are not in it.  With more threads than cores, wall time is also
-the waiting for one another's turn: its ratio says less than that of host time.
+All ways of a comparison give the same tensors, which is tested before anything is timed.  Host time
+is CPU time of the thread that runs a pass on rank 0; gloo's own threads are not in it.  With more
+threads than cores, wall time is also the waiting for one another's turn: its ratio says less than
+that of host time.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,9 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ways to do one thing, by name; `ways` makes them on a rank, once the process group is there."""
+    """Ways to do one thing, by name; `ways` makes them on a rank, once the process group is
+    there.
+    """
 
     title: str
     ways: Callable[[int], Mapping[str, Step]]
@@ -41,12 +44,16 @@ class Comparison:
 
 def compare(comparisons: list[Comparison], rounds: int, port: int) -> None:
     """Prints a table of each comparison."""
-    start_processes(_compare_on_rank, (comparisons, rounds, port), nprocs=RANKS, start_method="fork")
+    start_processes(
+        _compare_on_rank, (comparisons, rounds, port), nprocs=RANKS, start_method="fork"
+    )
 
 
 def _compare_on_rank(rank: int, comparisons: list[Comparison], rounds: int, port: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS
+    )
     for comparison in comparisons:
         torch.manual_seed(rank)
         ways = comparison.ways(rank)
@@ -63,7 +70,9 @@ def _check(ways: Mapping[str, Step], reference: str) -> None:
     expected = ways[reference]()
     for name, step in ways.items():
         for value, due in zip(step(), expected, strict=True):
-            torch.testing.assert_close(value, due, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                value, due, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 def _timed(step: Step) -> Cost:

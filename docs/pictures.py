@@ -1,4 +1,6 @@
-"""The pictures of the documents, each drawn from plans: `python docs/pictures.py` writes docs/pictures/*.svg."""
+"""The pictures of the documents, each drawn from plans: `python docs/pictures.py` writes
+docs/pictures/*.svg.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,17 +41,27 @@ train {{
 """Llama 3 8B."""
 
 
-def llama(mesh: str, shard: str, ranks: int, *, seq: int = 8192, sections: str = "", train: str = "") -> Program:
+def llama(
+    mesh: str, shard: str, ranks: int, *, seq: int = 8192, sections: str = "", train: str = ""
+) -> Program:
     """The compiled plan."""
     nodes = max(ranks // 8, 1)
     text = PLAN.format(
-        nodes=nodes, mesh=mesh, shard=shard, sections=sections, seq=seq, batch=max(ranks, 8), train=train
+        nodes=nodes,
+        mesh=mesh,
+        shard=shard,
+        sections=sections,
+        seq=seq,
+        batch=max(ranks, 8),
+        train=train,
     ).replace("gpus_per_node = 8", f"gpus_per_node = {min(ranks, 8)}")
     return compile_plan(Source(str(ROOT / "plans" / "picture.scale"), text))
 
 
 class Series(NamedTuple):
-    """A line of a chart, or the bars of one colour: a name and a value for each place of the axis."""
+    """A line of a chart, or the bars of one colour: a name and a value for each place of the
+    axis.
+    """
 
     name: str
     values: Sequence[float]
@@ -58,7 +70,14 @@ class Series(NamedTuple):
 class Chart:
     """Axes with titles, and values as lines or as bars upon each other."""
 
-    def __init__(self, title: str, source: str, axis: str, places: Sequence[str], said: Callable[[float], str]) -> None:
+    def __init__(
+        self,
+        title: str,
+        source: str,
+        axis: str,
+        places: Sequence[str],
+        said: Callable[[float], str],
+    ) -> None:
         self.canvas, self._places, self._said = Canvas(WIDTH), places, said
         self.canvas.words(12, 18, title, "head")
         self.canvas.words(12, 34, source, "muted")
@@ -67,10 +86,13 @@ class Chart:
     def lines(self, series: Sequence[Series], unit: float) -> None:
         """A line for each series, named at its end."""
         most = self._scale(max(max(it.values) for it in series), unit)
-        order = sorted(enumerate(series), key=lambda pair: pair[1].values[-1])  # names from below, none over another
+        # names from below, none over another
+        order = sorted(enumerate(series), key=lambda pair: pair[1].values[-1])
         free = TOP + HIGH + 4.0
         for at, it in order:
-            points = [(self._x(place), self._y(value, most)) for place, value in enumerate(it.values)]
+            points = [
+                (self._x(place), self._y(value, most)) for place, value in enumerate(it.values)
+            ]
             self.canvas.path(points, f"trace l{at}")
             for point in points:
                 self.canvas.dot(*point, 3, f"s{at}")
@@ -79,17 +101,26 @@ class Chart:
             self.canvas.words(points[-1][0] + 10, y, it.name, f"t{at}")
 
     def bars(self, series: Sequence[Series], unit: float) -> None:
-        """A bar for each place, its series upon each other, with the sum on top and names at the right."""
+        """A bar for each place, its series upon each other, with the sum on top and names at
+        the right.
+        """
         totals = [sum(values) for values in zip(*(it.values for it in series), strict=True)]
-        most, half = self._scale(max(totals), unit), min((WIDTH - LEFT - RIGHT) / len(self._places) * 0.32, 34)
+        most, half = (
+            self._scale(max(totals), unit),
+            min((WIDTH - LEFT - RIGHT) / len(self._places) * 0.32, 34),
+        )
         below = [0.0] * len(totals)
         for at, it in enumerate(series):
             for place, value in enumerate(it.values):
                 x, top = self._x(place), self._y(below[place] + value, most)
-                self.canvas.box(x - half, top, 2 * half, self._y(below[place], most) - top, f"s{at}", it.name, 0)
+                self.canvas.box(
+                    x - half, top, 2 * half, self._y(below[place], most) - top, f"s{at}", it.name, 0
+                )
                 below[place] += value
         for place, total in enumerate(totals):
-            self.canvas.words(self._x(place), self._y(total, most) - 5, self._said(total), "mid small")
+            self.canvas.words(
+                self._x(place), self._y(total, most) - 5, self._said(total), "mid small"
+            )
         for at, it in enumerate(reversed(series)):
             y = TOP + 20 + at * 18
             self.canvas.box(WIDTH - RIGHT + 20, y - 9, 10, 10, f"s{len(series) - 1 - at}")
@@ -124,11 +155,18 @@ def saved_activations() -> Canvas:
     """Activation memory over the sequence's length, by what is recomputed."""
     lengths = (4096, 8192, 16384, 32768)
     shard = "batch over dp  vocab, heads, kv_heads, ffn over tp  seq over tp"
-    kinds = {"none": "", "selective(attention)": "recompute = selective(attention)", "full": "recompute = full"}
+    kinds = {
+        "none": "",
+        "selective(attention)": "recompute = selective(attention)",
+        "full": "recompute = full",
+    }
     found = [
         Series(
             name,
-            [account(llama("dp = 2  tp = 4", shard, 8, seq=seq, train=train)).activations for seq in lengths],
+            [
+                account(llama("dp = 2  tp = 4", shard, 8, seq=seq, train=train)).activations
+                for seq in lengths
+            ],
         )
         for name, train in kinds.items()
     ]
@@ -169,7 +207,11 @@ def sharded_state() -> Canvas:
 def _of_a_layer(program: Program) -> float:
     """Bytes that a microbatch saves in each layer."""
     layers = program.size("layers")
-    return sum(kept.bytes * (kept.layers // layers) for kept in account(program).kept if kept.layers >= layers)
+    return sum(
+        kept.bytes * (kept.layers // layers)
+        for kept in account(program).kept
+        if kept.layers >= layers
+    )
 
 
 def tensor_parallel() -> Canvas:
@@ -182,7 +224,8 @@ def tensor_parallel() -> Canvas:
         found.append(Series(name, [_of_a_layer(it) for it in programs]))
     chart = Chart(
         "Saved activations of a layer, by tensor and sequence parallelism",
-        "Llama 3 8B, bf16, 8,192 tokens; without `seq over tp` norms and sums are whole on each rank",
+        "Llama 3 8B, bf16, 8,192 tokens; without `seq over tp` norms and sums are whole on"
+        " each rank",
         "ranks of tp",
         [str(tp) for tp in degrees],
         gib,
@@ -230,18 +273,23 @@ def sent_by_axis() -> Canvas:
     for each in collectives(program):
         axes = axes_of(program, each)
         across = crosses(program, each.axes, launch(program).ranks_per_node)
-        place = totals.setdefault(f"{axes}, {'across' if across else 'within'}", dict.fromkeys(uses, 0.0))
+        place = totals.setdefault(
+            f"{axes}, {'across' if across else 'within'}", dict.fromkeys(uses, 0.0)
+        )
         if each.use in place:
             place[each.use] += sent(each)
     kept = {name: values for name, values in totals.items() if sum(values.values()) > MIB}
     chart = Chart(
         "What a rank sends in a step, by axes, across nodes or within one",
-        "Llama 3 8B on 32 GPUs, pp = 2, dp = 2, cp = 2, tp = 4; rank 0 of pp, ring attention over cp",
+        "Llama 3 8B on 32 GPUs, pp = 2, dp = 2, cp = 2, tp = 4; rank 0 of pp, ring attention"
+        " over cp",
         "axes",
         list(kept),
         gib,
     )
-    chart.bars([Series(name, [values[use] for values in kept.values()]) for use, name in uses.items()], GIB)
+    chart.bars(
+        [Series(name, [values[use] for values in kept.values()]) for use, name in uses.items()], GIB
+    )
     return chart.canvas
 
 
@@ -249,7 +297,10 @@ def five_axes() -> Canvas:
     """One layer under all five axes."""
     of = subject(ROOT / "docs" / "tutorial" / "10_five_axes.scale", proved=False)
     ranks = by_rank(of)
-    return drawn(model(of.program, busiest(ranks), ranks), {axis.name: at for at, axis in enumerate(of.program.axes)})
+    return drawn(
+        model(of.program, busiest(ranks), ranks),
+        {axis.name: at for at, axis in enumerate(of.program.axes)},
+    )
 
 
 def layer() -> Canvas:

@@ -1,4 +1,6 @@
-"""Pages of the site that are generated from the compiler's own tables: commands, settings, errors and warnings."""
+"""Pages of the site that are generated from the compiler's own tables: commands, settings,
+errors and warnings.
+"""
 
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -88,7 +90,11 @@ def _section(of: type[Settings], path: str) -> Iterator[str]:
 
 def _row(of: type[Settings], field: Field) -> str:
     default = attrs.fields_dict(of)[field.name].default
-    shown = "" if field.required or default is None or isinstance(field.what, Part) else f"`{field.what.show(default)}`"
+    shown = (
+        ""
+        if field.required or default is None or isinstance(field.what, Part)
+        else f"`{field.what.show(default)}`"
+    )
     takes = "a section" if isinstance(field.what, Part) else field.what.takes
     only = f" (`{field.variant}` alone)" if field.variant else ""
     doc = "; ".join(filter(None, ("required" * field.required, field.doc + only)))

@@ -1,6 +1,7 @@
 """scalec as a library: `scalec.compile(text)`, `scalec.plan(path)`; docs/library.md describes it.
 
-Nothing is imported before a name is used: the programs that scalec writes import `scalec.runtime` alone.
+Nothing is imported before a name is used: the programs that scalec writes import `scalec.runtime`
+alone.
 """
 
 from typing import TYPE_CHECKING

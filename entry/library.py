@@ -61,14 +61,20 @@ class Plan:
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of a step in their order; of a pipeline, those of one rank after those of another."""
+        """The collectives of a step in their order; of a pipeline, those of one rank after
+        those of another.
+        """
         from scalec.compiler.analysis.communication import collectives, places
 
-        return tuple(each for rank in places(self.program) for each in collectives(self.program, rank))
+        return tuple(
+            each for rank in places(self.program) for each in collectives(self.program, rank)
+        )
 
     @property
     def time(self) -> Report | None:
-        """The predicted time of a step; None where the plan's cluster names no GPU that is known."""
+        """The predicted time of a step; None where the plan's cluster names no GPU that is
+        known.
+        """
         from scalec.compiler.analysis.time import expected
 
         return expected(self.program)
@@ -95,25 +101,36 @@ class Plan:
             if self.time is None:
                 raise ValueError("the time of a step needs `cluster { gpu = … }`")
             return time(self.time)
-        return {"memory": explain.memory, "collectives": explain.explain_collectives}[topic](self.program)
+        return {"memory": explain.memory, "collectives": explain.explain_collectives}[topic](
+            self.program
+        )
 
-    def report(self, other: "Plan | None" = None, *, verify: bool = True, tokens: float | None = None) -> "Page":
+    def report(
+        self, other: "Plan | None" = None, *, verify: bool = True, tokens: float | None = None
+    ) -> "Page":
         """The page of `scalec report`, of this plan or of it beside another; a notebook shows it.
 
-        tokens: how many to train on, by default those of the plan's steps.  Raises PlanError where the proof fails.
+        tokens: how many to train on, by default those of the plan's steps.  Raises PlanError where
+        the proof fails.
         """
         from scalec.compiler.reports.html import Subject, report
 
         plans = [self, *([other] if other else [])]
         each = (it._compiled for it in plans)
         proofs = (it.verify() if verify else None for it in plans)
-        return Page(report(*(Subject(*of, proof) for of, proof in zip(each, proofs, strict=True)), tokens=tokens))
+        return Page(
+            report(
+                *(Subject(*of, proof) for of, proof in zip(each, proofs, strict=True)),
+                tokens=tokens,
+            )
+        )
 
     def write(self, folder: str | Path, *, verify: bool = True, try_functions: bool = True) -> Path:
         """Writes train.py, what it reads, and plan.json, and returns the path of train.py.
 
-        verify: proves the step first.  try_functions: tries the functions of the plan's own ops first.
-        Raises PlanError, and OutputError where files that scalec did not write would be lost.
+        verify: proves the step first.  try_functions: tries the functions of the plan's own ops
+        first.  Raises PlanError, and OutputError where files that scalec did not write would be
+        lost.
         """
         proof = self.verify() if verify else None
         with trials(Path(self._compiled.source.path), try_functions) as trial:
@@ -150,7 +167,8 @@ def compile(text: str, path: str | Path = "plan.scale") -> Plan:
 
 
 def plan(given: str | Path) -> Plan:
-    """The plan of a file; a string with a brace or a line break is a plan's text.  Raises PlanError.
+    """The plan of a file; a string with a brace or a line break is a plan's text.  Raises
+    PlanError.
 
     `scalec:llama3_8b` is a plan that comes with scalec.
     """

@@ -1,7 +1,8 @@
 """torchrun --standalone --nproc-per-node=4 examples/own_loop.py out/tiny_llama checkpoint 20
 
-A compiled plan inside a loop of your own, whose state torch.distributed.checkpoint saves and loads: compile
-`plans/tiny_llama.scale` first.  Started once more, also on the ranks of another mesh, it goes on.
+A compiled plan inside a loop of your own, whose state torch.distributed.checkpoint saves and loads:
+compile `plans/tiny_llama.scale` first.  Started once more, also on the ranks of another mesh, it
+goes on.
 """
 
 import sys
@@ -21,7 +22,9 @@ dcp: Any = checkpoint  # its types are partial
 
 
 class Progress(Stateful):
-    """The number of steps that are done: as any object of your own, it is saved beside the state."""
+    """The number of steps that are done: as any object of your own, it is saved beside the
+    state.
+    """
 
     steps = 0
 
@@ -33,7 +36,9 @@ class Progress(Stateful):
 
 
 def random_batch(program: ModuleType, mesh: Mesh, step: int) -> Batch:
-    """This rank's part of a step's tokens, each label the token itself: your own data in its place."""
+    """This rank's part of a step's tokens, each label the token itself: your own data in its
+    place.
+    """
     plan, layout = program.PLAN, program.PLAN.inputs["tokens"]
     shape = (plan.microbatches, plan.global_batch // plan.microbatches, plan.seq)
     rows = torch.randint(plan.vocab, shape, generator=torch.Generator().manual_seed(step))
@@ -44,7 +49,9 @@ def random_batch(program: ModuleType, mesh: Mesh, step: int) -> Batch:
 
 
 def train(program: ModuleType, folder: Path, steps: int) -> list[float]:
-    """The losses of steps up to `steps`, from the checkpoint in `folder` if there is one; then it is saved there."""
+    """The losses of steps up to `steps`, from the checkpoint in `folder` if there is one; then
+    it is saved there.
+    """
     mesh, plan = Mesh(program.PLAN.mesh), program.PLAN
     model, state = program.build(mesh)
     progress = Progress()
@@ -55,7 +62,10 @@ def train(program: ModuleType, folder: Path, steps: int) -> list[float]:
         state.initialise(plan.seed)
     losses: list[float] = []
     while progress.steps < steps:
-        batch, rate = random_batch(program, mesh, progress.steps), plan.schedule.lr(progress.steps, plan.steps, plan.lr)
+        batch, rate = (
+            random_batch(program, mesh, progress.steps),
+            plan.schedule.lr(progress.steps, plan.steps, plan.lr),
+        )
         losses.append(float(program.train_step(model, state, batch, rate).loss))
         progress.steps += 1
     dcp.save(saved, checkpoint_id=folder)

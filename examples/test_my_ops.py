@@ -1,6 +1,7 @@
 """.venv/bin/pytest examples/test_my_ops.py
 
-How to hold your own ops to what a plan says of them: slices, linearity, and gradients against finite differences.
+How to hold your own ops to what a plan says of them: slices, linearity, and gradients against
+finite differences.
 """
 
 from pathlib import Path
@@ -19,5 +20,7 @@ def test_unit() -> None:
 
 
 def test_the_step() -> None:
-    """Whatever the functions compute, the step is that of one device, if they work along the dims that are said."""
+    """Whatever the functions compute, the step is that of one device, if they work along the
+    dims that are said.
+    """
     assert_equal_step(PLAN)

@@ -2,8 +2,9 @@
 
 How to hold a plan of your own to the single-device step: copy this file beside it and run `pytest`.
 
-Each check compiles a plan and proves its step, forward, backward and update, equal to that of one device: exactly, on
-small sizes, in about a second and without a GPU.  Needs `pip install "scalec[testing]"`.
+Each check compiles a plan and proves its step, forward, backward and update, equal to that of one
+device: exactly, on small sizes, in about a second and without a GPU.  Needs `pip install
+"scalec[testing]"`.
 """
 
 from pathlib import Path
@@ -23,19 +24,31 @@ def test_my_plan() -> None:
 MESHES = {
     "data parallel": ("dp = 4", "batch over dp"),
     "tensor parallel": ("tp = 4", "vocab, heads, kv_heads, ffn over tp"),
-    "with sequence parallelism": ("dp = 2  tp = 2", "batch over dp  vocab, heads, kv_heads, ffn over tp  seq over tp"),
-    "replicas": ("replica = 2  dp = 2  tp = 2", "batch over replica, dp  vocab, heads, kv_heads, ffn over tp"),
+    "with sequence parallelism": (
+        "dp = 2  tp = 2",
+        "batch over dp  vocab, heads, kv_heads, ffn over tp  seq over tp",
+    ),
+    "replicas": (
+        "replica = 2  dp = 2  tp = 2",
+        "batch over replica, dp  vocab, heads, kv_heads, ffn over tp",
+    ),
 }
 
 
 @pytest.mark.parametrize("kv_heads", [1, 8])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_my_model_on_other_meshes(mesh: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model of a file, its dims overridden behind `use`, whose path begins at the working directory."""
+def test_my_model_on_other_meshes(
+    mesh: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of a file, its dims overridden behind `use`, whose path begins at the working
+    directory.
+    """
     monkeypatch.chdir(PLAN.parent)
     axes, rules = MESHES[mesh]
     assert_equal_step(f"""
-        use "models/llama.scale" {{ dims {{ hidden = 64  heads = 8  kv_heads = {kv_heads}  ffn = 192  layers = 2 }} }}
+        use "models/llama.scale" {{
+          dims {{ hidden = 64  heads = 8  kv_heads = {kv_heads}  ffn = 192  layers = 2 }}
+        }}
         mesh {{ {axes} }}
         shard {{ {rules} }}
         train {{

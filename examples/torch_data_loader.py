@@ -1,7 +1,8 @@
 """torchrun --standalone --nproc-per-node=4 examples/torch_data_loader.py out/tiny_llama 20
 
-A compiled plan inside a loop of your own, fed by torch's DataLoader: compile `plans/tiny_llama.scale` first.
-Each rank reads the rows of its own place on the axes of data; ranks that share a place read the same ones.
+A compiled plan inside a loop of your own, fed by torch's DataLoader: compile
+`plans/tiny_llama.scale` first.  Each rank reads the rows of its own place on the axes of data;
+ranks that share a place read the same ones.
 """
 
 import sys
@@ -35,8 +36,12 @@ def batches(program: ModuleType, mesh: Mesh, data: Dataset[Tensor]) -> Iterator[
     """This rank's part of each global batch."""
     plan = program.PLAN
     axis = mesh.axis(*plan.inputs["tokens"].split["batch"])
-    sampler: DistributedSampler[Tensor] = DistributedSampler(data, axis.size, axis.rank, seed=plan.seed, drop_last=True)
-    loader = DataLoader(data, batch_size=plan.global_batch // axis.size, sampler=sampler, drop_last=True)
+    sampler: DistributedSampler[Tensor] = DistributedSampler(
+        data, axis.size, axis.rank, seed=plan.seed, drop_last=True
+    )
+    loader = DataLoader(
+        data, batch_size=plan.global_batch // axis.size, sampler=sampler, drop_last=True
+    )
     seq_first = plan.inputs["tokens"].dims == ("seq", "batch")
     for epoch in range(1000):
         sampler.set_epoch(epoch)
@@ -54,7 +59,9 @@ def train(program: ModuleType, text: bytes, steps: int) -> list[float]:
     model, state = program.build(mesh)
     state.initialise(plan.seed)
     losses: list[float] = []
-    for step, batch in zip(range(steps), batches(program, mesh, Windows(text, plan.seq)), strict=False):
+    for step, batch in zip(
+        range(steps), batches(program, mesh, Windows(text, plan.seq)), strict=False
+    ):
         metrics = program.train_step(model, state, batch, plan.schedule.lr(step, steps, plan.lr))
         losses.append(float(metrics.loss))
     return losses

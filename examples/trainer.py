@@ -1,7 +1,7 @@
 """torchrun --standalone --nproc-per-node=4 examples/trainer.py out/tiny_llama_dtensor 20
 
-A plan compiled with `--target dtensor` inside a trainer with callbacks, as in Hugging Face's, and with an optimizer of
-your own.  Nothing here but torch: parameters and inputs are DTensors.
+A plan compiled with `--target dtensor` inside a trainer with callbacks, as in Hugging Face's, and
+with an optimizer of your own.  Nothing here but torch: parameters and inputs are DTensors.
 """
 
 import sys
@@ -80,7 +80,9 @@ def random_rows(program: ModuleType, text: bytes, seed: int = 0) -> Iterable[Ten
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     generator = torch.Generator().manual_seed(seed)
     while True:
-        begins = torch.randint(len(tokens) - program.SEQ, (program.GLOBAL_BATCH, 1), generator=generator)
+        begins = torch.randint(
+            len(tokens) - program.SEQ, (program.GLOBAL_BATCH, 1), generator=generator
+        )
         yield tokens[begins + torch.arange(program.SEQ + 1)]
 
 

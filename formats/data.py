@@ -1,7 +1,9 @@
-"""Files of training data: which files patterns match, and which of them are no text, or no raw token ids.
+"""Files of training data: which files patterns match, and which of them are no text, or no raw
+token ids.
 
-`data text` reads the bytes of a file and `data tokens` its numbers, whatever they are: a file of another format would
-train a model on headers, quotes and compressed bytes, and nothing would say so.
+`data text` reads the bytes of a file and `data tokens` its numbers, whatever they are: a file of
+another format would train a model on headers, quotes and compressed bytes, and nothing would say
+so.
 """
 
 import os
@@ -28,7 +30,9 @@ _LARGE = 4096
 
 @dataclass(frozen=True)
 class Foreign:
-    """A file that is not what it is taken for: what it is, what it is taken for, and what to do, line by line."""
+    """A file that is not what it is taken for: what it is, what it is taken for, and what to
+    do, line by line.
+    """
 
     path: str
     what: str
@@ -40,7 +44,9 @@ class Foreign:
 
 
 def files_of(pattern: str, most: int | None = None) -> list[str]:
-    """The files with something in them that a pattern matches, sorted; of the first `most` matches alone."""
+    """The files with something in them that a pattern matches, sorted; of the first `most`
+    matches alone.
+    """
     matches = islice(iglob(pattern, recursive=True), most)
     return sorted(path for path in matches if os.path.isfile(path) and os.path.getsize(path) > 0)
 
@@ -53,7 +59,10 @@ def address(pattern: str) -> str:
 
 def address_advice(pattern: str) -> str:
     """The advice for a pattern that is an address."""
-    return f"`{pattern}` is an address ({address(pattern)}), not a path: download its files, and name their paths"
+    return (
+        f"`{pattern}` is an address ({address(pattern)}), not a path: download its files, and"
+        " name their paths"
+    )
 
 
 def foreign(path: str, dtype: str) -> Foreign | None:
@@ -107,20 +116,28 @@ def _to_text(path: str, known: Format) -> tuple[str, ...]:
         case "utf-16":
             return (f"convert it: iconv -f utf-16 -t utf-8 {shlex.quote(path)} > corpus.txt",)
         case "npy" | "npz" | "megatron" | "llm.c":
-            return ("token ids are read by `data tokens { … }`, from a file of nothing but raw ids",)
+            return (
+                "token ids are read by `data tokens { … }`, from a file of nothing but raw ids",
+            )
         case _:
             return ("write its text to a file of its own",)
 
 
 def _column(reader: str, path: str) -> str:
-    return f'write its column of text to a file: open("corpus.txt", "w").write("\\n".join({reader}({path!r})["text"]))'
+    return (
+        'write its column of text to a file: open("corpus.txt",'
+        f' "w").write("\\n".join({reader}({path!r})["text"]))'
+    )
 
 
 def _no_tokens(path: str, ends: Ends, dtype: str) -> _Found | None:
     if known := format_of(ends):
         return known.name, _to_tokens(path, known, dtype)
     if len(text_of(ends)) >= _FEWEST // 2:
-        tokenise = f'numpy.array(ids, "{dtype}").tofile("corpus.bin") writes the ids that a tokenizer gives'
+        tokenise = (
+            f'numpy.array(ids, "{dtype}").tofile("corpus.bin") writes the ids that a tokenizer'
+            " gives"
+        )
         return "text", (tokenise, "to train on the bytes of text, write `data text { … }`")
     if ends.size % WIDTHS[dtype]:
         what = f"{ends.size:,} bytes long, which is no multiple of a token's {WIDTHS[dtype]}"
@@ -133,7 +150,9 @@ def _no_tokens(path: str, ends: Ends, dtype: str) -> _Found | None:
 
 
 def _wide(ends: Ends, dtype: str) -> str:
-    """The wider type that numbers seem to have been written in: what follows each is 0, or nearly so; else ""."""
+    """The wider type that numbers seem to have been written in: what follows each is 0, or
+    nearly so; else "".
+    """
     whole = len(ends.first) // 8 * 8
     numbers = memoryview(ends.first[:whole]).cast("H" if dtype == "uint16" else "I").tolist()
     if len(numbers) < _FEWEST:
@@ -155,16 +174,34 @@ def _to_tokens(path: str, known: Format, dtype: str) -> tuple[str, ...]:
         case "npy":
             return "write the raw ids with numpy:", "import numpy", f"numpy.load({path!r}){raw}"
         case "npz":
-            return "write the raw ids with numpy:", "import numpy", f'numpy.load({path!r})["arr_0"]{raw}'
+            return (
+                "write the raw ids with numpy:",
+                "import numpy",
+                f'numpy.load({path!r})["arr_0"]{raw}',
+            )
         case "llm.c":
             width = f'"{dtype}", offset=1024'
-            return "leave its header out:", "import numpy", f"numpy.fromfile({path!r}, {width}){raw}"
+            return (
+                "leave its header out:",
+                "import numpy",
+                f"numpy.fromfile({path!r}, {width}){raw}",
+            )
         case "megatron":
-            return (f"its ids are in {os.path.splitext(path)[0]}.bin, one after the other: name that file",)
+            return (
+                f"its ids are in {os.path.splitext(path)[0]}.bin, one after the other: name"
+                " that file",
+            )
         case "torch":
-            return "write the raw ids with numpy:", "import torch", f"torch.load({path!r}).numpy(){raw}"
+            return (
+                "write the raw ids with numpy:",
+                "import torch",
+                f"torch.load({path!r}).numpy(){raw}",
+            )
         case _:
-            return (f'write its token ids as raw numbers: numpy.array(ids, "{dtype}").tofile("corpus.bin")',)
+            return (
+                "write its token ids as raw numbers: numpy.array(ids,"
+                f' "{dtype}").tofile("corpus.bin")',
+            )
 
 
 _UNPACKED = {

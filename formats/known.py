@@ -1,7 +1,8 @@
 """Formats that a file is known by: first bytes, and a second look that confirms them.
 
-Token ids may be any bytes, so that a short magic number alone decides nothing: a gzip file has to inflate, a zip file
-to name its first member, a tar header to have its checksum.  Non-goals: what is wanted of a file (`data`).
+Token ids may be any bytes, so that a short magic number alone decides nothing: a gzip file has to
+inflate, a zip file to name its first member, a tar header to have its checksum.  Non-goals: what is
+wanted of a file (`data`).
 """
 
 import json
@@ -63,7 +64,9 @@ def format_of(ends: Ends) -> Format | None:
 
 
 def described(path: str | Path) -> str:
-    """The format of a file, as in `a web page (HTML)`; "" where it is not known, or the file cannot be read."""
+    """The format of a file, as in `a web page (HTML)`; "" where it is not known, or the file
+    cannot be read.
+    """
     try:
         found = format_of(Ends.of(path))
     except OSError:
@@ -90,7 +93,9 @@ _MAGIC = {
     b"MMIDIDX\0\0": Format("megatron", "the index of a Megatron dataset"),
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": Format("torch", "a file of torch.save"),
     b"\x89PNG\r\n\x1a\n": Format("png", "a PNG picture"),
-    b"version https://git-lfs.github.com/spec/": Format("lfs", "a pointer of Git LFS in place of the file itself"),
+    b"version https://git-lfs.github.com/spec/": Format(
+        "lfs", "a pointer of Git LFS in place of the file itself"
+    ),
 }
 
 
@@ -117,7 +122,9 @@ def _is_bzip2(ends: Ends) -> bool:
 
 
 def _is_zstandard(ends: Ends) -> bool:
-    """A frame header without reserved bits, and blocks of known kinds that end with the file (RFC 8878)."""
+    """A frame header without reserved bits, and blocks of known kinds that end with the file
+    (RFC 8878).
+    """
     if ends.first[:4] != b"\x28\xb5\x2f\xfd" or ends.number(4, 1) & 0x08:
         return False
     flags = ends.number(4, 1)
@@ -213,13 +220,20 @@ def _is_feather(ends: Ends) -> bool:
 def _is_arrow_stream(ends: Ends) -> bool:
     """A message of metadata whose flatbuffer has a root table with a vtable inside it."""
     length, root = ends.number(4), ends.number(8)
-    if ends.first[:4] != b"\xff\xff\xff\xff" or not 16 <= length <= min(ends.size, len(ends.first)) - 8:
+    if (
+        ends.first[:4] != b"\xff\xff\xff\xff"
+        or not 16 <= length <= min(ends.size, len(ends.first)) - 8
+    ):
         return False
     if length % 8 or not 4 <= root <= length - 4:
         return False
     table = 8 + root
     vtable = table - ends.number(table)
-    return 8 <= vtable < table and 4 <= ends.number(vtable, 2) <= 64 and ends.number(vtable, 2) % 2 == 0
+    return (
+        8 <= vtable < table
+        and 4 <= ends.number(vtable, 2) <= 64
+        and ends.number(vtable, 2) % 2 == 0
+    )
 
 
 def _is_orc(ends: Ends) -> bool:
@@ -293,14 +307,20 @@ def _is_pdf(ends: Ends) -> bool:
 
 def _is_elf(ends: Ends) -> bool:
     kind = ends.first[4:7]
-    return ends.first[:4] == b"\x7fELF" and kind[:1] in (b"\1", b"\2") and kind[1:] in (b"\1\1", b"\2\1")
+    return (
+        ends.first[:4] == b"\x7fELF"
+        and kind[:1] in (b"\1", b"\2")
+        and kind[1:] in (b"\1\1", b"\2\1")
+    )
 
 
 # ---- formats of text
 
 
 def text_of(ends: Ends) -> str:
-    """The beginning of a file as UTF-8; "" where it is none, or has other control characters than text has."""
+    """The beginning of a file as UTF-8; "" where it is none, or has other control characters
+    than text has.
+    """
     try:
         text = ends.first.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -319,11 +339,15 @@ def _is_wide_text(ends: Ends) -> bool:
 
 
 def _is_web_page(ends: Ends) -> bool:
-    return bool(re.match(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", ends.first[:1024], re.IGNORECASE))
+    return bool(
+        re.match(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", ends.first[:1024], re.IGNORECASE)
+    )
 
 
 def _json_values(ends: Ends) -> Iterator[object]:
-    """The objects that JSON begins with: the first two of lines, the first of a list; one that is cut off is empty."""
+    """The objects that JSON begins with: the first two of lines, the first of a list; one that
+    is cut off is empty.
+    """
     text = text_of(ends).lstrip()
     rest = text[1:].lstrip() if text.startswith("[") else text
     while rest.startswith("{"):

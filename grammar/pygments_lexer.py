@@ -1,4 +1,4 @@
-"""A Pygments lexer of plans, which docs/editors/generate.py writes from the terminals of the grammar."""
+"""A Pygments lexer of plans; docs/editors/generate.py writes it from the grammar."""
 
 # ruff: noqa: E501
 # fmt: off

@@ -1,6 +1,7 @@
 """The runtime of emitted programs: mesh, coercions, ops, parameters, state, data, loop.
 
-Folders in reading order: comm, ops, autograd, state, pipeline, kernels, data, checkpoint, config, train, debug.
+Folders in reading order: comm, ops, autograd, state, pipeline, kernels, data, checkpoint, config,
+train, debug.
 
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """

@@ -16,12 +16,16 @@ def reason(error: RunError | OSError) -> str:
     """The line to print: for an error of the system, the file and why it refuses."""
     if isinstance(error, RunError):
         return str(error)
-    return _printable(": ".join(str(each) for each in (error.filename, error.strerror or error) if each))
+    return _printable(
+        ": ".join(str(each) for each in (error.filename, error.strerror or error) if each)
+    )
 
 
 def _printable(line: str) -> str:
     """The line, with control characters escaped, which names out of files may have."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in line
+    )
 
 
 def named(names: Sequence[str]) -> str:

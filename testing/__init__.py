@@ -1,11 +1,11 @@
 """Tests of one's own plans against the single-device step, under pytest.
 
-Purpose: `assert_equal_step` and `assert_mutants_caught` for a plan of one's own, `assert_op` for an op of one's own;
-`plans`, random ones for hypothesis.
-Non-goals: the numbers of a training run; emitted programs, which each compile reads back.
+Purpose: `assert_equal_step` and `assert_mutants_caught` for a plan of one's own, `assert_op` for an
+op of one's own; `plans`, random ones for hypothesis.  Non-goals: the numbers of a training run;
+emitted programs, which each compile reads back.
 
-Each is imported when it is asked for: nothing but `plans` needs hypothesis, and the process that tries a plan's
-functions needs none of them.
+Each is imported when it is asked for: nothing but `plans` needs hypothesis, and the process that
+tries a plan's functions needs none of them.
 """
 
 from importlib import import_module

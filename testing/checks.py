@@ -12,10 +12,12 @@ from .audit import audit
 
 
 def assert_equal_step(plan: str | Path) -> None:
-    """Compiles a plan and proves its step, forward, backward and update, equal to that of a single device.
+    """Compiles a plan and proves its step, forward, backward and update, equal to that of a single
+    device.
 
-    `plan` is a file, or a plan's text, from which `use` looks in the working directory.  Raises AssertionError with
-    what `scalec` says: what is wrong with the plan, or where its step parts from the single device's.
+    `plan` is a file, or a plan's text, from which `use` looks in the working directory.  Raises
+    AssertionError with what `scalec` says: what is wrong with the plan, or where its step parts
+    from the single device's.
     """
     try:
         verify(*_compiled(plan))
@@ -24,9 +26,11 @@ def assert_equal_step(plan: str | Path) -> None:
 
 
 def assert_mutants_caught(plan: str | Path) -> None:
-    """Makes every mistake of `scalec verify --audit` in a plan's step; the proof must refuse them all.
+    """Makes every mistake of `scalec verify --audit` in a plan's step; the proof must refuse them
+    all.
 
-    Takes seconds.  Raises AssertionError with the audit's table, or with what is wrong with the plan.
+    Takes seconds.  Raises AssertionError with the audit's table, or with what is wrong with the
+    plan.
     """
     try:
         found = audit(*_compiled(plan))

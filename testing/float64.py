@@ -28,18 +28,32 @@ def _clip(norm: Array, most: float) -> Array:
 
 
 def _slowed(
-    frequency: Array, theta: float, kind: str, factor: float, low: float, high: float, original: float
+    frequency: Array,
+    theta: float,
+    kind: str,
+    factor: float,
+    low: float,
+    high: float,
+    original: float,
 ) -> Array:
-    """Frequencies of rotary positions after scaling; llama3 as in its reference code, by wavelength, yarn by pair."""
+    """Frequencies of rotary positions after scaling; llama3 as in its reference code, by
+    wavelength, yarn by pair.
+    """
     if kind == "none":
         return frequency
     if kind == "yarn":
         pairs = len(frequency)
-        first, last = (pairs * log(original / (2 * pi * turns)) / log(theta) for turns in (high, low))
+        first, last = (
+            pairs * log(original / (2 * pi * turns)) / log(theta) for turns in (high, low)
+        )
         first, last = max(floor(first), 0), min(ceil(last), 2 * pairs - 1)
         slowed = np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
         return frequency * (1 - slowed) + frequency / factor * slowed
-    share = np.clip((original * frequency / (2 * pi) - low) / (high - low), 0, 1) if kind == "llama3" else 0.0
+    share = (
+        np.clip((original * frequency / (2 * pi) - low) / (high - low), 0, 1)
+        if kind == "llama3"
+        else 0.0
+    )
     return frequency * (share + (1 - share) / factor)
 
 
@@ -139,13 +153,20 @@ class Reals:
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         scores = x.array if seen is None else np.where(seen.onto(x.dims) > 0, x.array, -np.inf)
         peak = scores.max(axis=-1, keepdims=True)
-        weights = np.exp(scores - np.where(peak == -np.inf, 0, peak))  # a row that sees nothing has no peak
+        # a row that sees nothing has no peak
+        weights = np.exp(scores - np.where(peak == -np.inf, 0, peak))
         total = weights.sum(axis=-1, keepdims=True)
         return Tensor(x.dims, weights / np.where(total == 0, 1, total))
 
-    def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        angle = positions[..., None] * _slowed(theta ** (-np.arange(pairs) / pairs), theta, *scaling)
-        return Tensor(("position", "pair"), np.cos(angle)), Tensor(("position", "pair"), np.sin(angle))
+    def angles(
+        self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor]:
+        angle = positions[..., None] * _slowed(
+            theta ** (-np.arange(pairs) / pairs), theta, *scaling
+        )
+        return Tensor(("position", "pair"), np.cos(angle)), Tensor(
+            ("position", "pair"), np.sin(angle)
+        )
 
     def rank(self, x: Tensor) -> Array:
         return x.array

@@ -1,7 +1,7 @@
 """Random expressions of any shape, with every op of the language's table.
 
-Purpose: text that is right but for what only the compiler can say.  The rules that the model is drawn for leave
-whole on each rank what an op needs so.  Non-goals: statements (`random_models`).
+Purpose: text that is right but for what only the compiler can say.  The rules that the model is
+drawn for leave whole on each rank what an op needs so.  Non-goals: statements (`random_models`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +77,9 @@ class Text:
 
 @frozen
 class Scope:
-    """The names in a repeat and what they are: values by dims, matrices by their dims on both sides."""
+    """The names in a repeat and what they are: values by dims, matrices by their dims on both
+    sides.
+    """
 
     values: list[tuple[str, Dims]] = field(factory=list[tuple[str, Dims]])
     matrices: list[tuple[str, tuple[str, Dims]]] = field(factory=list[tuple[str, tuple[str, Dims]]])
@@ -100,7 +102,14 @@ class Expressions(Draws):
 
     def _makers(self, dims: Dims) -> Iterator[Callable[[Dims, int], Text]]:
         """The kinds of expressions that have such dims."""
-        yield from (self._function, self._with_number, self._sum, self._product, self._quotient, self._reduced)
+        yield from (
+            self._function,
+            self._with_number,
+            self._sum,
+            self._product,
+            self._quotient,
+            self._reduced,
+        )
         yield self._dropped
         if dims:
             yield self._normed
@@ -109,7 +118,12 @@ class Expressions(Draws):
         if dims[:1] == ("seq",) and dims[1:]:
             yield self._product_with_matrix
             yield from [self._rotated] * self._turns(dims)
-        if len(dims) == 2 and dims[0] == "seq" and dims[1] != "vocab" and not self.rules.clash(("vocab", dims[1])):
+        if (
+            len(dims) == 2
+            and dims[0] == "seq"
+            and dims[1] != "vocab"
+            and not self.rules.clash(("vocab", dims[1]))
+        ):
             yield self._looked_up
         if dims[-1:] and self._joins(dims):
             yield from [self._joined] * 3
@@ -117,12 +131,16 @@ class Expressions(Draws):
             yield from [self._attention] * 4
 
     def _turns(self, dims: Dims) -> bool:
-        """Whether rope and attention may take such dims: each rank has the sequence and the last of them whole."""
+        """Whether rope and attention may take such dims: each rank has the sequence and the
+        last of them whole.
+        """
         return not {"seq", *dims[-1:]} & self.rules.works(("batch", *dims))
 
     def _joins(self, dims: Dims) -> bool:
         joined = (dims[-1], *JOINED.get(dims[-1], ()))
-        return dims[-1] in JOINED and not {*joined} & self.rules.works(("batch", *dims[:-1], *joined))
+        return dims[-1] in JOINED and not {*joined} & self.rules.works(
+            ("batch", *dims[:-1], *joined)
+        )
 
     def _leaf(self, dims: Dims) -> Text:
         """A value of these dims, or the least that makes one."""
@@ -140,7 +158,8 @@ class Expressions(Draws):
         entry = self._one(FUNCTIONS)
         settings = self._settings_of(entry.attributes)
         x = of or self._expr(dims, depth).text
-        return Text(f"exp(tanh({x}))" if entry.name == "exp" else f"{entry.name}({x}{settings})")  # or all is infinite
+        # or all is infinite
+        return Text(f"exp(tanh({x}))" if entry.name == "exp" else f"{entry.name}({x}{settings})")
 
     def _dropped(self, dims: Dims, depth: int) -> Text:
         return Text(f"dropout({self._expr(dims, depth).text}, {self._one(SETTINGS['dropout'])})")
@@ -164,7 +183,9 @@ class Expressions(Draws):
         return self._added(left, self._one("++-"), right)
 
     def _added(self, left: Text, sign: str, right: Text) -> Text:
-        """Both with the sign between them; but never a value less itself, behind which no parameter matters."""
+        """Both with the sign between them; but never a value less itself, behind which no
+        parameter matters.
+        """
         return Text(f"{left.at(SUM)} {'+' if left == right else sign} {right.at(PRODUCT)}", SUM)
 
     def _product(self, dims: Dims, depth: int) -> Text:
@@ -181,10 +202,16 @@ class Expressions(Draws):
         return Text(f"{above} / (2 + tanh({self._narrower(dims, depth).text}))", PRODUCT)
 
     def _narrower(self, dims: Dims, depth: int) -> Text:
-        """Something that may be added to these dims: of the same, of some of them, or a parameter of the last."""
+        """Something that may be added to these dims: of the same, of some of them, or a
+        parameter of the last.
+        """
         if dims and self._maybe(3):
             some = dims[self._some(0, len(dims) - 1) :]
-            return Text(f"{self._name('b')}[{', '.join(some)}]") if not self.rules.clash(some) else self._leaf(dims)
+            return (
+                Text(f"{self._name('b')}[{', '.join(some)}]")
+                if not self.rules.clash(some)
+                else self._leaf(dims)
+            )
         if dims == STREAM and self._maybe():
             return self._expr(self._one([("seq",), ("hidden",), ()]), depth)
         return self._expr(dims, depth)
@@ -232,12 +259,15 @@ class Expressions(Draws):
         if not self.padded:
             widths.append(("vocab",))
         source = self._one(widths)
-        return self._matrix_product(("seq", *source), dims, self._expr(("seq", *source), depth).at(PRODUCT))
+        return self._matrix_product(
+            ("seq", *source), dims, self._expr(("seq", *source), depth).at(PRODUCT)
+        )
 
     def _matrix_product(self, source: Dims, dims: Dims, value: str) -> Text:
         """`value` times a matrix: a new one, or one that has been declared, and is so tied."""
         inner, outer = source[1:], dims[1:]
-        if {*inner} & {*outer} or self.rules.clash((*inner, *outer)):  # no matrix has a dim twice, or two over an axis
+        # no matrix has a dim twice, or two over an axis
+        if {*inner} & {*outer} or self.rules.clash((*inner, *outer)):
             by = ("seq", next(dim for dim in ("few", "rest") if dim not in (*inner, *outer)))
             return self._matrix_product(by, dims, self._matrix_product(source, by, value).text)
         key = (" ".join(inner), outer)
@@ -251,7 +281,13 @@ class Expressions(Draws):
     def _rotated(self, dims: Dims, depth: int) -> Text:
         """The op's own dims and scaling of angles, in all their settings."""
         by_turns = self._settings("factor", "low", "high", "original")
-        scaling = self._one(["", ", scaling=linear, factor=4", f", scaling={self._one(['llama3', 'yarn'])}{by_turns}"])
+        scaling = self._one(
+            [
+                "",
+                ", scaling=linear, factor=4",
+                f", scaling={self._one(['llama3', 'yarn'])}{by_turns}",
+            ]
+        )
         return Text(f"rope({self._expr(dims, depth).text}, theta{self._settings('dims')}{scaling})")
 
     def _looked_up(self, dims: Dims, depth: int) -> Text:
@@ -259,7 +295,10 @@ class Expressions(Draws):
 
     def _joined(self, dims: Dims, depth: int) -> Text:
         first, *others = JOINED[dims[-1]]
-        shapes = [(*dims[:-1], first), *((part,) if self._maybe(4) else (*dims[:-1], part) for part in others)]
+        shapes = [
+            (*dims[:-1], first),
+            *((part,) if self._maybe(4) else (*dims[:-1], part) for part in others),
+        ]
         parts = (self._expr(shape, depth).text for shape in shapes)
         return Text(f"concat({', '.join(parts)}, as={dims[-1]})")
 

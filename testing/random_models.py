@@ -8,24 +8,43 @@ from contextlib import contextmanager
 
 from attrs import field, frozen
 
-from .random_expressions import DEPTH, HEADED, JOINED, PRODUCT, STREAM, SUM, Dims, Expressions, Scope, Text
+from .random_expressions import (
+    DEPTH,
+    HEADED,
+    JOINED,
+    PRODUCT,
+    STREAM,
+    SUM,
+    Dims,
+    Expressions,
+    Scope,
+    Text,
+)
 
 REPEATS = ("layers", "blocks")
 ENDS = ("1", "layers - 1")
 """The ends of branches of the outer repeat, which has three iterations."""
 INSIDE = {("1", 1): ("layers - 1",), ("layers - 1", 0): ("1",)}
-"""The ends of branches in a branch, on the first side or the other: where more than one iteration runs."""
+"""The ends of branches in a branch, on the first side or the other: where more than one
+iteration runs.
+"""
 
 
 @frozen
 class Writer(Expressions):
-    """Draws a model's statements.  `own` are statements of whoever asks, with `{n}` where each needs a number."""
+    """Draws a model's statements.
+
+    `own` are statements of whoever asks, with `{n}` where each needs a number.
+    """
 
     own: Sequence[str] = field(kw_only=True)
 
     def model(self) -> str:
         """An embedding, statements in repeats of any nesting up to two, and a loss."""
-        lines = [f"x = {self._start()}", f"s = {self._matrix_product(STREAM, ('seq', 'ffn'), 'x').text}"]
+        lines = [
+            f"x = {self._start()}",
+            f"s = {self._matrix_product(STREAM, ('seq', 'ffn'), 'x').text}",
+        ]
         self._know("x", STREAM)
         self._know("s", ("seq", "ffn"))
         for _ in range(self._some(2, 4)):
@@ -68,7 +87,12 @@ class Writer(Expressions):
 
     def _statement(self) -> list[str]:
         kinds = [self._residual, self._side, self._normed_after, self._named]
-        kinds += [self._attended, self._concatenated, self._split, *([self._own] * 2 if self.own else [])]
+        kinds += [
+            self._attended,
+            self._concatenated,
+            self._split,
+            *([self._own] * 2 if self.own else []),
+        ]
         return self._one(kinds)()
 
     def _residual(self) -> list[str]:
@@ -78,7 +102,9 @@ class Writer(Expressions):
         return [f"s = {self._expr(('seq', 'ffn'), DEPTH).at(PRODUCT)} + s"]
 
     def _normed_after(self) -> list[str]:
-        return [f"x = {self._norm(Text(f'x + {self._expr(STREAM, 1).at(PRODUCT)}', SUM), STREAM).text}"]
+        return [
+            f"x = {self._norm(Text(f'x + {self._expr(STREAM, 1).at(PRODUCT)}', SUM), STREAM).text}"
+        ]
 
     def _attended(self) -> list[str]:
         """Attention, where each rank has the sequence whole."""
@@ -103,17 +129,25 @@ class Writer(Expressions):
             self._know(name, ("seq", part))
         used = self._some(0, len(parts) - 1)
         back = self._back(Text(names[used]), ("seq", parts[used]))
-        return [f"{', '.join(names)} = split({whole}, [{', '.join(parts)}])", f"x = x + {back.at(PRODUCT)}"]
+        return [
+            f"{', '.join(names)} = split({whole}, [{', '.join(parts)}])",
+            f"x = x + {back.at(PRODUCT)}",
+        ]
 
     def _named(self) -> list[str]:
         """A value with a name, used once at least, and perhaps by later statements."""
-        dims = self._one([(), ("seq",), ("hidden",), ("seq", "ffn"), ("seq", "hidden"), HEADED, ("seq", "wide")])
+        dims = self._one(
+            [(), ("seq",), ("hidden",), ("seq", "ffn"), ("seq", "hidden"), HEADED, ("seq", "wide")]
+        )
         name = self._name("y")
         lines = [f"{name} = {self._expr(dims, DEPTH).text}"]
         self._know(name, dims)
         used = self._back(Text(name), dims)
         if self._maybe():
-            used = Text(f"{used.at(SUM)} + {self._back(self._function(dims, 1, name), dims).at(PRODUCT)}", SUM)
+            used = Text(
+                f"{used.at(SUM)} + {self._back(self._function(dims, 1, name), dims).at(PRODUCT)}",
+                SUM,
+            )
         return [*lines, f"x = x + {used.at(PRODUCT)}"]
 
     def _own(self) -> list[str]:
@@ -128,7 +162,14 @@ class Writer(Expressions):
     def _start(self) -> str:
         looked = "embedding(tokens, wte[vocab, hidden])"
         self.scopes[0].matrices.append(("wte", ("hidden", ("vocab",))))
-        return self._one([looked, f"{looked} + wpe[seq, hidden]", f"{looked} * scale[hidden]", f"{looked} * sqrt(ffn)"])
+        return self._one(
+            [
+                looked,
+                f"{looked} + wpe[seq, hidden]",
+                f"{looked} * scale[hidden]",
+                f"{looked} * sqrt(ffn)",
+            ]
+        )
 
     def _loss(self) -> str:
         losses = [f"cross_entropy({self._logits()}, labels{self._settings('smoothing', 'z')})"]
@@ -139,7 +180,9 @@ class Writer(Expressions):
     def _logits(self) -> str:
         head = self._one(["wte", f"{self._name('head')}[hidden -> vocab]"])
         x = Text("x")
-        last = self._norm(x, STREAM) if self._maybe() else self._added(x, "-", self._expr(STREAM, 1))
+        last = (
+            self._norm(x, STREAM) if self._maybe() else self._added(x, "-", self._expr(STREAM, 1))
+        )
         logits = f"{last.at(PRODUCT)} @ {head}"
         return self._one([logits, f"softcap({logits}, 3)", f"{logits} + {self._name('b')}[vocab]"])
 

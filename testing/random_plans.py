@@ -1,7 +1,8 @@
 """Random plans: models of all ops, meshes, orders of rules, ways to train.
 
-Purpose: hypothesis strategies whose examples are texts of the language, so that a counterexample prints as a plan.
-Non-goals: every plan of the language, and sizes: what is proved of a plan does not depend on them.
+Purpose: hypothesis strategies whose examples are texts of the language, so that a counterexample
+prints as a plan.  Non-goals: every plan of the language, and sizes: what is proved of a plan does
+not depend on them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ from .random_models import REPEATS, Writer
 from .random_shardings import shardings, written
 from .random_states import states
 
-SIZES = "hidden = 12  ffn = 20  heads = 4  head_dim = 6  few = 6  rest = 10  wide = few + rest  broad = wide + ffn"
+SIZES = (
+    "hidden = 12  ffn = 20  heads = 4  head_dim = 6  few = 6  rest = 10  wide = few + rest "
+    " broad = wide + ffn"
+)
 LAYERS = 3
 SEQ = 8
 VOCABULARIES = ("28", "27 pad 4", "26 pad 28")
@@ -24,7 +28,8 @@ OPTIMIZERS = [
     "sgd { lr = 0.5  clip = {clip} }",
     "sgd { lr = 0.5  momentum = 0.9  clip = {clip} }",
     "adamw { lr = 1e-3  weight_decay = 0.1  clip = {clip}  schedule = cosine(warmup=2) }",
-    'adamw { lr = 1e-3  clip = {clip}  group rows { params = ["wt*"]  weight_decay = 0.0  lr_scale = 2.0 } }',
+    'adamw { lr = 1e-3  clip = {clip}  group rows { params = ["wt*"]  weight_decay = 0.0 '
+    " lr_scale = 2.0 } }",
 ]
 
 
@@ -46,8 +51,8 @@ def plans(draw: st.DrawFn, ops: str = "", statements: Sequence[str] = ()) -> str
 def drafts(draw: st.DrawFn, ops: str = "", statements: Sequence[str] = ()) -> str:
     """Texts of random plans, a few of which the compiler refuses.
 
-    `ops` declares ops of one's own, and `statements` use them: each takes and leaves `x[batch, seq, hidden]`, `{n}` in
-    the names of its parameters stands for a number.
+    `ops` declares ops of one's own, and `statements` use them: each takes and leaves `x[batch, seq,
+    hidden]`, `{n}` in the names of its parameters stands for a number.
     """
     sharding, vocabulary = draw(shardings()), draw(st.sampled_from(VOCABULARIES))
     body = Writer(draw, sharding, "pad" in vocabulary, own=statements).model()
@@ -55,11 +60,18 @@ def drafts(draw: st.DrawFn, ops: str = "", statements: Sequence[str] = ()) -> st
     rules = draw(written(sharding))
     few, blocks = (draw(st.sampled_from(sizes)) for sizes in ((1, 2, 4), (2, 1)))
     each, microbatches = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    precision, gathered = draw(st.sampled_from(["fp64", "fp32", "bf16"])), draw(st.sampled_from(["save", "regather"]))
+    precision, gathered = (
+        draw(st.sampled_from(["fp64", "fp32", "bf16"])),
+        draw(st.sampled_from(["save", "regather"])),
+    )
     recompute, state = draw(_recomputed(body)), draw(states(sharding, body))
     kernels = draw(st.sampled_from(["torch", "triton  logits = save", "triton  logits = chunk"]))
-    optimizer = draw(st.sampled_from(OPTIMIZERS)).replace("{clip}", draw(st.sampled_from(["0.0", "0.1", "100.0"])))
-    documents, data = (", documents[batch, seq]", '  separator = "\\n"') if "documents" in body else ("", "")
+    optimizer = draw(st.sampled_from(OPTIMIZERS)).replace(
+        "{clip}", draw(st.sampled_from(["0.0", "0.1", "100.0"]))
+    )
+    documents, data = (
+        (", documents[batch, seq]", '  separator = "\\n"') if "documents" in body else ("", "")
+    )
     sees = "bidirectional cross_document"  # a random model predicts nothing of use
     return Text(f"""{ops}model random(tokens[batch, seq], labels[batch, seq]{documents}) {sees} {{
   dims {{ vocab = {vocabulary}  {SIZES}  kv_heads = {few}  layers = {LAYERS}  blocks = {blocks} }}
@@ -76,7 +88,8 @@ state {{
 }}
 train {{
   seq = {SEQ}  global_batch = {microbatches * each * sharding.ranks("batch")}  microbatch = {each}
-  steps = 1  precision = {precision}  kernels = {kernels}  gathered = {gathered}  recompute = {recompute}
+  steps = 1  precision = {precision}  kernels = {kernels}  gathered = {gathered}
+  recompute = {recompute}
   optimizer {optimizer}
   data text {{ files = [python_stdlib]{data} }}
 }}
@@ -85,8 +98,14 @@ train {{
 
 @st.composite
 def _recomputed(draw: st.DrawFn, body: str) -> str:
-    """Nothing, all, some layers, or some of the ops that a body calls; the compiler refuses ops that are divided."""
-    called = [name for name, entry in OPS.items() if entry.user_visible and entry.function and f" {name}(" in body]
+    """Nothing, all, some layers, or some of the ops that a body calls; the compiler refuses ops
+    that are divided.
+    """
+    called = [
+        name
+        for name, entry in OPS.items()
+        if entry.user_visible and entry.function and f" {name}(" in body
+    ]
     repeated = [dim for dim in REPEATS if f"repeat {dim} " in body]
     words = ["none", "full", *["every"] * bool(repeated), *["selective"] * bool(called)]
     match draw(st.sampled_from(words)):

@@ -23,8 +23,13 @@ class Sharding:
     rules: tuple[tuple[str, tuple[str, ...]], ...]
 
     def works(self, dims: Dims) -> set[str]:
-        """The dims that an op works on, whose operands and results have these: on each axis by the first rule."""
-        found = (next((dim for dim, over in self.rules if axis in over and dim in dims), "") for axis in self.axes)
+        """The dims that an op works on, whose operands and results have these: on each axis by
+        the first rule.
+        """
+        found = (
+            next((dim for dim, over in self.rules if axis in over and dim in dims), "")
+            for axis in self.axes
+        )
         return {*found} - {""}
 
     def clash(self, dims: Dims) -> bool:
@@ -33,10 +38,14 @@ class Sharding:
         return len({*over}) < len(over)
 
     def of(self, body: str) -> "Sharding":
-        """The rules and axes left for a model: rules for dims that it has, and axes that they name or of size 1."""
+        """The rules and axes left for a model: rules for dims that it has, and axes that they
+        name or of size 1.
+        """
         rules = tuple((dim, over) for dim, over in self.rules if re.search(rf"\b{dim}\b", body))
         used = {axis for _, over in rules for axis in over}
-        return Sharding({axis: size for axis, size in self.axes.items() if axis in used or size == 1}, rules)
+        return Sharding(
+            {axis: size for axis, size in self.axes.items() if axis in used or size == 1}, rules
+        )
 
     def ranks(self, dim: str) -> int:
         """Over how many ranks a dim lies."""
@@ -52,7 +61,9 @@ def shardings(draw: st.DrawFn) -> Sharding:
     """One to three axes in any order, of eight ranks at most, and rules for them."""
     names = draw(st.lists(st.sampled_from([*ROLES]), min_size=1, max_size=3, unique=True))
     most = 4 if len(names) < 3 and {*names} != {"tp", "ep"} else 2
-    axes = {name: draw(st.sampled_from([size for size in (2, 4, 1) if size <= most])) for name in names}
+    axes = {
+        name: draw(st.sampled_from([size for size in (2, 4, 1) if size <= most])) for name in names
+    }
     if len(names) == 2 and {*axes.values()} == {4}:
         axes[names[0]] = 2
     over: dict[str, list[str]] = {"batch": [name for name in names if ROLES[name] == "batch"]}
@@ -60,7 +71,9 @@ def shardings(draw: st.DrawFn) -> Sharding:
         for dim in draw(_claimed()):
             over.setdefault(dim, []).append(axis)
     rules = draw(st.permutations([(dim, tuple(on)) for dim, on in over.items() if on]))
-    sequence = tuple(a for a in names if ROLES[a] == "seq" or (ROLES[a] == "weights" and draw(st.booleans())))
+    sequence = tuple(
+        a for a in names if ROLES[a] == "seq" or (ROLES[a] == "weights" and draw(st.booleans()))
+    )
     at = len(rules) if draw(st.integers(0, 3)) else draw(st.integers(0, len(rules)))
     return Sharding(axes, (*rules[:at], *([("seq", sequence)] if sequence else []), *rules[at:]))
 
@@ -72,7 +85,9 @@ def _claimed(draw: st.DrawFn) -> list[str]:
         return [draw(st.sampled_from(ALONE))]
     dims = draw(st.sets(st.sampled_from(["vocab", "ffn"])))
     heads = draw(
-        st.sampled_from([["heads", "kv_heads"], ["heads"], []] if dims else [["heads", "kv_heads"], ["heads"]])
+        st.sampled_from(
+            [["heads", "kv_heads"], ["heads"], []] if dims else [["heads", "kv_heads"], ["heads"]]
+        )
     )
     return [*sorted(dims), *heads]
 

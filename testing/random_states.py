@@ -1,6 +1,7 @@
 """Random sections `state`: the sharded parts, their axes and parameters, and the size of buckets.
 
-Purpose: every stage and mixture, with and without buckets of layers; caps are so small that they divide a small model.
+Purpose: every stage and mixture, with and without buckets of layers; caps are so small that they
+divide a small model.
 """
 
 import re
@@ -10,13 +11,20 @@ from hypothesis import strategies as st
 from .random_shardings import Sharding
 
 STAGES = ("zero 0", "zero 1", "zero 2", "zero 3")
-MIXED = ("optimizer", "gradients, optimizer", "parameters, optimizer", "parameters, gradients, optimizer")
+MIXED = (
+    "optimizer",
+    "gradients, optimizer",
+    "parameters, optimizer",
+    "parameters, gradients, optimizer",
+)
 CAPS = ("", "", "bucket = 100B", "bucket = 1KiB", "bucket = 4KiB")
 
 
 @st.composite
 def states(draw: st.DrawFn, sharding: Sharding, body: str) -> str:
-    """The lines of the section, for a model with this body; none where no data lies over an axis."""
+    """The lines of the section, for a model with this body; none where no data lies over an
+    axis.
+    """
     data = [axis for dim, axes in sharding.rules if dim in ("batch", "seq") for axis in axes]
     data = [axis for axis in data if sharding.axes[axis] > 1 or not draw(st.integers(0, 3))]
     if not data or not draw(st.integers(0, 3)):

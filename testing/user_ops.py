@@ -1,7 +1,8 @@
-"""Whether a function is what a plan's `op` says of it: what no proof shows, since it takes the plan's word.
+"""Whether a function is what a plan's `op` says of it: what no proof shows, since it takes the
+plan's word.
 
-Purpose: `assert_op`, which makes the checks of `op_trial` in the process of a test, and torch's `gradcheck`.
-Non-goals: speed, a GPU; calls of the op in the plan's model.
+Purpose: `assert_op`, which makes the checks of `op_trial` in the process of a test, and torch's
+`gradcheck`.  Non-goals: speed, a GPU; calls of the op in the plan's model.
 """
 
 import sys
@@ -24,15 +25,18 @@ LEAD_DIMS = (f"{LEAD}0", f"{LEAD}1")
 def assert_op(plan: Path | str, name: str, *numbers: float, **sizes: int) -> None:
     """Holds the function of the op `name`, declared in a plan, to its signature, on random numbers.
 
-    These are the checks of `scalec check`, and `torch.autograd.gradcheck`: dims and element types of results, slices
-    along each dim of `over`, linearity, gradients, the same bits in each call, operands that are not written to.
-    `numbers` are its arguments after its tensors, `sizes` those of dims that cannot be 4 and 8.  Raises AssertionError.
+    These are the checks of `scalec check`, and `torch.autograd.gradcheck`: dims and element types
+    of results, slices along each dim of `over`, linearity, gradients, the same bits in each call,
+    operands that are not written to.  `numbers` are its arguments after its tensors, `sizes` those
+    of dims that cannot be 4 and 8.  Raises AssertionError.
     """
     from .op_trial.checks import check_function
     from .op_trial.function import CannotTry, Refused, load_function
 
     path = Path(plan)
-    declared = next((op for op in gather(load(path), Diagnostics()).ops if op.name.name == name), None)
+    declared = next(
+        (op for op in gather(load(path), Diagnostics()).ops if op.name.name == name), None
+    )
     assert declared, f"{path} declares no op {name}"
     signature = _signature(declared, numbers, sizes)
     try:
@@ -64,7 +68,8 @@ def _signature(op: UserOp, numbers: Sequence[float], sizes: dict[str, int]) -> S
     operands = tuple(_spelled_out(operand.dims) for operand in tensors)
     dims = dict.fromkeys(dim for each in operands for dim in each)
     cases = (
-        dict(case_sizes(dims, LEAD_DIMS, leading, other)) | sizes for leading, other in zip(LEADING, OTHER, strict=True)
+        dict(case_sizes(dims, LEAD_DIMS, leading, other)) | sizes
+        for leading, other in zip(LEADING, OTHER, strict=True)
     )
     return Signature(
         function=op.function.value,

@@ -1,7 +1,7 @@
 """`make check`: the quick checks of a change, in some 90 seconds.
 
-Format, lint and layers of everything; types of the changed files; the tests nearest to them.  Changed
-are the files that differ from the last commit, or that it changed where none differ.
+Format, lint and layers of everything; types of the changed files; the tests nearest to them.
+Changed are the files that differ from the last commit, or that it changed where none differ.
 
 A test is near a file if it has the file's name (`test_NAME.py`) or imports its module.  At most
 `MOST_TESTS` files of tests are run, the nearest first, and none of the folders of `SLOW`.
@@ -29,7 +29,9 @@ def changed_files() -> list[str]:
 
 
 def _git(*arguments: str) -> list[str]:
-    finished = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        ("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return finished.stdout.split()
 
 
@@ -81,7 +83,9 @@ def commands(files: Sequence[str]) -> list[tuple[list[str], Path]]:
         checks.append(([_tool("pyright"), *modules], ROOT))
     tests = nearest_tests(files)
     if tests:
-        checks.append(([_tool("pytest"), "-q", "-x", "-n", "2", "--dist", "loadgroup", *tests], ROOT))
+        checks.append(
+            ([_tool("pytest"), "-q", "-x", "-n", "2", "--dist", "loadgroup", *tests], ROOT)
+        )
     return checks
 
 

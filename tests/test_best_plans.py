@@ -1,6 +1,8 @@
-"""Plans that scalec ships fit the cluster that they name, and no change of one setting makes them much faster.
+"""Plans that scalec ships fit the cluster that they name, and no change of one setting makes them
+much faster.
 
-A plan that is not the fastest, or does not fit, says in a comment why: `# … Not the fastest: …`, `# … Does not fit: …`.
+A plan that is not the fastest, or does not fit, says in a comment why: `# … Not the fastest: …`, `#
+… Does not fit: …`.
 """
 
 from pathlib import Path
@@ -64,12 +66,16 @@ def test_no_advice_makes_a_shipped_plan_much_faster(path: Path) -> None:
     gains = {
         other.told: f"{1 - other.seconds / found.step.seconds:.1%}"
         for other in found.neighbours or ()
-        if other.room.fits and not other.room.close_to_full and other.seconds < (1 - WORTH) * found.step.seconds
+        if other.room.fits
+        and not other.room.close_to_full
+        and other.seconds < (1 - WORTH) * found.step.seconds
     }
     assert not gains
 
 
-@pytest.mark.parametrize("path", [path for path in NAMED if is_excused(path, SLOWER)], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in NAMED if is_excused(path, SLOWER)], ids=lambda path: path.stem
+)
 def test_a_plan_that_is_not_the_fastest_names_a_faster_one(path: Path) -> None:
     """A command that finds it, or a plan that has it."""
     reason = comment(path).partition(SLOWER)[2]

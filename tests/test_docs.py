@@ -19,12 +19,22 @@ from scalec.compiler.syntax.source import Source
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "out"))
+FOLDERS = "|".join(
+    sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "out")
+)
 
 
 SOURCES = [
     path
-    for folder in ("compiler", "entry", "formats", "runtime", "testing", "benchmarks", "tests/helpers")
+    for folder in (
+        "compiler",
+        "entry",
+        "formats",
+        "runtime",
+        "testing",
+        "benchmarks",
+        "tests/helpers",
+    )
     for path in ROOT.glob(f"{folder}/**/*.py")
 ]
 
@@ -32,30 +42,51 @@ SOURCES = [
 def test_docstrings_name_their_subject() -> None:
     """Their sentences begin with a noun or a verb."""
     without = re.compile(r"(?:^|[.!?] +|\n\n)(?:What|Whatever|Those|Of)\b")
-    assert [f"{path}: {text}" for path in SOURCES for text in _docstrings(path) if without.search(text)] == []
+    assert [
+        f"{path}: {text}" for path in SOURCES for text in _docstrings(path) if without.search(text)
+    ] == []
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "benchmarks" / "RESULTS.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "benchmarks" / "RESULTS.md"], ids=lambda path: path.name
+)
 def test_sentences_of_documents_name_their_subject(document: Path) -> None:
     """But for headings and questions."""
-    prose = re.sub(r"^```.*?^```|^#.*?$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(
+        r"^```.*?^```|^#.*?$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     assert re.findall(r"(?:^|\n\n|[.!?]\s+)((?:What|Those|Of)\b[^.!?]*[.!])", prose) == []
 
 
 def test_modules_of_tests_name_their_subject() -> None:
-    modules = {path: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in ROOT.glob("tests/**/*.py")}
-    assert [str(path) for path, text in modules.items() if re.match(r"(?:What|Whatever|Those|Of)\b", text or "")] == []
+    modules = {
+        path: ast.get_docstring(ast.parse(path.read_text("utf-8")))
+        for path in ROOT.glob("tests/**/*.py")
+    }
+    assert [
+        str(path)
+        for path, text in modules.items()
+        if re.match(r"(?:What|Whatever|Those|Of)\b", text or "")
+    ] == []
 
 
 def _docstrings(path: Path) -> Iterator[str]:
     """All strings that are statements, a paragraph on one line."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield "\n\n".join(" ".join(part.split()) for part in node.value.value.split("\n\n"))
 
 
 def test_named_settings_of_watch_are_taken() -> None:
-    named = {each for path in DOCUMENTS for each in re.findall(r"`(watch\s+\{[^`…]*\})`", path.read_text("utf-8"))}
+    named = {
+        each
+        for path in DOCUMENTS
+        for each in re.findall(r"`(watch\s+\{[^`…]*\})`", path.read_text("utf-8"))
+    }
     assert named
     for each in named:
         resolve(Source("plan.scale", f"{MODEL.read_text('utf-8')}\n{each}\n"))
@@ -65,7 +96,10 @@ def test_named_settings_of_watch_are_taken() -> None:
 def test_named_files_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     named = set(re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", text))
-    named |= {(document.parent / link).resolve().relative_to(ROOT) for link in re.findall(r"\]\(([^)#:]+)\)", text)}
+    named |= {
+        (document.parent / link).resolve().relative_to(ROOT)
+        for link in re.findall(r"\]\(([^)#:]+)\)", text)
+    }
     missing = sorted(str(name) for name in named if not (ROOT / name).exists())
     assert not missing
 
@@ -75,8 +109,12 @@ def test_every_module_of_the_product_has_a_row() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = {*re.findall(r"`([\w./]+)`", text)}
     modules = [path.relative_to(ROOT) for path in SOURCES if path.name != "__init__.py"]
-    product = [path for path in modules if path.parts[0] in ("compiler", "entry", "formats", "runtime")]
-    known = {path: {str(path), path.name, *(f"{folder}/" for folder in path.parents)} for path in product}
+    product = [
+        path for path in modules if path.parts[0] in ("compiler", "entry", "formats", "runtime")
+    ]
+    known = {
+        path: {str(path), path.name, *(f"{folder}/" for folder in path.parents)} for path in product
+    }
     assert [str(path) for path, names in known.items() if not names & rows] == []
 
 
@@ -88,23 +126,41 @@ def test_no_two_rows_begin_with_the_same_module() -> None:
 
 def test_the_floors_are_those_of_the_contracts() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    floors = {each["containers"][0]: " > ".join(each["layers"]) for each in contracts if each["type"] == "layers"}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    floors = {
+        each["containers"][0]: " > ".join(each["layers"])
+        for each in contracts
+        if each["type"] == "layers"
+    }
     assert dict(re.findall(r"^(compiler|runtime): +(\w+(?: [>|] \w+)+)$", text, re.MULTILINE)) == {
         name.removeprefix("scalec."): layers for name, layers in floors.items()
     }
 
 
 def test_the_readme_shows_the_plan_and_the_program_as_they_are() -> None:
-    blocks = re.findall(r"```(?:python)?\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    sources = ["plans/tiny_llama.scale", "plans/models/llama.scale", "tests/golden/tiny_llama/train.py"]
-    quoted = [block for block, source in zip(blocks, sources, strict=False) if block in (ROOT / source).read_text()]
+    blocks = re.findall(
+        r"```(?:python)?\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    sources = [
+        "plans/tiny_llama.scale",
+        "plans/models/llama.scale",
+        "tests/golden/tiny_llama/train.py",
+    ]
+    quoted = [
+        block
+        for block, source in zip(blocks, sources, strict=False)
+        if block in (ROOT / source).read_text()
+    ]
     assert len(quoted) == len(sources)
 
 
 def test_the_page_of_commands_has_every_command() -> None:
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert {command.name for command in COMMANDS} == {*re.findall(r"^scalec (\w+) ", text, re.MULTILINE)}
+    assert {command.name for command in COMMANDS} == {
+        *re.findall(r"^scalec (\w+) ", text, re.MULTILINE)
+    }
 
 
 def test_the_readme_is_one_page() -> None:
@@ -121,7 +177,11 @@ def test_the_quoted_ir_is_that_of_the_tiny_plan() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     quoted = re.search(r"--after insert_collectives`.*?```\n(.*?)```", text, re.DOTALL)
     assert quoted
-    ir = (ROOT / "tests/golden/tiny_llama/insert_collectives.ir").read_text(encoding="utf-8").split("\n")
+    ir = (
+        (ROOT / "tests/golden/tiny_llama/insert_collectives.ir")
+        .read_text(encoding="utf-8")
+        .split("\n")
+    )
     known = {line.strip() for line in ir}
     assert not [line for line in quoted[1].splitlines() if line.strip() not in known]
 

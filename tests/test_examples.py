@@ -1,4 +1,6 @@
-"""Each example does what its first line says; that of a user's own tests fails where a plan is wrong."""
+"""Each example does what its first line says; that of a user's own tests fails where a plan is
+wrong.
+"""
 
 import shutil
 import subprocess
@@ -14,7 +16,8 @@ from scalec.testing import assert_equal_step, assert_mutants_caught
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PLANS = sorted(EXAMPLES.glob("*.scale"))
 
-SHORT = {  # what makes a command short, or independent of this repository's settings, and what it then says
+# what makes a command short, or independent of this repository's settings, and what it then says
+SHORT = {
     "run": (["--", "--steps", "2"], "finished 2 steps"),
     "verify": ([], "make the same update"),
     "pytest": (["-p", "no:cacheprovider", "-p", "no:xdist", "-c", "/dev/null"], " passed"),
@@ -22,7 +25,9 @@ SHORT = {  # what makes a command short, or independent of this repository's set
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("example", [*PLANS, *sorted(EXAMPLES.glob("test_*.py"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example", [*PLANS, *sorted(EXAMPLES.glob("test_*.py"))], ids=lambda path: path.stem
+)
 def test_the_first_line_runs(example: Path, tmp_path: Path) -> None:
     """From a folder like this repository's, with the programs that stand beside this Python."""
     for folder in ("examples", "plans"):
@@ -46,14 +51,19 @@ def test_a_plan_that_is_wrong_fails_with_its_diagnostic(tmp_path: Path) -> None:
     plan = tmp_path / "mine.scale"
     shutil.copytree(EXAMPLES.parent / "plans" / "models", tmp_path / "models")
     plan.write_text(text.replace("tp = 2", "tp = 3"), encoding="utf-8")
-    with pytest.raises(AssertionError, match="error\\[E0510\\]: `heads` cannot be split over `tp`") as caught:
+    with pytest.raises(
+        AssertionError, match="error\\[E0510\\]: `heads` cannot be split over `tp`"
+    ) as caught:
         assert_equal_step(plan)
     assert "mine.scale:" in str(caught.value)
 
 
 def test_the_mutants_of_a_plan_are_caught() -> None:
     """One of few ops, since the audit of a whole model takes ten seconds."""
-    model = "x = embedding(tokens, wte[vocab, hidden])  loss = cross_entropy(x @ head[hidden -> vocab], labels)"
+    model = (
+        "x = embedding(tokens, wte[vocab, hidden])  loss = cross_entropy(x @ head[hidden ->"
+        " vocab], labels)"
+    )
     assert_mutants_caught(f"""
         model tiny(tokens[batch, seq], labels[batch, seq]) {{
           dims {{ vocab = 16  hidden = 4 }}

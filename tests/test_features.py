@@ -1,4 +1,6 @@
-"""The table of docs/features.md is what the compiler does: each two features are proved together, or refused."""
+"""The table of docs/features.md is what the compiler does: each two features are proved
+together, or refused.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +29,9 @@ def test_some_pairs_are_as_the_page_has_them() -> None:
     outcomes = written(PAGE.read_text("utf-8"))
     refused = [pair for pair in pairs() if outcomes[names(pair)] != PROVED]
     some = Random(0).sample(pairs(), SLICE) + Random(0).sample(refused, 2)
-    assert {names(pair): outcome(pair) for pair in some} == {names(pair): outcomes[names(pair)] for pair in some}
+    assert {names(pair): outcome(pair) for pair in some} == {
+        names(pair): outcomes[names(pair)] for pair in some
+    }
 
 
 @pytest.mark.long

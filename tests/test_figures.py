@@ -41,7 +41,9 @@ def test_as_many_plans_have_experts_as_the_page_says() -> None:
 
 
 def test_the_plan_of_five_axes_has_as_many_processes_as_the_page_says() -> None:
-    (said,) = re.findall(r"`plans/tiny_five.scale` has all five\s+axes at once, [^`]* on (\d+) processes", COMMANDS)
+    (said,) = re.findall(
+        r"`plans/tiny_five.scale` has all five\s+axes at once, [^`]* on (\d+) processes", COMMANDS
+    )
     assert int(said) == resolve(load(ROOT / "plans" / "tiny_five.scale")).ranks
 
 
@@ -56,7 +58,9 @@ def test_the_first_comment_of_a_plan_says_its_gpus_and_parameters(path: Path) ->
         assert int(said.replace(",", "")) == count
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "plans" / "models").glob("*.scale")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "plans" / "models").glob("*.scale")), ids=lambda path: path.stem
+)
 def test_the_first_comment_of_a_model_says_its_parameters(path: Path) -> None:
     text = path.read_text("utf-8")
     run = "train { seq = 8  global_batch = 1  microbatch = 1  steps = 1  optimizer sgd { lr = 1.0 }"
@@ -73,7 +77,10 @@ def test_the_time_of_the_proof_has_been_measured() -> None:
     (least, most) = re.findall(r"run the proof, ([\d.]+) to (\d+) s of CPU time", COMMANDS)[0]
     results = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
     section = results.split("## The proof of each plan of `plans/`, CPU time")[1].split("\n## ")[0]
-    seconds = {name: float(time) for name, time in re.findall(r"^\| (\w+) \| ([\d.]+) \|$", section, re.MULTILINE)}
+    seconds = {
+        name: float(time)
+        for name, time in re.findall(r"^\| (\w+) \| ([\d.]+) \|$", section, re.MULTILINE)
+    }
     assert seconds.keys() == {path.stem for path in PLANS}
     assert float(least) == round(min(seconds.values()), 1)
     assert max(seconds.values()) <= float(most)
@@ -81,7 +88,9 @@ def test_the_time_of_the_proof_has_been_measured() -> None:
 
 def get_plan(name: str, *changes: tuple[str, str]) -> scalec.Plan:
     """A plan of `plans/` with some of its words replaced."""
-    text = (ROOT / "plans" / f"{name}.scale").read_text("utf-8").replace('"models/', '"scalec:models/')
+    text = (
+        (ROOT / "plans" / f"{name}.scale").read_text("utf-8").replace('"models/', '"scalec:models/')
+    )
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
@@ -108,7 +117,14 @@ def test_the_state_of_a_rank_under_each_stage_of_zero() -> None:
         report = plan.explain("memory")
         sizes = re.findall(r"^([a-z ]+?)  .*? ([\d.]+) (MiB|GiB)$", report, re.MULTILINE)
         gib = {name: float(size) / (1 if unit == "GiB" else 1024) for name, size, unit in sizes}
-        parts = ("parameters", "masters", "gradients", "optimizer", "unsharded weights", "unsharded gradients")
+        parts = (
+            "parameters",
+            "masters",
+            "gradients",
+            "optimizer",
+            "unsharded weights",
+            "unsharded gradients",
+        )
         for name in parts:
             assert table[name][stage] == (f"{gib[name]:.1f}" if name in gib else ""), (name, stage)
         others = gib["saved activations"] + gib["temporaries"]
@@ -123,7 +139,11 @@ def test_what_auto_recomputes_of_mixtral() -> None:
         get_plan("mixtral_8x7b"),
         get_plan("mixtral_8x7b", ("recompute = full", "recompute = auto(memory = 45GiB)")),
     ]
-    figures = [(f"{plan.memory.needs / GIB:.1f}", f"{plan.time.step.seconds:.2f}") for plan in plans if plan.time]
+    figures = [
+        (f"{plan.memory.needs / GIB:.1f}", f"{plan.time.step.seconds:.2f}")
+        for plan in plans
+        if plan.time
+    ]
     assert said == figures
 
 
@@ -164,17 +184,24 @@ def test_the_demo_has_as_many_steps_as_readme_says() -> None:
 
 
 def test_as_many_silent_bugs_are_planted_as_readme_says() -> None:
-    ((planted, known),) = re.findall(r"can express (\d+) of (\d+) known silent bugs of other frameworks", README)
+    ((planted, known),) = re.findall(
+        r"can express (\d+) of (\d+) known silent bugs of other frameworks", README
+    )
     section = PROOF.partition("## What frameworks got wrong in silence")[2].partition("\n## ")[0]
     rows = [row for cell in re.findall(r"(?m)^\| ([\d, ]+) \|", section) for row in cell.split(",")]
-    tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests" / "silent_wrongness").glob("test_*.py"))
+    tests = "".join(
+        path.read_text("utf-8") for path in (ROOT / "tests" / "silent_wrongness").glob("test_*.py")
+    )
     assert int(known) == len(rows)
     assert int(planted) == len({*re.findall(r"(?m)^def test_row_(\d+)_", tests)})
 
 
 def test_versions_that_readme_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    makefile, requirements = (ROOT / "Makefile").read_text("utf-8"), README.partition("## Requirements")[2]
+    makefile, requirements = (
+        (ROOT / "Makefile").read_text("utf-8"),
+        README.partition("## Requirements")[2],
+    )
     (python,) = re.findall(r"Python ([\d.]+) or newer", requirements)
     (torch,) = re.findall(r"torch ([\d.]+) or newer", requirements)
     ((least, last),) = re.findall(r"Triton ([\d.]+) to 3\.(\d+)", requirements)
@@ -186,7 +213,9 @@ def test_versions_that_readme_names() -> None:
 
 
 def test_limits_of_steps_and_looks_at_the_store() -> None:
-    (least, early) = re.findall(r"and at least (\d+) s\.\nThe limit is at least (\d+) s", RELIABILITY)[0]
+    (least, early) = re.findall(
+        r"and at least (\d+) s\.\nThe limit is at least (\d+) s", RELIABILITY
+    )[0]
     assert (int(least), int(early)) == (LEAST, EARLY)
     (reads,) = re.findall(r"has at most ([\d,]+) reads", RELIABILITY)
     ((ranks, seconds),) = re.findall(r"([\d,]+) ranks look every (\d+) s", RELIABILITY)
@@ -197,7 +226,9 @@ def test_limits_of_steps_and_looks_at_the_store() -> None:
 def test_what_looks_for_silent_corruption_take() -> None:
     (said,) = re.findall(r"`spikes` takes ([\d.]+)% longer", RELIABILITY.replace("\n", " "))
     watch = "watch { copies every 100  replay every 1000  skips = 3  spikes = skip(10) }\ntrain {"
-    (part,) = re.findall(r"^ +([\d.]+)%$", get_plan("llama3_8b", ("train {", watch)).explain("time"), re.MULTILINE)
+    (part,) = re.findall(
+        r"^ +([\d.]+)%$", get_plan("llama3_8b", ("train {", watch)).explain("time"), re.MULTILINE
+    )
     assert float(part) == float(said)
 
 
@@ -207,7 +238,9 @@ def test_what_the_planner_takes_for_as_fast_and_for_a_cliff() -> None:
     assert (int(alike), int(cliff)) == (round(100 * ALIKE), round(100 * CLIFF))
 
 
-@pytest.mark.parametrize("name", ["tiny_llama", pytest.param("tiny_pipeline", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["tiny_llama", pytest.param("tiny_pipeline", marks=pytest.mark.long)]
+)
 def test_the_mutants_of_a_plan_are_as_many_as_the_table_says(name: str) -> None:
     row = get_table(PROOF, "program | killed |")[f"`plans/{name}.scale`"]
     plan = get_plan(name)
@@ -218,7 +251,9 @@ def test_the_mutants_of_a_plan_are_as_many_as_the_table_says(name: str) -> None:
 
 
 def test_the_size_of_texts_and_the_mistakes_of_the_plan_with_all() -> None:
-    ((written, plan),) = re.findall(r"be as long as (\d+) MiB, .* \(a plan: (\d+) KiB\)", ARCHITECTURE)
+    ((written, plan),) = re.findall(
+        r"be as long as (\d+) MiB, .* \(a plan: (\d+) KiB\)", ARCHITECTURE
+    )
     assert (int(written) * 2**20, int(plan) * 2**10) == (MAX_WRITTEN_BYTES, MAX_BYTES)
     assert "has over a hundred mistakes\nin one plan" in ARCHITECTURE
     assert len(MISTAKES) > 100

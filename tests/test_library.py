@@ -12,11 +12,17 @@ import pytest
 
 import scalec
 
-assert scalec.__file__, "scalec was installed before it could be imported as a library: run `make setup` once more"
+assert scalec.__file__, (
+    "scalec was installed before it could be imported as a library: run `make setup` once more"
+)
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "library.md"
-TEXT = (ROOT / "plans" / "tiny_llama.scale").read_text(encoding="utf-8").replace('"models/', '"scalec:models/')
+TEXT = (
+    (ROOT / "plans" / "tiny_llama.scale")
+    .read_text(encoding="utf-8")
+    .replace('"models/', '"scalec:models/')
+)
 
 
 def test_the_page_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +39,10 @@ def test_the_page_names_all_that_there_is() -> None:
 
 
 def test_nothing_is_loaded_before_it_is_used() -> None:
-    code = "import sys, scalec; print(sorted({'attr', 'attrs', 'lark', 'argparse', 'torch'} & {*sys.modules}))"
+    code = (
+        "import sys, scalec; print(sorted({'attr', 'attrs', 'lark', 'argparse', 'torch'} &"
+        " {*sys.modules}))"
+    )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "[]\n"
 
@@ -46,7 +55,11 @@ def test_a_name_that_it_lacks() -> None:
 def test_a_file_and_a_text_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "mine.scale"
     path.write_text(TEXT)
-    assert scalec.plan(TEXT).ir == scalec.compile(TEXT).ir == scalec.plan(path).ir.replace("mine.scale", "plan.scale")
+    assert (
+        scalec.plan(TEXT).ir
+        == scalec.compile(TEXT).ir
+        == scalec.plan(path).ir.replace("mine.scale", "plan.scale")
+    )
     assert scalec.plan(scalec.plan(TEXT).ir).collectives == scalec.plan(TEXT).collectives
     with pytest.raises(scalec.PlanError, match=r"there is no file `none\.scale`"):
         scalec.plan(os.fspath("none.scale"))
@@ -85,7 +98,9 @@ def test_a_report_is_the_page_of_the_command(tmp_path: Path) -> None:
     from scalec.compiler.cli import main
 
     paths = [ROOT / "plans" / name for name in ("tiny_llama.scale", "llama3_8b.scale")]
-    assert main(["report", *map(str, paths), "-o", str(tmp_path / "a.html"), "--tokens", "15T"]) == 0
+    assert (
+        main(["report", *map(str, paths), "-o", str(tmp_path / "a.html"), "--tokens", "15T"]) == 0
+    )
     page = scalec.plan(paths[0]).report(scalec.plan(paths[1]), tokens=15e12)
     page.save(tmp_path / "b.html")
     assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text() == page.html

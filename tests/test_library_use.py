@@ -29,7 +29,9 @@ def _example(name: str) -> ModuleType:
 
 
 def test_a_torch_data_loader_feeds_a_program(tmp_path: Path) -> None:
-    losses = run_ranks(2, _example("torch_data_loader").train, harness.compiled(CASE, tmp_path), TEXT, 6)
+    losses = run_ranks(
+        2, _example("torch_data_loader").train, harness.compiled(CASE, tmp_path), TEXT, 6
+    )
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
 
@@ -48,7 +50,9 @@ def test_a_loop_goes_on_from_a_checkpoint_of_torch_on_another_mesh(tmp_path: Pat
 
 
 def test_a_trainer_has_callbacks_and_an_optimizer_of_its_own(tmp_path: Path) -> None:
-    (first, stopped), (second, _) = run_ranks(2, _trained, compiled(plan_text(CASE), tmp_path), functional=True)
+    (first, stopped), (second, _) = run_ranks(
+        2, _trained, compiled(plan_text(CASE), tmp_path), functional=True
+    )
     assert first == second
     assert first[-1] < first[0]
     assert stopped == len(first) == 5

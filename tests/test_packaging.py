@@ -1,4 +1,6 @@
-"""The rules of the package that no other tool holds: what is shipped and installed, how modules name each other."""
+"""The rules of the package that no other tool holds: what is shipped and installed, how modules
+name each other.
+"""
 
 import ast
 import os
@@ -19,7 +21,9 @@ from scalec.compiler.emit.imports import IMPORTS
 from scalec.compiler.ops.protocol import KERNELS, RUNTIME
 
 ROOT = Path(__file__).parent.parent
-FOLDERS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+FOLDERS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+    "setuptools"
+]["package-dir"]
 SHIPPED = {".py", ".typed", ".lark", ".j2", ".json", ".scale", ".toml"}
 PYTHON_FILES = [
     path
@@ -30,7 +34,10 @@ PYTHON_FILES = [
 
 def test_the_tree_is_as_wide_as_a_reader_can_see_at_once() -> None:
     """Twelve folders of the compiler, fourteen entries of the runtime."""
-    entries = {name: {it.name for it in (ROOT / name).iterdir()} - {"__pycache__"} for name in ("compiler", "runtime")}
+    entries = {
+        name: {it.name for it in (ROOT / name).iterdir()} - {"__pycache__"}
+        for name in ("compiler", "runtime")
+    }
     assert len(entries["compiler"] - {"__init__.py"}) <= 12
     assert len(entries["runtime"]) <= 14
 
@@ -49,13 +56,16 @@ def test_imports_go_through_scalec_and_are_relative_inside_a_package(path: Path)
     imported = {name.split(".")[0] for name in absolute_imports(path)}
     bare = imported & set(FOLDERS.values())
     assert not bare, f"say `scalec.…` instead of {bare}"
-    if path.relative_to(ROOT).parts[0] in {*FOLDERS.values()} - {"entry"}:  # it is above the other folders
+    # it is above the other folders
+    if path.relative_to(ROOT).parts[0] in {*FOLDERS.values()} - {"entry"}:
         assert "scalec" not in imported, "imports inside a package are relative"
 
 
 @pytest.mark.parametrize("module", [RUNTIME, KERNELS])
 def test_what_programs_import_is_exported_to_type_checkers(module: str) -> None:
-    """The package says that it is typed; so a name that it imports is private unless `__all__` has it."""
+    """The package says that it is typed; so a name that it imports is private unless `__all__`
+    has it.
+    """
     package = import_module(module)
     assert {name for name in IMPORTS[module] if hasattr(package, name)} <= {*package.__all__}
 
@@ -68,17 +78,23 @@ for module in pkgutil.walk_packages(scalec.compiler.__path__, "scalec.compiler."
     importlib.import_module(module.name)
 assert "torch" not in sys.modules, "something in scalec.compiler imported torch"
 """
-    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
 
 
 def test_the_wheel_holds_every_module_and_data_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    distribution = Distribution({"script_name": "pyproject.toml"})  # build_py asks which script runs it
+    # build_py asks which script runs it
+    distribution = Distribution({"script_name": "pyproject.toml"})
     distribution.parse_config_files(["pyproject.toml"])
     build = distribution.get_command_obj("build_py")
     build.ensure_finalized()
-    packed = {Path(name).relative_to(build.build_lib) for name in build.get_outputs(include_bytecode=False)}
+    packed = {
+        Path(name).relative_to(build.build_lib)
+        for name in build.get_outputs(include_bytecode=False)
+    }
     left_out = sorted(map(str, set(shipped_files()) - packed))
     assert not left_out, "declare their packages under [tool.setuptools] in pyproject.toml"
 
@@ -106,7 +122,9 @@ train {
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment into which the wheel was installed, with this one's packages but for scalec."""
+    """The `bin` of an environment into which the wheel was installed, with this one's packages
+    but for scalec.
+    """
     folder = tmp_path_factory.mktemp("installed")
     source, env = folder / "source", folder / "env"
     source.mkdir()
@@ -119,19 +137,25 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     run([*pip, "--python", env / "bin" / "python", "install", "--no-deps", wheel])
     (packages,) = env.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    (packages / "others.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    )
     return env / "bin"
 
 
 def run(command: Sequence[str | Path], folder: Path | None = None) -> str:
     """The output of a command that has to succeed."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    found = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=env)
+    found = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=folder, env=env
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
 
-def test_an_installed_scalec_compiles_with_what_ships_and_trains(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_scalec_compiles_with_what_ships_and_trains(
+    installed: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mine.scale").write_text(PLAN)
     assert run([installed / "scalec", "check", "mine.scale"], tmp_path).startswith("ok  llama: ")
     run([installed / "scalec", "compile", "mine.scale"], tmp_path)
@@ -151,4 +175,6 @@ def test_what_is_installed_says_what_it_is(installed: Path) -> None:
     found = PathDistribution(folder)
     assert found.metadata["License-Expression"] == "MIT"
     assert "the scalec authors" in (found.read_text("licenses/LICENSE") or "")
-    assert (found.metadata["Description"] or "").strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert (found.metadata["Description"] or "").strip() == (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    ).strip()

@@ -1,4 +1,6 @@
-"""The pictures of the documents are those that their script draws from plans, and each is shown somewhere."""
+"""The pictures of the documents are those that their script draws from plans, and each is shown
+somewhere.
+"""
 
 import runpy
 from pathlib import Path
@@ -15,7 +17,9 @@ def test_a_picture_is_drawn_from_plans(name: str, request: pytest.FixtureRequest
     path, text = DOCS / "pictures" / f"{name}.svg", SCRIPT["picture"](name)
     if request.config.getoption("--update-golden"):
         path.write_text(text, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == text, "`python docs/pictures.py` draws it as plans are now"
+    assert path.read_text(encoding="utf-8") == text, (
+        "`python docs/pictures.py` draws it as plans are now"
+    )
     ElementTree.fromstring(text)
 
 

@@ -18,26 +18,34 @@ from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[1] / "plans"
 
-# GPT-J's card counts what each of the 8 cores of a replica stored (mesh_transformer/layers.py of mesh-transformer-jax):
-# 7 more copies of 3 vectors a layer and of the last norm's 2, and 8 of a bias that the release has added to its table.
+# GPT-J's card counts what each of the 8 cores of a replica stored (mesh_transformer/layers.py of
+# mesh-transformer-jax): 7 more copies of 3 vectors a layer and of the last norm's 2, and 8 of a
+# bias that the release has added to its table.
 GPTJ_COPIES = (7 * (28 * 3 + 2) + 8) * 4096
-PUBLISHED = {  # parameters (Llama Team 2024, table 3, from the models' configurations), ranks of the plan
+# parameters (Llama Team 2024, table 3, from the models' configurations), ranks of the plan
+PUBLISHED = {
     "llama3_8b": (8_030_261_248, 128),
     "llama3_70b": (70_553_706_496, 512),
     "llama3_405b": (405_853_388_800, 16_384),
     "llama3_1_8b": (8_030_261_248, 128),  # the same table
     "llama3_2_1b": (1_235_814_400, 16),  # Meta 2024: 1.23B; from the configuration of the release
-    "qwen2_5_7b": (7_615_616_512, 64),  # Yang et al. 2024 (Qwen2.5): 7.6B; safetensors metadata of the release
+    # Yang et al. 2024 (Qwen2.5): 7.6B; safetensors metadata of the release
+    "qwen2_5_7b": (7_615_616_512, 64),
     "qwen3_8b": (8_190_735_360, 128),  # Qwen Team 2025: 8.2B; safetensors metadata of the release
-    "gemma2_9b": (9_241_705_984, 128),  # Gemma Team 2024, table 2: 8,324,201,984 and the embedding, of 256,000 rows
+    # Gemma Team 2024, table 2: 8,324,201,984 and the embedding, of 256,000 rows
+    "gemma2_9b": (9_241_705_984, 128),
     "gemma3_1b": (999_885_952, 16),  # Gemma Team 2025, table 1: 698M and an embedding of 302M
     "gptj_6b": (6_053_381_344 - GPTJ_COPIES, 64),  # the model card of the release
-    "distilbert_base": (66_985_530, 8),  # Sanh et al. 2019: 66M, and the head: transformers' DistilBertForMaskedLM
+    # Sanh et al. 2019: 66M, and the head: transformers' DistilBertForMaskedLM
+    "distilbert_base": (66_985_530, 8),
     "gpt2_124m": (124_439_808, 8),  # Radford et al. 2019; safetensors metadata of the release
     "olmo2_7b": (7_298_617_344, 128),  # OLMo Team 2024: 7B; from the configuration of the release
-    "mixtral_8x7b": (46_702_792_704, 64),  # Jiang et al. 2024: 47B; safetensors metadata of the release
-    "deepseek_v3": (671_026_404_352, 2_048),  # DeepSeek-AI 2024: 671B; without the module of the second token
-    "qwen3_30b_a3b": (30_532_122_624, 32),  # Qwen Team 2025: 30.5B; safetensors metadata of the release
+    # Jiang et al. 2024: 47B; safetensors metadata of the release
+    "mixtral_8x7b": (46_702_792_704, 64),
+    # DeepSeek-AI 2024: 671B; without the module of the second token
+    "deepseek_v3": (671_026_404_352, 2_048),
+    # Qwen Team 2025: 30.5B; safetensors metadata of the release
+    "qwen3_30b_a3b": (30_532_122_624, 32),
 }
 ACTIVE = {  # parameters that compute for a token, and all of them
     "deepseek_v3": (37_552_282_624, 671_026_404_352),  # DeepSeek-AI 2024: 37B
@@ -92,15 +100,23 @@ def test_every_plan_compiles(path: Path) -> None:
 
 def test_the_size_of_the_ir_does_not_depend_on_the_number_of_layers_or_ranks() -> None:
     small = load(PLANS / "llama3_8b.scale")
-    texts = [emit(compile_plan(small), small)["train.py"], emit(program("llama3_405b"), small)["train.py"]]
-    lines = [[line for line in text.splitlines() if not line.lstrip().startswith("#")] for text in texts]
+    texts = [
+        emit(compile_plan(small), small)["train.py"],
+        emit(program("llama3_405b"), small)["train.py"],
+    ]
+    lines = [
+        [line for line in text.splitlines() if not line.lstrip().startswith("#")] for text in texts
+    ]
     assert len({*map(len, lines)}) == 1  # a comment too long for its line has one of its own
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "times"), [("gptj_6b", "heads, ffn", 1), ("llama3_8b", "heads, kv_heads, ffn", 2)]
+    ("name", "split", "times"),
+    [("gptj_6b", "heads, ffn", 1), ("llama3_8b", "heads, kv_heads, ffn", 2)],
 )
-def test_attention_beside_the_mlp_halves_the_collectives_of_a_layer(name: str, split: str, times: int) -> None:
+def test_attention_beside_the_mlp_halves_the_collectives_of_a_layer(
+    name: str, split: str, times: int
+) -> None:
     """On 8 ranks of tp, with `seq` over them after heads and MLP, and without."""
     shipped = load(PLANS / f"{name}.scale")
     nodes = re.sub(r"nodes = \d+", "nodes = 8", shipped.text)
@@ -117,5 +133,7 @@ def test_attention_beside_the_mlp_halves_the_collectives_of_a_layer(name: str, s
 def _of_a_layer(plan: Source) -> dict[tuple[str, str], int]:
     """How often a layer communicates in each direction of a microbatch."""
     found = collectives(compile_plan(plan))
-    inside = (c for c in found if c.use == "activations" and c.loops and c.loops[-1].startswith("layers"))
+    inside = (
+        c for c in found if c.use == "activations" and c.loops and c.loops[-1].startswith("layers")
+    )
     return Counter((c.op, c.where) for c in inside)

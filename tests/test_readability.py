@@ -53,7 +53,13 @@ def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings() -> None:
 
 @pytest.mark.parametrize(
     ("name", "is_participle"),
-    [("made", True), ("checked_rows", True), ("_told", True), ("feed", False), ("embed_tokens", False)],
+    [
+        ("made", True),
+        ("checked_rows", True),
+        ("_told", True),
+        ("feed", False),
+        ("embed_tokens", False),
+    ],
 )
 def test_participles_are_told_from_words_that_end_alike(name: str, is_participle: bool) -> None:
     counts = places(f"def {name}(): pass")

@@ -1,4 +1,6 @@
-"""The cases that `make test` runs of a sampled test: few, always the same, and with as many values as can be."""
+"""The cases that `make test` runs of a sampled test: few, always the same, and with as many
+values as can be.
+"""
 
 from itertools import product
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from helpers.samples import outside_of_samples, sample
 
 def _cases(test: str, *counts: int, marks: tuple[pytest.Mark, ...] = ()) -> list[pytest.Item]:
     """A case for each combination of so many values of parameters."""
-    return [cast(pytest.Item, _Case(test, indices, marks)) for indices in product(*map(range, counts))]
+    return [
+        cast(pytest.Item, _Case(test, indices, marks)) for indices in product(*map(range, counts))
+    ]
 
 
 class _Case:
@@ -43,7 +47,11 @@ def test_a_sample_does_not_depend_on_order() -> None:
 
 def test_the_others_are_left_for_long_runs() -> None:
     few, long = pytest.mark.sample(2).mark, pytest.mark.long.mark
-    cases = [*_cases("test_a", 7, marks=(few,)), *_cases("test_b", 4), *_cases("test_c", 5, marks=(few, long))]
+    cases = [
+        *_cases("test_a", 7, marks=(few,)),
+        *_cases("test_b", 4),
+        *_cases("test_c", 5, marks=(few, long)),
+    ]
     left = [*outside_of_samples(cases)]
     assert len(left) == 5
     assert all("test_a" in case.nodeid for case in left)
@@ -57,11 +65,19 @@ def test_a_case_that_is_asked_for_by_name_runs() -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("one", ["x", "y"])
 @pytest.mark.parametrize("other", ["x", "y", "z"])
-def test_cases_that_pytest_makes_have_all_values(request: pytest.FixtureRequest, one: str, other: str) -> None:
+def test_cases_that_pytest_makes_have_all_values(
+    request: pytest.FixtureRequest, one: str, other: str
+) -> None:
     """Of three cases, if no more and no fewer are asked for."""
-    cases = [item for item in request.session.items if item.name.startswith("test_cases_that_pytest_makes")]
+    cases = [
+        item
+        for item in request.session.items
+        if item.name.startswith("test_cases_that_pytest_makes")
+    ]
     found = [cast(pytest.Function, case).callspec.params for case in cases]
-    assert len(found) != 3 or {*map(len, map(set, zip(*(each.values() for each in found), strict=True)))} == {2, 3}
+    assert len(found) != 3 or {
+        *map(len, map(set, zip(*(each.values() for each in found), strict=True)))
+    } == {2, 3}
 
 
 def _ids(cases: list[pytest.Item]) -> list[str]:

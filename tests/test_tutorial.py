@@ -1,4 +1,6 @@
-"""The tutorial's plans compile, train, and make one update; what its page quotes is what scalec prints."""
+"""The tutorial's plans compile, train, and make one update; what its page quotes is what scalec
+prints.
+"""
 
 import json
 import re
@@ -18,9 +20,14 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"
 PLANS = sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.scale"))
 BLOCKS = re.findall(
-    r"(?:<!-- (\S+) -->\n)?```(scale|text|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    r"(?:<!-- (\S+) -->\n)?```(scale|text|python)\n(.*?)```",
+    PAGE.read_text(encoding="utf-8"),
+    re.DOTALL,
 )
-SHOWN = {kind: [(place, block) for place, of, block in BLOCKS if of == kind] for kind in ("scale", "python")}
+SHOWN = {
+    kind: [(place, block) for place, of, block in BLOCKS if of == kind]
+    for kind in ("scale", "python")
+}
 QUOTED = [block for _, kind, block in BLOCKS if kind == "text"]
 
 
@@ -50,7 +57,9 @@ def test_plans_are_laid_out(plan: Path) -> None:
     assert format_plan(source) == source.text
 
 
-def test_the_page_shows_the_program_as_it_is(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_the_program_as_it_is(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place, block), *others = SHOWN["python"]
     assert not others
     assert cli.main(["compile", place, "-o", "out"]) == 0
@@ -59,15 +68,22 @@ def test_the_page_shows_the_program_as_it_is(here: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.split("\n")[0])
-def test_the_page_shows_what_is_printed(block: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Line for line, but for those left out at `…` and after the last; a comment says what is edited before."""
+def test_the_page_shows_what_is_printed(
+    block: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Line for line, but for those left out at `…` and after the last; a comment says what is
+    edited before.
+    """
     command, *lines = block.splitlines()
     words, _, edit = command.removeprefix("$ scalec ").partition("#")
     arguments = words.split()
     if edit:
         name = edit.split()[1]
         plan = here / arguments[-1]
-        plan.write_text(re.sub(rf"\b{name} = \d+", edit.removeprefix(" with "), plan.read_text()), encoding="utf-8")
+        plan.write_text(
+            re.sub(rf"\b{name} = \d+", edit.removeprefix(" with "), plan.read_text()),
+            encoding="utf-8",
+        )
     assert cli.main(arguments) == (1 if edit else 0)
     captured = capsys.readouterr()
     printed: Iterator[str] = iter((captured.out + captured.err).splitlines())
@@ -76,7 +92,9 @@ def test_the_page_shows_what_is_printed(block: str, here: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("plan", PLANS[1:8], ids=lambda path: path.stem)
-def test_the_first_eight_make_the_same_update(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_eight_make_the_same_update(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["verify", str(PLANS[0]), str(plan)]) == 0
     assert "make the same update" in capsys.readouterr().out
 

@@ -1,4 +1,6 @@
-"""Steps of many rows as arrays: their work, one entry for each op of each row, and what they ran on."""
+"""Steps of many rows as arrays: their work, one entry for each op of each row, and what they
+ran on.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +26,16 @@ KERNELS = {"flash2": "flash2", "flash_triton": "flash2", "flash_cudnn": "flash3"
 """The kernel whose published rates serve for a row's."""
 
 RATED = {"flash2": 0.34, "flash3": 0.6}
-"""Forward's part of a newer GPU's peak that long attention holds, where nobody has published rates of it."""
+"""Forward's part of a newer GPU's peak that long attention holds, where nobody has published
+rates of it.
+"""
 
 
 @frozen
 class Entries:
-    """Ops of all rows: which row's, where in the model (`work.PLACES`), and the columns of `work.Microbatch`."""
+    """Ops of all rows: which row's, where in the model (`work.PLACES`), and the columns of
+    `work.Microbatch`.
+    """
 
     row: Array
     place: Array
@@ -39,7 +45,9 @@ class Entries:
         """Seconds by row and place."""
         places = len(PLACES)
         weights = seconds * self.columns[-1]
-        return np.bincount(self.row * places + self.place, weights, minlength=rows * places).reshape(rows, places)
+        return np.bincount(
+            self.row * places + self.place, weights, minlength=rows * places
+        ).reshape(rows, places)
 
 
 @frozen
@@ -77,11 +85,17 @@ class Batch:
 def batch(rows: Sequence[Row], work: Sequence[Microbatch], hardware: Sequence[Hardware]) -> Batch:
     """The batch of rows, their work and their hardware."""
     sms = np.array([float(it.sms) for it in hardware])
-    products, scores = _entries([it.products for it in work], 6), _entries([it.scores for it in work], 6)
+    products, scores = (
+        _entries([it.products for it in work], 6),
+        _entries([it.scores for it in work], 6),
+    )
     _, m, n, _, count, _ = products.columns
     heads, length, _, width, _, _ = scores.columns
     of = sms[scores.row]
-    ways = [[_layers(row, it, balanced) for row, it in zip(rows, work, strict=True)] for balanced in (False, True)]
+    ways = [
+        [_layers(row, it, balanced) for row, it in zip(rows, work, strict=True)]
+        for balanced in (False, True)
+    ]
     return Batch(
         rows,
         hardware,
@@ -111,7 +125,9 @@ def _entries(of_rows: Sequence[Sequence[tuple[Any, ...]]], columns: int) -> Entr
 
 
 def _filled(m: Array, n: Array, count: Array, sms: Array) -> Array:
-    """As `seconds` has it: the part of the multiprocessors' time that makes elements of the result."""
+    """As `seconds` has it: the part of the multiprocessors' time that makes elements of the
+    result.
+    """
     best = np.zeros_like(m)
     for rows, columns in TILES:
         tiles = count * np.ceil(m / rows) * np.ceil(n / columns)
@@ -138,7 +154,9 @@ def _rate(row: Row, on: Hardware, length: float, width: float, backward: float) 
 
 def _layers(row: Row, work: Microbatch, balanced: bool) -> list[float]:
     inner, *outer = work.params
-    return stage_layers(work.layers, degree(row, "pp"), degree(row, "vpp"), max(outer) / inner if balanced else None)
+    return stage_layers(
+        work.layers, degree(row, "pp"), degree(row, "vpp"), max(outer) / inner if balanced else None
+    )
 
 
 def _padded(each: Sequence[Sequence[float]]) -> Array:

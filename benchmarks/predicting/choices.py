@@ -1,9 +1,10 @@
 """How well predictions choose among rows of a cell, where some may not fit their GPU.
 
-Rows are ranked by predicted time; those that are said not to fit come last.  Three rules are compared: time alone;
-one number, the likely memory with a part for the allocator's fragments; and the range, by which only rows whose lower
-end is too large do not fit.  Each is tried with memory that is predicted some GiB too high as well: a profile that was
-fitted on one model is off on others.
+Rows are ranked by predicted time; those that are said not to fit come last.  Three rules are
+compared: time alone; one number, the likely memory with a part for the allocator's fragments; and
+the range, by which only rows whose lower end is too large do not fit.  Each is tried with memory
+that is predicted some GiB too high as well: a profile that was fitted on one model is off on
+others.
 """
 
 from collections import defaultdict
@@ -35,7 +36,9 @@ class Verdict:
 
 @frozen
 class Candidate:
-    """A row of a cell: the predicted seconds, last or not, and the measured ones; infinite if it ran out of memory."""
+    """A row of a cell: the predicted seconds, last or not, and the measured ones; infinite if
+    it ran out of memory.
+    """
 
     is_last: bool
     predicted: float
@@ -64,7 +67,11 @@ def verdict_by_range(row: Row, figures: Mapping[str, Any], excess: float) -> Ver
     return Verdict(room is None or high + excess <= room, room is not None and low + excess > room)
 
 
-RULES: Mapping[str, Rule] = {"time alone": verdict_by_time, "one number": verdict_by_number, "range": verdict_by_range}
+RULES: Mapping[str, Rule] = {
+    "time alone": verdict_by_time,
+    "one number": verdict_by_number,
+    "range": verdict_by_range,
+}
 
 
 def print_by_memory(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -75,14 +82,28 @@ def print_by_memory(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]])
         for excess in EXCESSES if rule is not verdict_by_time else EXCESSES[:1]:
             lines.append((name, f"{excess} GiB", *_line(known, found, rule, excess)))
     if any(row.get("cell") for row in known):
-        head = ("memory by", "too high by", "cells", *CHOICES, *CHOICES, "called unfit", "called fit")
-        table("The fastest row of a cell: rows that ran; with those that ran out of memory; verdicts", head, lines)
+        head = (
+            "memory by",
+            "too high by",
+            "cells",
+            *CHOICES,
+            *CHOICES,
+            "called unfit",
+            "called fit",
+        )
+        table(
+            "The fastest row of a cell: rows that ran; with those that ran out of memory; verdicts",
+            head,
+            lines,
+        )
 
 
 CHOICES = ("in the first 3", "p90")
 
 
-def _line(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], rule: Rule, excess: float) -> Iterator[str]:
+def _line(
+    rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], rule: Rule, excess: float
+) -> Iterator[str]:
     """The cells of a line: choices of both kinds, then verdicts."""
     verdicts = {row["id"]: rule(row, found[row["id"]], excess) for row in rows}
     for column, statuses in (("cell", ("ok",)), ("cell26", ("ok", "oom"))):
@@ -92,7 +113,9 @@ def _line(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], rule: Rul
             yield f"{len(chosen)}"
         yield f"{mean(is_found for is_found, _ in chosen):.1%}" if chosen else ""
         yield _share(sizes_of([lost for _, lost in chosen])[1]) if chosen else ""
-    ran, out = ([verdicts[row["id"]] for row in rows if row["status"] == status] for status in ("ok", "oom"))
+    ran, out = (
+        [verdicts[row["id"]] for row in rows if row["status"] == status] for status in ("ok", "oom")
+    )
     yield f"{sum(verdict.lacks for verdict in ran)} of {len(ran)} that ran"
     yield f"{sum(verdict.fits for verdict in out)} of {len(out)} that ran out"
 
@@ -113,7 +136,9 @@ def _cells(
         lacks = verdicts[row["id"]].lacks
         candidate = Candidate(lacks, float(found[row["id"]]["step_s"]), measured)
         cells[row["framework"], row[column]].append(candidate)
-    return [each for each in cells.values() if len(each) > 1 and any(it.measured < inf for it in each)]
+    return [
+        each for each in cells.values() if len(each) > 1 and any(it.measured < inf for it in each)
+    ]
 
 
 def _choice(each: Sequence[Candidate]) -> tuple[bool, float]:

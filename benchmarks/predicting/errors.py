@@ -14,25 +14,38 @@ WORST = 10
 """How many rows are printed that are furthest off."""
 
 
-def by_group(rows: Sequence[Row], seconds: Array | Sequence[float], column: str, title: str = "") -> None:
-    """Prints errors of rows that have a time by the values of a column, and their means over these."""
+def by_group(
+    rows: Sequence[Row], seconds: Array | Sequence[float], column: str, title: str = ""
+) -> None:
+    """Prints errors of rows that have a time by the values of a column, and their means over
+    these.
+    """
     errors = defaultdict[str, list[float]](list)
     for row, error in _errors(rows, seconds):
         errors[row[column]].append(error)
     if not errors:
         return
-    lines = [(name, f"{len(each)}", *map(_percent, _summary(each))) for name, each in sorted(errors.items())]
+    lines = [
+        (name, f"{len(each)}", *map(_percent, _summary(each)))
+        for name, each in sorted(errors.items())
+    ]
     everything = [error for each in errors.values() for error in each]
     means = (mean(column) for column in zip(*map(_summary, errors.values()), strict=True))
     lines.append(("all rows", f"{len(everything)}", *map(_percent, _summary(everything))))
     lines.append((f"mean of each {column}'s", f"{len(errors)}", *map(_percent, means)))
-    table(f"Step, predicted over measured, less 1{title}", (column, "rows", "median", "p90", "bias"), lines)
+    table(
+        f"Step, predicted over measured, less 1{title}",
+        (column, "rows", "median", "p90", "bias"),
+        lines,
+    )
 
 
 def print_choices(rows: Sequence[Row], seconds: Array | Sequence[float]) -> None:
-    """Prints, by framework, how well predictions choose among the rows of a cell, which answer one question.
+    """Prints, by framework, how well predictions choose among the rows of a cell, which answer one
+    question.
 
-    The rows' fastest is looked for among the first three predicted; the first loses by its own measured time.
+    The rows' fastest is looked for among the first three predicted; the first loses by its own
+    measured time.
     """
     cells = defaultdict[tuple[str, str], list[tuple[float, float]]](list)
     for row, it in zip(rows, seconds, strict=True):
@@ -44,17 +57,31 @@ def print_choices(rows: Sequence[Row], seconds: Array | Sequence[float]) -> None
             for group in (framework, "all"):
                 choices[group].append(_choice(each))
     lines = [
-        (name, f"{len(each)}", _percent(mean(found for found, _ in each)), *map(_percent, sizes_of([*lost])))
+        (
+            name,
+            f"{len(each)}",
+            _percent(mean(found for found, _ in each)),
+            *map(_percent, sizes_of([*lost])),
+        )
         for name, each in sorted(choices.items(), key=lambda it: (it[0] == "all", it[0]))
         for _, lost in [zip(*each, strict=True)]
     ]
     if lines:
-        table("The fastest row of a cell", ("framework", "cells", "in the first 3", "first loses", "p90"), lines)
+        table(
+            "The fastest row of a cell",
+            ("framework", "cells", "in the first 3", "first loses", "p90"),
+            lines,
+        )
 
 
 def _choice(each: Sequence[tuple[float, float]]) -> tuple[bool, float]:
-    """Whether the fastest is among the first three predicted, and what the first loses, as a part."""
-    least, first = min(measured for _, measured in each), [measured for _, measured in sorted(each)[:3]]
+    """Whether the fastest is among the first three predicted, and what the first loses, as a
+    part.
+    """
+    least, first = (
+        min(measured for _, measured in each),
+        [measured for _, measured in sorted(each)[:3]],
+    )
     return least in first, first[0] / least - 1
 
 

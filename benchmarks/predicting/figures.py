@@ -16,7 +16,9 @@ RATES = ("bubble_rate",)
 """Figures whose errors are differences; those of all others are parts of what was measured."""
 
 
-def predicted(rows: Iterable[Row], predictor: Callable[[Row], Mapping[str, float]], figures: Sequence[str]) -> Found:
+def predicted(
+    rows: Iterable[Row], predictor: Callable[[Row], Mapping[str, float]], figures: Sequence[str]
+) -> Found:
     """By row's id its figures; where there are none, the reason."""
     found: Found = {}
     for row in rows:
@@ -27,7 +29,9 @@ def predicted(rows: Iterable[Row], predictor: Callable[[Row], Mapping[str, float
     return found
 
 
-def print_errors(rows: Sequence[Row], found: Found, figures: Sequence[str], group: Callable[[Row], str]) -> None:
+def print_errors(
+    rows: Sequence[Row], found: Found, figures: Sequence[str], group: Callable[[Row], str]
+) -> None:
     """Prints the errors of each figure."""
     for figure in figures:
         errors = defaultdict[str, list[float]](list)
@@ -44,7 +48,9 @@ def print_errors(rows: Sequence[Row], found: Found, figures: Sequence[str], grou
 def print_table(title: str, errors: Mapping[str, Sequence[float]]) -> None:
     """Prints a summary of each group's errors, that of `all` last."""
     lines = [
-        (name, *summary(each)) for name, each in sorted(errors.items(), key=lambda it: (it[0] == "all", it)) if each
+        (name, *summary(each))
+        for name, each in sorted(errors.items(), key=lambda it: (it[0] == "all", it))
+        if each
     ]
     table(title, ("", "rows", "median", "p90", "largest", "bias"), lines)
 
@@ -53,4 +59,10 @@ def summary(errors: Sequence[float]) -> tuple[str, ...]:
     """How many there are; their median, 90th percentile and largest size, and their median."""
     sizes = sorted(map(abs, errors))
     high = quantiles(sizes, n=10, method="inclusive")[-1] if len(sizes) > 1 else sizes[0]
-    return f"{len(errors)}", f"{median(sizes):.2%}", f"{high:.2%}", f"{sizes[-1]:.2%}", f"{median(errors):+.2%}"
+    return (
+        f"{len(errors)}",
+        f"{median(sizes):.2%}",
+        f"{high:.2%}",
+        f"{sizes[-1]:.2%}",
+        f"{median(errors):+.2%}",
+    )

@@ -1,7 +1,8 @@
-"""Profiles of other frameworks: by what their steps differ from the work and the hardware, twelve numbers each.
+"""Profiles of other frameworks: by what their steps differ from the work and the hardware, twelve
+numbers each.
 
-They serve to predict others' published steps (`benchmarks/predict.py`).  Steps of scalec's own programs use none: their
-host time and overlap are in the IR.
+They serve to predict others' published steps (`benchmarks/predict.py`).  Steps of scalec's own
+programs use none: their host time and overlap are in the IR.
 """
 
 import tomllib
@@ -32,7 +33,8 @@ class Framework:
     messages     the part of messages between stages that the GPU waits for
     bucket       bytes of gradients that are reduced in one collective
     per_tensor   whether ZeRO 1 reduces and gathers each tensor by itself, beside nothing: 1 or 0
-    balanced     whether stages are cut by parameters, the head's too, not into equal numbers of layers: 1 or 0
+    balanced     whether stages are cut by parameters, the head's too, not into equal numbers of
+                 layers: 1 or 0
     """
 
     host: float
@@ -69,7 +71,8 @@ def read_profile(path: Path) -> Framework:
 
 
 def profile_of(framework: str) -> str:
-    """The name of a framework's profile: its own, that of the longest name which its name begins with, or the default.
+    """The name of a framework's profile: its own, that of the longest name which its name begins
+    with, or the default.
 
     For instance of `megatron-2021` that of `megatron`.
     """

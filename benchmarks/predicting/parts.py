@@ -1,4 +1,6 @@
-"""Memory that a model keeps of a microbatch, by scalec's account of a plan without stages and sharded state."""
+"""Memory that a model keeps of a microbatch, by scalec's account of a plan without stages and
+sharded state.
+"""
 
 from functools import lru_cache
 
@@ -43,7 +45,9 @@ def part_of(text: str) -> Part:
     """The account of a plan on GPUs.  Raises PlanError."""
     program = compile_plan(Source("row.scale", text + "cluster { gpu = h100_sxm }\n"))
     layers, kept = program.size("layers"), account(program).kept
-    inputs = {it.what for it in kept if it.op.kind in PRODUCTS and "hidden" in _dims(program, it.what)}
+    inputs = {
+        it.what for it in kept if it.op.kind in PRODUCTS and "hidden" in _dims(program, it.what)
+    }
     inner = [program.elements(it.type) for it in program.params if "layers" in it.type.dims]
     outer = [it for it in program.params if "layers" not in it.type.dims]
     tables = [program.elements(it.type) for it in outer if "vocab" in it.type.dims]

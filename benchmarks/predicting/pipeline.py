@@ -1,8 +1,10 @@
-"""Rows of pipelines: samples a second on each GPU and the bubble of a schedule, by simulation of its rows.
+"""Rows of pipelines: samples a second on each GPU and the bubble of a schedule, by simulation of
+its rows.
 
-A stage's times are the profiled ones of the row, or of one with the same model, in proportion to layers and samples;
-where none are known the stage is compiled and priced.  Bubble rate is that of the rank that takes longest from its
-first action to its last, as the zero-bubble paper has it (Qi et al. 2024, arXiv 2401.10241, section 5.2).
+A stage's times are the profiled ones of the row, or of one with the same model, in proportion to
+layers and samples; where none are known the stage is compiled and priced.  Bubble rate is that of
+the rank that takes longest from its first action to its last, as the zero-bubble paper has it (Qi
+et al. 2024, arXiv 2401.10241, section 5.2).
 
 Non-goals: memory, data parallelism, the optimizer.
 """
@@ -29,7 +31,13 @@ from .rows import Row, Unsaid, gpt, profile, stage_layers, train
 FIGURES = ("samples_s_gpu", "bubble_rate")
 """Columns that are predicted."""
 
-NAMED = {"1F1B": "1f1b", "1F1B-I": "interleaved_1f1b", "ZB-H1": "zb_h1", "ZB-H2": "zb_h2", "ZB-V": "zbv"}
+NAMED = {
+    "1F1B": "1f1b",
+    "1F1B-I": "interleaved_1f1b",
+    "ZB-H1": "zb_h1",
+    "ZB-H2": "zb_h2",
+    "ZB-V": "zbv",
+}
 BUDGETS = {"ZB-1p": 1, "ZB-2p": 2}
 """Schedules made for what a rank may hold: microbatches for each rank."""
 
@@ -41,7 +49,9 @@ VOCAB = 50_304
 
 @frozen
 class Parts:
-    """Milliseconds of a stage's forward, gradient of inputs and gradient of weights, and of a message in a node."""
+    """Milliseconds of a stage's forward, gradient of inputs and gradient of weights, and of a
+    message in a node.
+    """
 
     forward: float
     input: float
@@ -61,11 +71,15 @@ class Parts:
     def scaled(self, stage: float, samples: float) -> "Parts":
         """With multiples of the layers in a stage and of the samples in a microbatch."""
         times = stage * samples
-        return Parts(self.forward * times, self.input * times, self.weight * times, self.message * samples)
+        return Parts(
+            self.forward * times, self.input * times, self.weight * times, self.message * samples
+        )
 
     def slowed(self, by: float, action: float) -> "Parts":
         """Slower by a part, and by milliseconds for each action."""
-        forward, input, weight = (time * (1 + by) + action for time in (self.forward, self.input, self.weight))
+        forward, input, weight = (
+            time * (1 + by) + action for time in (self.forward, self.input, self.weight)
+        )
         return Parts(forward, input, weight, self.message)
 
 
@@ -93,11 +107,18 @@ class Predictor:
         """A stage's times: its own, or of the row most like it, or priced."""
         if row["T_F_ms"]:
             return Parts.profiled(row)
-        of_model = [it for it in self._profiled if all(it[key] == row[key] for key in ("layers", "hidden", "seq"))]
+        of_model = [
+            it
+            for it in self._profiled
+            if all(it[key] == row[key] for key in ("layers", "hidden", "seq"))
+        ]
         if not of_model:
             return _priced(*(int(row[key]) for key in SIZES), row["gpu"])
         near = min(of_model, key=lambda it: abs(int(it["microbatches"]) - int(row["microbatches"])))
-        stage, samples = int(near["pp"]) / int(row["pp"]), int(row["micro_batch"]) / int(near["micro_batch"])
+        stage, samples = (
+            int(near["pp"]) / int(row["pp"]),
+            int(row["micro_batch"]) / int(near["micro_batch"]),
+        )
         return Parts.profiled(near).scaled(stage, samples)
 
     def _cost(self, row: Row, parts: Parts) -> float:
@@ -111,7 +132,8 @@ class Predictor:
         elif name in BUDGETS:
             times = self._times(tuple(range(ranks)), ranks, parts)
             each = MemoryBudget(
-                (BUDGETS[name] * ranks,) * ranks, Keeps.uniform(ranks, 1, self._profile["weight_keeps"])
+                (BUDGETS[name] * ranks,) * ranks,
+                Keeps.uniform(ranks, 1, self._profile["weight_keeps"]),
             )
             task = Task(tuple(range(ranks)), microbatches, times, each)
             found = [(it, times) for it in _ruled(task, parts, BUDGETS[name])]
@@ -124,13 +146,19 @@ class Predictor:
         stages, given = len(stage_to_rank), self._profile
         chunks, node = stages // ranks, given["ranks_per_node"]
         away = parts.message * given["message_rate"] / given["network_rate"]
-        cuts = tuple(parts.message if a // node == b // node else away for a, b in pairwise(stage_to_rank))
-        forward, input, weight = ((time / chunks,) * stages for time in (parts.forward, parts.input, parts.weight))
+        cuts = tuple(
+            parts.message if a // node == b // node else away for a, b in pairwise(stage_to_rank)
+        )
+        forward, input, weight = (
+            (time / chunks,) * stages for time in (parts.forward, parts.input, parts.weight)
+        )
         return Times(forward, input, weight, parts.message, cuts)
 
 
 def _ruled(task: Task, parts: Parts, ahead: int) -> list[Schedule]:
-    """Schedules by rules: forward first, weights' parts in gaps or only where nothing else can be done at once."""
+    """Schedules by rules: forward first, weights' parts in gaps or only where nothing else can
+    be done at once.
+    """
     lags = (1e-9 * parts.weight, parts.weight)
     return [followed(Rule(-parts.forward, lag, ahead), task).schedule() for lag in lags]
 
@@ -147,8 +175,13 @@ SIZES = ("layers", "hidden", "heads", "seq", "pp", "micro_batch")
 
 
 @lru_cache
-def _priced(layers: int, hidden: int, heads: int, seq: int, stages: int, samples: int, gpu: str) -> Parts:
-    """The times of a stage in the middle, by data sheet and the profile.  Raises Unsaid or PlanError."""
+def _priced(
+    layers: int, hidden: int, heads: int, seq: int, stages: int, samples: int, gpu: str
+) -> Parts:
+    """The times of a stage in the middle, by data sheet and the profile.
+
+    Raises Unsaid or PlanError.
+    """
     hardware, given = named(GPUS.get(gpu, gpu)), profile("megatron_pipelines")
     if hardware is None:
         raise Unsaid(f"no data sheet of {gpu}")
@@ -156,7 +189,9 @@ def _priced(layers: int, hidden: int, heads: int, seq: int, stages: int, samples
     sizes = {"vocab": VOCAB, "hidden": hidden, "heads": heads, "head_dim": hidden // heads}
     text = gpt({**sizes, "ffn": 4 * hidden, "layers": layers}, ("bias", "tied"))
     text += f"mesh {{ pp = {stages} }}\nshard {{ layers over pp }}\n"
-    text += f"pipeline {{ schedule = zb_h1  stages = {own} }}\n" + train(seq, samples * stages, samples)
+    text += f"pipeline {{ schedule = zb_h1  stages = {own} }}\n" + train(
+        seq, samples * stages, samples
+    )
     of = of_stages(compile_plan(Source("row.scale", text)), hardware)[stages // 2]
     scores = own[stages // 2] * samples * heads * seq**2 / hardware.memory_rate
     return Parts(

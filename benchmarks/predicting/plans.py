@@ -1,6 +1,7 @@
 """The plan that says what a row of published measurements ran, and its program.
 
-Element types that the plan language lacks (fp8 and narrower) are said as bf16: placements and sizes are the same.
+Element types that the plan language lacks (fp8 and narrower) are said as bf16: placements and sizes
+are the same.
 """
 
 from scalec.compiler.ir import Program
@@ -10,7 +11,8 @@ from scalec.compiler.syntax.source import Source
 from .rows import Row, Unsaid
 
 MODEL = """model published(tokens[batch, seq], labels[batch, seq]) {{
-  dims {{ vocab = {vocab}  hidden = {hidden}  heads = {heads}  kv_heads = {kv_heads}  head_dim = {head_dim}
+  dims {{ vocab = {vocab}  hidden = {hidden}  heads = {heads}
+    kv_heads = {kv_heads}  head_dim = {head_dim}
          ffn = {ffn}  layers = {layers} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
@@ -27,13 +29,26 @@ MODEL = """model published(tokens[batch, seq], labels[batch, seq]) {{
 }}
 """
 
-MLP = {"yes": "(silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn]))", "no": "gelu(m @ w_up[hidden -> ffn])"}
+MLP = {
+    "yes": "(silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn]))",
+    "no": "gelu(m @ w_up[hidden -> ffn])",
+}
 HEAD = {"yes": "wte", "no": "head[hidden -> vocab]"}
 
 TYPES = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 """Element types of products in published rows."""
 
-NEEDED = ("layers", "hidden", "ffn", "heads", "head_dim", "vocab", "seq", "micro_batch", "global_batch")
+NEEDED = (
+    "layers",
+    "hidden",
+    "ffn",
+    "heads",
+    "head_dim",
+    "vocab",
+    "seq",
+    "micro_batch",
+    "global_batch",
+)
 """The columns without which a row has no plan."""
 
 
@@ -64,24 +79,33 @@ def plan(row: Row) -> str:
     claims = [f"  {dims} over {axis}" for dims, axis in over if degrees[axis.split()[0]] > 1]
     mesh = "  ".join(f"{axis} = {size}" for axis, size in degrees.items() if size > 1)
     text = MODEL.format(
-        **{**row, "kv_heads": row["kv_heads"] or row["heads"]}, mlp=MLP[row["gated"]], head=HEAD[row["tied"]]
+        **{**row, "kv_heads": row["kv_heads"] or row["heads"]},
+        mlp=MLP[row["gated"]],
+        head=HEAD[row["tied"]],
     )
     text += f"mesh {{ {mesh} }}\nshard {{\n{chr(10).join(claims)}\n}}\n" if mesh else ""
     if degrees["dp"] > 1:
         text += f"state {{ zero {row['zero'] or 0} over dp }}\n"
     if degrees["pp"] > 1:
         chunks = degree(row, "vpp")
-        text += f"pipeline {{ schedule = {f'interleaved_1f1b(chunks={chunks})' if chunks > 1 else '1f1b'} }}\n"
+        text += (
+            f"pipeline {{ schedule ="
+            f" {f'interleaved_1f1b(chunks={chunks})' if chunks > 1 else '1f1b'} }}\n"
+        )
     precision = "fp16" if row["compute"] == "fp16" else "bf16"
     return text + (
-        f"train {{\n  seq = {row['seq']}  global_batch = {row['global_batch']}  microbatch = {row['micro_batch']}"
+        f"train {{\n  seq = {row['seq']}  global_batch = {row['global_batch']}  microbatch ="
+        f" {row['micro_batch']}"
         f"  steps = 1  precision = {precision}  kernels = triton  {_recompute(row)}\n"
         '  optimizer adamw { lr = 1e-4 }\n  data text { files = ["a"] }\n}\n'
     )
 
 
 def _recompute(row: Row) -> str:
-    """Selective recomputation is that of attention's scores; of kernels that make none, of every second layer."""
+    """Selective recomputation is that of attention's scores; of kernels that make none, of
+    every second layer.
+    """
     if row["recompute"] == "selective":
-        return f"recompute = {'selective(attention)' if row['attention'] == 'unfused' else 'every(2, layers)'}"
+        is_unfused = row["attention"] == "unfused"
+        return f"recompute = {'selective(attention)' if is_unfused else 'every(2, layers)'}"
     return "recompute = full" if row["recompute"] == "full" else ""

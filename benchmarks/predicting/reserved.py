@@ -1,12 +1,15 @@
-"""Memory that the allocator of others' training steps has reserved, and whether the step fits its GPU.
+"""Memory that the allocator of others' training steps has reserved, and whether the step fits its
+GPU.
 
-The model's part of a rank is compiled alone, once for all rows that have it: what a layer and the head keep for
-backward, and the parameters.  How many layers and microbatches a rank of a pipeline has, which part of the state, and
-what a framework keeps that scalec does not, follow from the row and the framework's profile.
+The model's part of a rank is compiled alone, once for all rows that have it: what a layer and the
+head keep for backward, and the parameters.  How many layers and microbatches a rank of a pipeline
+has, which part of the state, and what a framework keeps that scalec does not, follow from the row
+and the framework's profile.
 
-Reserved memory is a range.  State is known.  Gathered inputs of tensor parallelism stay reserved or not: jobs with
-the same options differ.  Saved activations are off by as much as nine of ten rows of the profile are.  Where a source
-does not say what is recomputed, the lower end has all layers recomputed.
+Reserved memory is a range.  State is known.  Gathered inputs of tensor parallelism stay reserved or
+not: jobs with the same options differ.  Saved activations are off by as much as nine of ten rows of
+the profile are.  Where a source does not say what is recomputed, the lower end has all layers
+recomputed.
 
 Non-goals: experts; what varies between ranks of one stage.
 """
@@ -33,7 +36,8 @@ LIKE_SCALEC = "scalec_memory"
 
 @frozen
 class Reserved:
-    """GiB that a step's allocator reserves, and whether all ranks' fit; `fits` is None where it may.
+    """GiB that a step's allocator reserves, and whether all ranks' fit; `fits` is None where it
+    may.
 
     likely  on the rank that the framework reports
     low     on the rank that needs most, at least
@@ -57,7 +61,15 @@ class Reserved:
 def reserved(row: Row, plan: Callable[[Row], str]) -> Reserved:
     """The memory of a row, whose `network` is healthy or congested.  Raises Unsaid or PlanError."""
     given = profile(PROFILES.get(row["framework"], LIKE_SCALEC))
-    alone = {**row, "dp": "1", "pp": "1", "vpp": "1", "zero": "0", "recompute": "", "global_batch": row["micro_batch"]}
+    alone = {
+        **row,
+        "dp": "1",
+        "pp": "1",
+        "vpp": "1",
+        "zero": "0",
+        "recompute": "",
+        "global_batch": row["micro_batch"],
+    }
     if row["recompute"] == "full":
         alone["recompute"] = "full"
     part = part_of(plan(alone))
@@ -95,8 +107,13 @@ LARGE = 20
 
 
 def print_errors(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints errors of reserved memory by framework, and how many rows are wrongly said to fit or not."""
-    errors, verdicts = defaultdict[str, list[float]](list), defaultdict[str, list[bool | None]](list)
+    """Prints errors of reserved memory by framework, and how many rows are wrongly said to fit
+    or not.
+    """
+    errors, verdicts = (
+        defaultdict[str, list[float]](list),
+        defaultdict[str, list[bool | None]](list),
+    )
     inside = list[bool]()
     for row in rows:
         of = found.get(row["id"], {})
@@ -129,11 +146,15 @@ def _tokens(row: Row) -> int:
     return int(row["micro_batch"]) * int(row["seq"]) // _number(row, "cp")
 
 
-def _rank(row: Row, rank: int, part: Part, given: Mapping[str, Any], level: Level = Level.LIKELY) -> float:
+def _rank(
+    row: Row, rank: int, part: Part, given: Mapping[str, Any], level: Level = Level.LIKELY
+) -> float:
     """The bytes of a rank of the pipeline."""
     ranks, microbatches, tp = (_number(row, column) for column in ("pp", "microbatches", "tp"))
     is_first, is_last = rank == 0, rank == ranks - 1
-    layers = _layers(row, rank, part) if given["cut"] == "cumulative" else int(row["layers"]) / ranks
+    layers = (
+        _layers(row, rank, part) if given["cut"] == "cumulative" else int(row["layers"]) / ranks
+    )
     outer = part.outside_layers(is_first, is_last)
     flying = min(_flying(rank, ranks, _number(row, "vpp")), microbatches)
     gathered = _gathered(row, flying, given, level) if tp > 1 else 0
@@ -141,7 +162,9 @@ def _rank(row: Row, rank: int, part: Part, given: Mapping[str, Any], level: Leve
     logits = given["logits"] * _tokens(row) * int(row["vocab"]) / tp
     saved = layers * (kept * flying * part.layer + gathered * part.inputs)
     off = {Level.LOW: given["least"], Level.LIKELY: 1, Level.HIGH: given["most"]}[level]
-    return _state(layers * part.inner, outer, row, given) + off * (saved + is_last * (part.outside + logits))
+    return _state(layers * part.inner, outer, row, given) + off * (
+        saved + is_last * (part.outside + logits)
+    )
 
 
 def _gathered(row: Row, flying: float, given: Mapping[str, Any], level: Level) -> float:
@@ -152,7 +175,9 @@ def _gathered(row: Row, flying: float, given: Mapping[str, Any], level: Level) -
 
 
 def _layers(row: Row, rank: int, part: Part) -> int:
-    """A stage ends as soon as all so far cost their part of the whole: layers and the head, by their parameters."""
+    """A stage ends as soon as all so far cost their part of the whole: layers and the head, by
+    their parameters.
+    """
     count, ranks = int(row["layers"]), _number(row, "pp")
     part_of = (count + part.last / part.inner) / ranks
     return min(ceil((rank + 1) * part_of), count) - min(ceil(rank * part_of), count)
@@ -165,7 +190,8 @@ def _flying(rank: int, ranks: int, chunks: int) -> float:
 
 
 def _state(inner: float, outer: float, row: Row, given: Mapping[str, Any]) -> float:
-    """Parameters and gradients as the model has them, and masters with the optimizer's; each sharded from a stage on.
+    """Parameters and gradients as the model has them, and masters with the optimizer's; each
+    sharded from a stage on.
 
     Two layers and all that is outside of layers are whole under ZeRO 3.
     """

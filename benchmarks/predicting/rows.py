@@ -30,11 +30,16 @@ def why(error: Exception) -> str:
 @lru_cache
 def profile(name: str) -> Mapping[str, Any]:
     """The numbers of a framework's profile."""
-    return tomllib.loads((Path(__file__).parent / "profiles" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        (Path(__file__).parent / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
+    )
 
 
 def stage_layers(layers: int, stages: int) -> list[int]:
-    """The layers of each stage where the embedding and the head take the place of a layer each.  Raises Unsaid."""
+    """The layers of each stage where the embedding and the head take the place of a layer each.
+
+    Raises Unsaid.
+    """
     each, left = divmod(layers + 2, stages)
     if left or each < 2 or stages < 2:
         raise Unsaid(f"{layers} layers, an embedding and a head in {stages} equal stages")
@@ -42,14 +47,18 @@ def stage_layers(layers: int, stages: int) -> list[int]:
 
 
 def gpt(sizes: Mapping[str, int], options: Sequence[str] = ()) -> str:
-    """A GPT with learned positions and layer norms; its options: `bias` of products, `gated` (SwiGLU), `tied`."""
+    """A GPT with learned positions and layer norms; its options: `bias` of products, `gated`
+    (SwiGLU), `tied`.
+    """
     bias, gated, tied = (option in options for option in ("bias", "gated", "tied"))
     plus = {name: f" + {name}[{dims}]" if bias else "" for name, dims in BIASES.items()}
     up = "m @ w_in[hidden -> ffn]" + plus["b_in"]
     gate = f"silu(m @ w_gate[hidden -> ffn]{plus['b_gate']}) * ({up})"
     return MODEL.format(
         dims="  ".join(f"{name} = {size}" for name, size in sizes.items()),
-        qkv="\n    ".join(f"{n} = a @ w{n}[hidden -> heads, head_dim]{plus[f'b{n}']}" for n in "qkv"),
+        qkv="\n    ".join(
+            f"{n} = a @ w{n}[hidden -> heads, head_dim]{plus[f'b{n}']}" for n in "qkv"
+        ),
         bo=plus["bo"],
         up=gate if gated else f"gelu({up})",
         b_out=plus["b_out"],
@@ -86,7 +95,8 @@ MODEL = """model gpt(tokens[batch, seq], labels[batch, seq]) {{
 def train(seq: int, global_batch: int, microbatch: int, more: str = "") -> str:
     """The section of training in mixed precision by Adam."""
     return (
-        f"train {{\n  seq = {seq}  global_batch = {global_batch}  microbatch = {microbatch}  steps = 1"
+        f"train {{\n  seq = {seq}  global_batch = {global_batch}  microbatch = {microbatch} "
+        " steps = 1"
         f"  precision = bf16  kernels = triton  {more}\n"
         '  optimizer adamw { lr = 1e-4 }\n  data text { files = ["a"] }\n}\n'
     )

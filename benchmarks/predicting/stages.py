@@ -6,8 +6,9 @@ from itertools import accumulate
 def stage_layers(layers: int, ranks: int, chunks: int, head: float | None) -> list[float]:
     """The layers of each rank of a pipeline.
 
-    With `head`, its cost in layers, a stage ends as soon as all so far cost their part of the whole; else all have as
-    many, and if they cannot, embedding and head take the place of a layer each, or the first ranks have one more.
+    With `head`, its cost in layers, a stage ends as soon as all so far cost their part of the
+    whole; else all have as many, and if they cannot, embedding and head take the place of a layer
+    each, or the first ranks have one more.
     """
     if head is not None and ranks > 1:
         return _balanced(layers, ranks, head)

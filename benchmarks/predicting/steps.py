@@ -1,8 +1,9 @@
-"""Seconds of others' steps: the work of a microbatch, the hardware, and what their frameworks do with it.
+"""Seconds of others' steps: the work of a microbatch, the hardware, and what their frameworks do
+with it.
 
-One closed form for all rows at once.  It differs from `analysis.time` where frameworks differ from scalec's programs:
-collectives and reductions are exposed by a part that the profile says, the host issues layers at its own pace, and
-stages are cut as the framework does.
+One closed form for all rows at once.  It differs from `analysis.time` where frameworks differ from
+scalec's programs: collectives and reductions are exposed by a part that the profile says, the host
+issues layers at its own pace, and stages are cut as the framework does.
 """
 
 from collections.abc import Mapping
@@ -25,8 +26,12 @@ NARROW = ("fp8", "mxfp8", "nvfp4")
 STALL = 1e-4
 """Seconds of a hop between nodes from which on the link is in a bad state."""
 
-STEP, FAR_STEP = (getattr(fields(Hardware), name).default for name in ("link_latency", "network_latency"))
-"""Seconds of a step of a ring within a node and between nodes, in buckets that are sent beside computation."""
+STEP, FAR_STEP = (
+    getattr(fields(Hardware), name).default for name in ("link_latency", "network_latency")
+)
+"""Seconds of a step of a ring within a node and between nodes, in buckets that are sent beside
+computation.
+"""
 
 ONCE = np.array(1.0)
 """Calls of a collective that takes all at once."""
@@ -52,7 +57,9 @@ class _Links:
     latency: Array
     far_latency: Array
 
-    def moved(self, size: Array, ranks: Array, near: Array, at: Array | slice = slice(None)) -> Array:
+    def moved(
+        self, size: Array, ranks: Array, near: Array, at: Array | slice = slice(None)
+    ) -> Array:
         """Seconds of half an all-reduce besides latency, of `size` bytes."""
         sent, away = size * (ranks - 1) / ranks, near < ranks
         across = np.where(away, sent / (self.adapters[at] * near), 0.0)
@@ -74,7 +81,9 @@ class _Pricing:
     def __init__(self, batch: Batch, framework: Numbers, shared: Numbers) -> None:
         self.batch, self.framework, self.shared = batch, framework, shared
         number = batch.number
-        self.dp, self.tp, self.pp, self.microbatches = (number(it) for it in ("dp", "tp", "pp", "microbatches"))
+        self.dp, self.tp, self.pp, self.microbatches = (
+            number(it) for it in ("dp", "tp", "pp", "microbatches")
+        )
         self.cp, self.chunks, self.per_node = number("cp"), number("vpp"), number("gpus_per_node")
         # gradients are sums over both, and frameworks share state out over both
         self.replicas = self.dp * self.cp
@@ -83,10 +92,15 @@ class _Pricing:
         self.kernel = batch.on("kernel")
         self.bf16 = np.array([it.product_rate("bf16") for it in batch.hardware]) * framework["rate"]
         self.links = _Links(
-            batch.on("link"), batch.on("network") / self.per_node, batch.on("link_latency"), batch.on("network_latency")
+            batch.on("link"),
+            batch.on("network") / self.per_node,
+            batch.on("link_latency"),
+            batch.on("network_latency"),
         )
         self.stalls = self.links.far_latency > STALL
-        self.share = framework["traffic"] * np.where(batch.whether("compile", "yes"), shared["compiled"], 1.0)
+        self.share = framework["traffic"] * np.where(
+            batch.whether("compile", "yes"), shared["compiled"], 1.0
+        )
         self.gradient = np.where(batch.whether("grad", "fp32"), 4.0, 2.0)
 
     def steps(self) -> Steps:
@@ -96,14 +110,18 @@ class _Pricing:
         gathered = self._sharded(forward, backward)
         layer = forward + backward + gathered + self._accumulated(self.batch.params[:, 0])
         outer = compute + exposed
-        embedding = outer[:, EMBEDDING] + outer[:, EMBEDDING_BACK] + self._accumulated(self.batch.params[:, 1])
+        embedding = (
+            outer[:, EMBEDDING]
+            + outer[:, EMBEDDING_BACK]
+            + self._accumulated(self.batch.params[:, 1])
+        )
         head = outer[:, HEAD] + outer[:, HEAD_BACK] + self._loss()
         layers, first, last = self._stages()
         device = layers * layer[:, None] + first * embedding[:, None] + last * head[:, None]
         issued = self._issued()
-        host = (layers + first + last) * issued[:, None] + layers * (latency[:, LAYER] + latency[:, LAYER_BACK])[
-            :, None
-        ]
+        host = (layers + first + last) * issued[:, None] + layers * (
+            latency[:, LAYER] + latency[:, LAYER_BACK]
+        )[:, None]
         ranks = both(device, host) * (self._layers() >= 0)
         slowest = ranks.max(1)
         bubble = (ranks.sum(1) - slowest) / self.chunks
@@ -119,7 +137,14 @@ class _Pricing:
         waits = most * (exposed[:, LAYER] + exposed[:, LAYER_BACK])
         dp = reduced + most * gathered
         hosted = self.microbatches * (slowest - device.max(1))
-        parts = {"tp": waits, "dp": dp, "bubble": bubble + messages, "host": hosted, "update": update, "step": over}
+        parts = {
+            "tp": waits,
+            "dp": dp,
+            "bubble": bubble + messages,
+            "host": hosted,
+            "update": update,
+            "step": over,
+        }
         rest = total - sum(parts.values())
         return Steps(total, {"compute": rest, **parts})
 
@@ -129,14 +154,18 @@ class _Pricing:
         """Operations of a row's own element type, at the peak or as large products hold it."""
         types = [row["compute"] if row["compute"] in NARROW else "bf16" for row in self.batch.rows]
         pairs = zip(self.batch.hardware, types, strict=True)
-        return np.array([it.peak[type] if field == "peak" else it.product_rate(type) for it, type in pairs])
+        return np.array(
+            [it.peak[type] if field == "peak" else it.product_rate(type) for it, type in pairs]
+        )
 
     def _products(self) -> Array:
         it = self.batch.products
         _, m, n, k, count, _ = it.columns
         inside = (it.place == LAYER) | (it.place == LAYER_BACK)
         narrow = inside & self.batch.whether("compute", *NARROW)[it.row]
-        held = np.where(narrow, (self._rate("held") * self.framework["rate"])[it.row], self.bf16[it.row])
+        held = np.where(
+            narrow, (self._rate("held") * self.framework["rate"])[it.row], self.bf16[it.row]
+        )
         memory, inputs = self.memory[it.row], count * (m * k + k * n)
         seconds = 2 * count * m * n * k / (held * self.batch.filled * k / (k + SHORT))
         seconds = np.maximum(seconds, 2 * (inputs + count * m * n) / memory) + self.kernel[it.row]
@@ -151,11 +180,20 @@ class _Pricing:
             factor = np.where(self.batch.whether("attention", kernel), self.shared[kernel], factor)
         newer = np.array([not on.measured.attention for on in self.batch.hardware])
         factor = np.where(newer, self.shared["newer"], factor)
-        fused = 2 * heads * pairs * width * np.where(backward > 0, 5, 2) / (self.batch.score_rate * factor[it.row])
+        fused = (
+            2
+            * heads
+            * pairs
+            * width
+            * np.where(backward > 0, 5, 2)
+            / (self.batch.score_rate * factor[it.row])
+        )
         rate, memory, kernel = self.bf16[it.row], self.memory[it.row], self.kernel[it.row]
         scores, (of_keys, of_values) = heads * length * length, self.batch.score_filled
         products = [
-            np.maximum(2 * scores * width / (rate * filled * k / (k + SHORT)) + kernel, 2 * scores / memory)
+            np.maximum(
+                2 * scores * width / (rate * filled * k / (k + SHORT)) + kernel, 2 * scores / memory
+            )
             for filled, k in ((of_keys, width), (of_values, length))
         ]
         bytes = (
@@ -171,7 +209,9 @@ class _Pricing:
         it = self.batch.moved
         bytes, kernels, _ = it.columns
         inside = np.where((it.place == HEAD) | (it.place == HEAD_BACK), 0.0, bytes)
-        seconds = np.maximum(inside * self.share[it.row] / self.memory[it.row], self.kernel[it.row] * kernels)
+        seconds = np.maximum(
+            inside * self.share[it.row] / self.memory[it.row], self.kernel[it.row] * kernels
+        )
         return it.sums(seconds, len(self.batch.rows))
 
     def _loss(self) -> Array:
@@ -179,21 +219,30 @@ class _Pricing:
 
     def _accumulated(self, params: Array) -> Array:
         """Gradients of a microbatch are added up; of one alone they are made in place."""
-        return self.shared["accumulated"] * params / self.memory * np.where(self.microbatches > 1, 1.0, 0.5)
+        return (
+            self.shared["accumulated"]
+            * params
+            / self.memory
+            * np.where(self.microbatches > 1, 1.0, 0.5)
+        )
 
     def _update(self, layers: Array, first: Array, last: Array) -> Array:
-        own, copied = self._params(layers, first, last), np.where(self.zero >= 1, self.replicas, 1.0)
+        own, copied = (
+            self._params(layers, first, last),
+            np.where(self.zero >= 1, self.replicas, 1.0),
+        )
         cast = np.where(self.zero >= 3, own / copied, own)
         return (self.shared["update"] * own / copied + 6 * cast) / self.memory
 
     # ---- what it waits for
 
     def _collectives(self) -> tuple[Array, Array]:
-        """Seconds of each place that the GPU waits for, and those of tp that delay it as the host does.
+        """Seconds of each place that the GPU waits for, and those of tp that delay it as the host
+        does.
 
-        The GPU waits for the latency of links between nodes.  Within a node it is the host's, and where links stall,
-        for a GPU that is behind catches up meanwhile.  It waits for all of a ring of keys: published rows do not say
-        which part of it is hidden.
+        The GPU waits for the latency of links between nodes.  Within a node it is the host's, and
+        where links stall, for a GPU that is behind catches up meanwhile.  It waits for all of a
+        ring of keys: published rows do not say which part of it is hidden.
         """
         it, links = self.batch.messages, self.links
         axis, op, size, ranks, near, _ = it.columns
@@ -207,7 +256,9 @@ class _Pricing:
         is_tp = axis == AXES.index("tp")
         latency = halves * (ranks - 1) * np.where(away, links.far_latency[at], links.latency[at])
         on_wire = away & ~self.stalls[at]
-        waited = seconds * np.where(is_tp, exposed[at], 1.0) + np.where(is_tp & on_wire, latency, 0.0)
+        waited = seconds * np.where(is_tp, exposed[at], 1.0) + np.where(
+            is_tp & on_wire, latency, 0.0
+        )
         issued = np.where(on_wire, 0.0, latency) + self.framework["collective"][at]
         rows = len(self.batch.rows)
         return it.sums(waited, rows), it.sums(np.where(is_tp, issued, 0.0), rows)
@@ -218,12 +269,16 @@ class _Pricing:
         adapters = self._adapters(self.replicas / near, HALVES[op])
         slow = self.stalls & (op == "all_reduce")
         within = np.where(slow, self.links.latency, STEP)
-        group = Group(self.replicas, near, self.links.node, adapters, within, FAR_STEP, self._tree())
+        group = Group(
+            self.replicas, near, self.links.node, adapters, within, FAR_STEP, self._tree()
+        )
         each = get_collective_seconds(op, size / calls, group)
         return np.where(self.replicas > 1, calls * (each + self.framework["collective"]), 0.0)
 
     def _tree(self) -> Array:
-        """The part of a ring's bandwidth that a tree holds: as the job's all-reduce over all, if that was measured."""
+        """The part of a ring's bandwidth that a tree holds: as the job's all-reduce over all,
+        if that was measured.
+        """
         measured = 1e9 * self.batch.number("allreduce_gbs") / self.per_node
         is_measured = np.array([bool(row["allreduce_gbs"]) for row in self.batch.rows])
         held = np.minimum(measured / self.links.adapters, TREE_RATE)
@@ -232,11 +287,19 @@ class _Pricing:
     def _adapters(self, nodes: Array, halves: int) -> Array:
         """The adapters of a rank to `nodes` nodes.
 
-        A ring that stalls is slower by their number, as the job's all-reduce over all.  Half an all-reduce by itself
-        holds twice its rate there.
+        A ring that stalls is slower by their number, as the job's all-reduce over all.  Half an
+        all-reduce by itself holds twice its rate there.
         """
         all_nodes = self.batch.number("gpus") / self.per_node
-        measured = 2 / halves * 1e9 * self.batch.number("allreduce_gbs") / self.per_node * all_nodes / nodes
+        measured = (
+            2
+            / halves
+            * 1e9
+            * self.batch.number("allreduce_gbs")
+            / self.per_node
+            * all_nodes
+            / nodes
+        )
         return np.where(self.stalls, np.minimum(self.links.adapters, measured), self.links.adapters)
 
     def _sharded(self, forward: Array, backward: Array) -> Array:
@@ -244,17 +307,26 @@ class _Pricing:
         params, slower = self.batch.params[:, 0], 1 + self.shared["sharded"]
         gather = self._over_dp(2 * params, "all_gather", ONCE)
         scatter = self._over_dp(self.gradient * params, "reduce_scatter", ONCE)
-        whole = both(forward * slower, gather) + both(backward * slower, gather + scatter) - forward - backward
+        whole = (
+            both(forward * slower, gather)
+            + both(backward * slower, gather + scatter)
+            - forward
+            - backward
+        )
         scattered = both(backward * slower, scatter) - backward
         added = np.where(self.zero >= 3, whole, np.where(self.zero == 2, scattered, 0.0))
         return np.where(self.replicas > 1, added, 0.0)
 
     def _reduced(self, backward: Array, layers: Array, first: Array, last: Array) -> Array:
-        """Exposed seconds of the reduction of gradients, and of the gather of parameters after the update."""
+        """Exposed seconds of the reduction of gradients, and of the gather of parameters after
+        the update.
+        """
         most, sharded = self._params(layers, first, last), self.zero == 1
         by_tensor = (self.framework["per_tensor"] > 0) & sharded
         calls = np.where(
-            by_tensor, 6 * layers.max(1) + 2, np.maximum(self.gradient * most / self.framework["bucket"], 1)
+            by_tensor,
+            6 * layers.max(1) + 2,
+            np.maximum(self.gradient * most / self.framework["bucket"], 1),
         )
         sums = np.where(
             sharded,
@@ -268,12 +340,17 @@ class _Pricing:
         return np.where(self.zero <= 1, reduced, 0.0) + part * gather
 
     def _messages(self) -> Array:
-        """Messages between stages that are waited for: a part of all, and those of the first microbatch."""
+        """Messages between stages that are waited for: a part of all, and those of the first
+        microbatch.
+        """
         split = np.where(self.batch.whether("sp", "yes"), self.tp, 1.0)
         size = 2 * self.batch.number("micro_batch") * self.batch.number("seq") / self.cp
         size = size * self.batch.number("hidden") / split
         away = self.dp * self.tp * self.cp >= self.per_node
-        one = size / np.where(away, self.links.adapters, self.links.node) + self.framework["collective"]
+        one = (
+            size / np.where(away, self.links.adapters, self.links.node)
+            + self.framework["collective"]
+        )
         waited = self.microbatches * self.framework["messages"] + self.pp - 1
         return np.where(self.pp > 1, 2 * self.chunks * one * waited, 0.0)
 
@@ -289,7 +366,9 @@ class _Pricing:
         return np.where(balanced, self.batch.layers_balanced, self.batch.layers)
 
     def _stages(self) -> tuple[Array, Array, Array]:
-        """The layers of each rank of the pipeline, and whether it has the embedding, and the head."""
+        """The layers of each rank of the pipeline, and whether it has the embedding, and the
+        head.
+        """
         layers, ranks = self._layers(), np.arange(self.batch.layers.shape[1])[None, :]
         return np.maximum(layers, 0.0), 1.0 * (ranks == 0), 1.0 * (ranks == self.pp[:, None] - 1)
 

@@ -1,4 +1,6 @@
-"""Rows of training steps: the work of each by the compiler, in two processes, and all of their seconds at once."""
+"""Rows of training steps: the work of each by the compiler, in two processes, and all of their
+seconds at once.
+"""
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +33,9 @@ HEALTHY, CONGESTED = "healthy", "congested"
 """States of a network."""
 
 SLOW = ((2, 0.94), (4, 0.44), (1 << 30, 0.33))
-"""By the number of nodes up to which it holds, the part of a node's adapters below which an all-reduce of 1 GiB is so
-slow that the links have to be in a bad state: between what jobs of both states measured (hardware.csv)."""
+"""By the number of nodes up to which it holds, the part of a node's adapters below which an
+all-reduce of 1 GiB is so slow that the links have to be in a bad state: between what jobs of both
+states measured (hardware.csv)."""
 
 COLUMNS = ("attention", "compile", "overlap", "grad", "gpus", "allreduce_gbs", "assumed")
 """Columns that a file may lack."""
@@ -71,9 +74,13 @@ def numbers(rows: Sequence[Row], given: Framework | None = None) -> dict[str, Ar
 
 
 def predicted(given: Read, framework: Framework | None = None) -> dict[str, dict[str, Any]]:
-    """By row's id its figures, with a profile or each row's own; where there are none, the reason."""
+    """By row's id its figures, with a profile or each row's own; where there are none, the
+    reason.
+    """
     none = dict.fromkeys(FIGURES)
-    found: dict[str, dict[str, Any]] = {id: {**none, "why": reason} for id, reason in given.whys.items()}
+    found: dict[str, dict[str, Any]] = {
+        id: {**none, "why": reason} for id, reason in given.whys.items()
+    }
     if not given.rows:
         return found
     priced = steps(given.batch, numbers(given.rows, framework), constants())
@@ -103,7 +110,9 @@ def read_work(given: Sequence[Row], clusters: Clusters, processes: int = 2) -> R
     works, memory = _in_processes(((_work, [*first.values()]), (_memory, planned)), processes)
     found = dict(zip(first, works, strict=True))
     of = {row["id"]: (found[texts[row["id"]]], it) for row, it in zip(planned, memory, strict=True)}
-    whys |= {id: reason for id, each in of.items() for reason in each[::-1] if isinstance(reason, str)}
+    whys |= {
+        id: reason for id, each in of.items() for reason in each[::-1] if isinstance(reason, str)
+    }
     good = [row for row in planned if row["id"] not in whys]
     work, needs = zip(*(of[row["id"]] for row in good), strict=True) if good else ((), ())
     return Read(good, work, [hardware[row["id"]] for row in good], needs, whys)
@@ -115,9 +124,15 @@ def _key(row: Row) -> str:
 
 
 def _least(row: Row) -> Row:
-    """The row with two ranks of dp, and as many microbatches as stages: neither changes the work of one."""
+    """The row with two ranks of dp, and as many microbatches as stages: neither changes the
+    work of one.
+    """
     dp = min(degree(row, "dp"), 2)
-    return {**row, "dp": f"{dp}", "global_batch": f"{int(row['micro_batch'] or 0) * dp * degree(row, 'pp')}"}
+    return {
+        **row,
+        "dp": f"{dp}",
+        "global_batch": f"{int(row['micro_batch'] or 0) * dp * degree(row, 'pp')}",
+    }
 
 
 def _work(row: Row) -> Microbatch | str:
@@ -134,7 +149,9 @@ def _memory(row: Row) -> Reserved | str:
         return why(error)
 
 
-def _in_processes(tasks: Iterable[tuple[Callable[[Row], Any], Sequence[Row]]], processes: int) -> list[list[Any]]:
+def _in_processes(
+    tasks: Iterable[tuple[Callable[[Row], Any], Sequence[Row]]], processes: int
+) -> list[list[Any]]:
     """Results of each function on its rows; few rows are not worth processes."""
     todo = [*tasks]
     if processes < 2 or max(len(rows) for _, rows in todo) < FEW:
@@ -148,7 +165,8 @@ def _in_processes(tasks: Iterable[tuple[Callable[[Row], Any], Sequence[Row]]], p
 
 
 def hardware_of(row: Row, clusters: Clusters) -> Hardware:
-    """The hardware of a row: a shipped cluster of its GPU and adapters, or its GPU on a network like its cluster's.
+    """The hardware of a row: a shipped cluster of its GPU and adapters, or its GPU on a network
+    like its cluster's.
 
     Raises Unsaid.
     """
@@ -168,7 +186,9 @@ def hardware_of(row: Row, clusters: Clusters) -> Hardware:
 
 def _gbit(row: Row, clusters: Clusters) -> float:
     """Gb/s of a node's adapters, 0 if nothing is known of the row's cluster."""
-    return float(clusters[row["cluster"]]["node_gbit_s"] or 0) if row["cluster"] in clusters else 0.0
+    return (
+        float(clusters[row["cluster"]]["node_gbit_s"] or 0) if row["cluster"] in clusters else 0.0
+    )
 
 
 def _state(row: Row, clusters: Clusters) -> str:

@@ -1,4 +1,6 @@
-"""The work of a microbatch on one rank, read off the IR: by the place in the model where it is done."""
+"""The work of a microbatch on one rank, read off the IR: by the place in the model where it is
+done.
+"""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -11,7 +13,10 @@ from scalec.compiler.ops import OPS, messages
 from scalec.compiler.ops.saved_tensors import Local
 
 PLACES = ("embedding", "layers", "head", "embedding back", "layers back", "head back")
-"""Before, in and after the layers; forward, then backward.  Work of layers is that of one of them."""
+"""Before, in and after the layers; forward, then backward.
+
+Work of layers is that of one of them.
+"""
 
 LARGE = 1 << 16
 """Bytes below which a message is part of an op's latency."""
@@ -19,14 +24,16 @@ LARGE = 1 << 16
 
 @define
 class Microbatch:
-    """The work of a microbatch; each list has a tuple for an op, the place first and how often it is done last.
+    """The work of a microbatch; each list has a tuple for an op, the place first and how often it
+    is done last.
 
     products  place, dtype, m, n, k, batch, times
     scores    place, heads, length, pairs, width, backward, times
     moved     place, bytes, kernels, times
     messages  place, axis, op, bytes of the whole, ranks, ranks on a node, times
     layers    how many there are
-    params    elements on a rank before any state is sharded: of a layer, of the embedding, of the head
+    params    elements on a rank before any state is sharded: of a layer, of the embedding, of the
+              head
     logits    how many the head makes
     """
 
@@ -57,11 +64,15 @@ def _degrees(program: Program, axis: str) -> list[int]:
 
 
 def _placed(program: Program, body: Sequence[Stmt]) -> Iterator[tuple[int, Op, float]]:
-    """Ops with their place, before, in or after the layers, and how often each is done in all layers together."""
+    """Ops with their place, before, in or after the layers, and how often each is done in all
+    layers together.
+    """
     place = 0
     for stmt in body:
         if isinstance(stmt, Region):
-            yield from ((1, op, times) for op, times in _inside(program, stmt, program.size(stmt.dim)))
+            yield from (
+                (1, op, times) for op, times in _inside(program, stmt, program.size(stmt.dim))
+            )
             place = 2
         else:
             yield place, stmt, 1.0
@@ -77,12 +88,16 @@ def _inside(program: Program, region: Region, times: float) -> Iterator[tuple[Op
 
 def _add(found: Microbatch, program: Program, op: Op, place: int, times: float, near: int) -> None:
     own = program.operands(op)
-    for it in messages(program, op, program.types) if not (own and program.bucket_of(own[0])) else ():
+    for it in (
+        messages(program, op, program.types) if not (own and program.bucket_of(own[0])) else ()
+    ):
         ranks, size = program.degree(it.axes), prod(it.shape) * ITEM_BYTES[it.dtype]
         if size >= LARGE and ranks > 1:
             whole = size * (ranks if it.op == "all_gather" else 1)
             beside = int(min(near_ranks(program, it.axes, near), ranks))
-            found.messages.append((place, it.axes[0], it.op, whole, ranks, beside, times * max(it.hops, 1)))
+            found.messages.append(
+                (place, it.axes[0], it.op, whole, ranks, beside, times * max(it.hops, 1))
+            )
     entry = OPS[op.kind]
     if entry.views(program, op):
         return
@@ -96,7 +111,13 @@ def _add(found: Microbatch, program: Program, op: Op, place: int, times: float, 
 
 
 def _params(program: Program) -> tuple[float, float, float]:
-    """A parameter of the layers has their dim; of the others the first is the embedding's, the rest the head's."""
+    """A parameter of the layers has their dim; of the others the first is the embedding's, the
+    rest the head's.
+    """
     inner = [param for param in program.params if "layers" in param.type.dims]
     outer = [program.elements(param.type) for param in program.params if param not in inner]
-    return sum(program.elements(param.type) for param in inner) / program.size("layers"), outer[0], sum(outer[1:])
+    return (
+        sum(program.elements(param.type) for param in inner) / program.size("layers"),
+        outer[0],
+        sum(outer[1:]),
+    )

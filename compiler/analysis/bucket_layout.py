@@ -1,8 +1,10 @@
-"""Where parameters lie in a flat bucket: one after the other, and where ranks share it out, cut between rows.
+"""Where parameters lie in a flat bucket: one after the other, and where ranks share it out, cut
+between rows.
 
-Purpose: equal shards, each of whole rows of its tensors, so that every piece of every tensor is a box.  A tensor begins
-at a multiple of its row's length, and a shard is a multiple of all of them, so that a cut falls between rows.
-Non-goals: which parameters share a bucket (`passes.bucket_params`).  The runtime lays out its memory by the same rule.
+Purpose: equal shards, each of whole rows of its tensors, so that every piece of every tensor is a
+box.  A tensor begins at a multiple of its row's length, and a shard is a multiple of all of them,
+so that a cut falls between rows.  Non-goals: which parameters share a bucket
+(`passes.bucket_params`).  The runtime lays out its memory by the same rule.
 """
 
 from math import lcm, prod
@@ -14,7 +16,9 @@ from ..ir import Bucket, Param, Program
 
 @frozen
 class Layout:
-    """Where each parameter of a bucket begins, where the last one ends, and the size of all; in elements of a rank."""
+    """Where each parameter of a bucket begins, where the last one ends, and the size of all; in
+    elements of a rank.
+    """
 
     starts: tuple[int, ...]
     end: int
@@ -22,14 +26,18 @@ class Layout:
 
 
 def layout(program: Program, params: tuple[str, ...], shards: int, layers: int = 0) -> Layout:
-    """The layout of parameters in `shards` parts, or of one layer's slices of them, where `layers` dims are stacked."""
+    """The layout of parameters in `shards` parts, or of one layer's slices of them, where
+    `layers` dims are stacked.
+    """
     of = {param.name: param for param in program.params}
     starts: list[int] = []
     end = 0
     for param in (of[name] for name in params):
         row = row_length(program, param) if shards > 1 else 1
         starts.append(-(-end // row) * row)
-        end = starts[-1] + program.elements(param.type) // prod(map(program.size, param.type.dims[:layers]))
+        end = starts[-1] + program.elements(param.type) // prod(
+            map(program.size, param.type.dims[:layers])
+        )
     if shards == 1:
         return Layout(tuple(starts), end, end)
     unit = lcm(*(row_length(program, of[name]) for name in params))
@@ -47,13 +55,17 @@ def flat_size(program: Program, bucket: Bucket) -> int:
 
 
 def layouts_of(program: Program, bucket: Bucket) -> int:
-    """How many layouts a bucket's flat dim has: one for each part of its parameters that axes of the model split."""
+    """How many layouts a bucket's flat dim has: one for each part of its parameters that axes
+    of the model split.
+    """
     split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes]
     return program.degree(tuple(split))
 
 
 def row_length(program: Program, param: Param) -> int:
-    """The elements in one row of a parameter as it is stored: of one index of its first dim, repeats apart."""
+    """The elements in one row of a parameter as it is stored: of one index of its first dim,
+    repeats apart.
+    """
     own = param.type.dims[param.stacked :]
     inner = own[-param.inner :] if stored_as_matrix(param) else own[1:]
     return prod(program.local_size(param.type, dim) for dim in inner)
@@ -73,7 +85,9 @@ def stored_shape(program: Program, param: Param) -> tuple[int, ...]:
 
 
 def stored_as_matrix(param: Param) -> bool:
-    """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is joined with."""
+    """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is
+    joined with.
+    """
     dims = param.type.dims
     leading = (dims[param.stacked], dims[-param.inner])
     return bool(param.inner) and all(place.dim in leading for _, place in param.type.places)

@@ -1,11 +1,12 @@
 """Which tokens a loss can depend on: a flow along the sequence, in the model before any placement.
 
 Purpose: find the ops by which a later token or another document reaches the loss of a token.
-Non-goals: showing it by values (`proof.causality`); the losses of routers, which predict no token; other sequences of
-the batch, since no op works along `batch` (E0307).
+Non-goals: showing it by values (`proof.causality`); the losses of routers, which predict no token;
+other sequences of the batch, since no op works along `batch` (E0307).
 
-The flow knows, for each position of a short sequence, the set of tokens that a value depends on there.  The entry of an
-op says what it lets through: slices along a dim that an axis may shard know nothing of each other.
+The flow knows, for each position of a short sequence, the set of tokens that a value depends on
+there.  The entry of an op says what it lets through: slices along a dim that an axis may shard know
+nothing of each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,10 +23,14 @@ Tokens: TypeAlias = int
 """A set of tokens: bit i is on if it has the token at position i."""
 
 Seen: TypeAlias = tuple[Tokens, ...]
-"""The tokens that a value depends on at each position; the same at all positions if the value has none."""
+"""The tokens that a value depends on at each position; the same at all positions if the value
+has none.
+"""
 
 What = Literal["later", "document"]
-"""A token by what it is to the one whose loss depends on it: later than it, or of another document."""
+"""A token by what it is to the one whose loss depends on it: later than it, or of another
+document.
+"""
 
 WORDS: dict[What, str] = {"later": "bidirectional", "document": "cross_document"}
 """The word by which a plan allows a loss to depend on such tokens."""
@@ -33,7 +38,9 @@ WORDS: dict[What, str] = {"later": "bidirectional", "document": "cross_document"
 TOKENS, LABELS, DOCUMENTS = "tokens", "labels", "documents"
 
 FEW, MOST = 16, 256
-"""Positions of the sequence: enough to tell them apart, and the most that circular shifts may make necessary."""
+"""Positions of the sequence: enough to tell them apart, and the most that circular shifts may
+make necessary.
+"""
 
 
 @frozen
@@ -65,11 +72,17 @@ def leaks(program: Program) -> list[Leak]:
     mended = _Flow(program, mends=True)  # so that leaks after the first one are seen too
     mended.run()
     into_logits = sources_of(program.region, logits)
-    return [leak for op, leak in mended.found.items() if any(value.name in into_logits for value in op.outputs)]
+    return [
+        leak
+        for op, leak in mended.found.items()
+        if any(value.name in into_logits for value in op.outputs)
+    ]
 
 
 def kinds_seen(program: Program) -> dict[str, tuple[What, ...]]:
-    """The kinds of tokens, beside earlier ones of its own document, on which each value of the model depends."""
+    """The kinds of tokens, beside earlier ones of its own document, on which each value of the
+    model depends.
+    """
     flow = _Flow(program)
     flow.run()
     return {name: tuple(what for what in WORDS if flow.sees(name, what)) for name in program.types}
@@ -83,7 +96,9 @@ def claim(program: Program) -> str:
     allowed = [tokens for what, tokens in hidden.items() if WORDS[what] in program.sees]
     others = [tokens for tokens in hidden.values() if tokens not in allowed]
     statements = [f"no loss depends on {' or on '.join(others)}"] if others else []
-    statements += [f"a loss may depend on {' or on '.join(allowed)}, as the model says"] if allowed else []
+    statements += (
+        [f"a loss may depend on {' or on '.join(allowed)}, as the model says"] if allowed else []
+    )
     if "another document" in others and shares_capacity(program):
         statements.append("documents of a sequence share the capacity of experts")
     return "; ".join(statements)
@@ -101,7 +116,9 @@ def has_documents(program: Program) -> bool:
 
 
 def shares_capacity(program: Program) -> bool:
-    """Whether experts drop tokens by how many came before in the sequence, whatever their document."""
+    """Whether experts drop tokens by how many came before in the sequence, whatever their
+    document.
+    """
     return any(op.kind == CAPACITY.name for op in program.ops)
 
 
@@ -110,14 +127,19 @@ def _reads_labels(op: Op) -> bool:
 
 
 def _enough_positions(flow: "_Flow") -> int:
-    """So many that no circular shift, done as often as its repeats say, comes full circle; at most `MOST`."""
+    """So many that no circular shift, done as often as its repeats say, comes full circle; at
+    most `MOST`.
+    """
     shifts = sum(_shifts(flow.program, flow.program.region.body))
     return min(flow.program.size(SEQUENCE), MOST, max(FEW, 2 * shifts + 2))
 
 
 @frozen
 class _Flow:
-    """One evaluation of a model.  If it `mends`, it takes a leak out after the op that lets it in."""
+    """One evaluation of a model.
+
+    If it `mends`, it takes a leak out after the op that lets it in.
+    """
 
     program: Program
     mends: bool = False
@@ -176,7 +198,9 @@ class _Flow:
                 seen = self._mended(op, seen)
             self._values[value.name] = seen
 
-    def _operand(self, entry: OpDef, types: Sequence[Type], op: Op, index: int, value: Value) -> Seen:
+    def _operand(
+        self, entry: OpDef, types: Sequence[Type], op: Op, index: int, value: Value
+    ) -> Seen:
         """The tokens that a result depends on through one operand."""
         seen = self._value(op.inputs[index])
         if entry.permutes and moves_positions(op) and self._is_long_enough:
@@ -190,12 +214,15 @@ class _Flow:
 
     @property
     def _is_long_enough(self) -> bool:
-        """Whether circular shifts are done as they are; else a shift is taken to look at the whole sequence."""
+        """Whether circular shifts are done as they are; else a shift is taken to look at the
+        whole sequence.
+        """
         return self.length < MOST or self.length == self.program.size(SEQUENCE)
 
     def _within(self, seen: Seen, reach: Reach, op: Op) -> Seen:
         """The tokens at all positions within the reach of each."""
-        if op.kind == CAPACITY.name:  # which documents share on purpose, and the certificate says so
+        # which documents share on purpose, and the certificate says so
+        if op.kind == CAPACITY.name:
             reach = evolve(reach, within_document=True)
         return self._table(lambda position: _union(seen[self._span(position, reach)]))
 
@@ -212,13 +239,17 @@ class _Flow:
         for what in self._forbidden():
             if op not in self.found and (pair := self._example(seen, what)):
                 self.found[op] = Leak(op, what, *pair, self.length)
-            seen = tuple(tokens & ~others for tokens, others in zip(seen, self._others(what), strict=True))
+            seen = tuple(
+                tokens & ~others for tokens, others in zip(seen, self._others(what), strict=True)
+            )
         return seen
 
     # ---- sets of tokens
 
     def _value(self, name: str) -> Seen:
-        """The tokens that a value depends on; parameters, labels and document numbers depend on none."""
+        """The tokens that a value depends on; parameters, labels and document numbers depend on
+        none.
+        """
         return self._values.get(name) or self._nothing()
 
     def _nothing(self) -> Seen:
@@ -239,7 +270,9 @@ class _Flow:
         return _all_before(begin) | (_all_before(self.length) & ~_all_before(end))
 
     def _document(self, position: int) -> tuple[int, int]:
-        """Where the document of a position begins and ends: a sequence has two, if the model knows documents."""
+        """Where the document of a position begins and ends: a sequence has two, if the model
+        knows documents.
+        """
         if not has_documents(self.program):
             return 0, self.length
         border = self.length // 2
@@ -265,7 +298,9 @@ def _all_before(position: int) -> Tokens:
 
 
 def _shifts(program: Program, body: Sequence[Stmt]) -> Iterator[int]:
-    """By how many positions each circular shift of the sequence moves, in all iterations of its repeats together."""
+    """By how many positions each circular shift of the sequence moves, in all iterations of its
+    repeats together.
+    """
     for stmt in body:
         if isinstance(stmt, Region):
             yield program.size(stmt.dim) * sum(_shifts(program, stmt.body))

@@ -20,19 +20,22 @@ KEPT = "by an earlier command, from the same IR; --no-cache evaluates it anew"
 
 @frozen
 class Proof:
-    """The sharded step equals the single device's on each of `meshes`: all its results, on every rank.
+    """The sharded step equals the single device's on each of `meshes`: all its results, on every
+    rank.
 
-    against  what the single-device step was made from, a plan or IR text: "the model before any placement", or what
-             there is of it in IR text of a later stage
+    against  what the single-device step was made from, a plan or IR text: "the model before any
+             placement", or what there is of it in IR text of a later stage
     bound    the logarithm to base 2 of the probability that a step that is not equal passes
     causality  the tokens on which a loss does not depend, in words
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the number of ops of the IR, of `kinds` kinds, each evaluated by its field meaning
-    trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
+    trusted  the user's own functions among them, whose meaning is any function of the dims that
+             they work along
     losses   2 where routers have one of their own
     stages   the axis of a pipeline's stages, whose rows were run
     elastic  the sizes of an elastic axis, each of which was shown, for instance `dp 8, 6 or 4`
-    kept     whether an earlier command showed it, of the same IR by the same code, and kept it in the user's cache
+    kept     whether an earlier command showed it, of the same IR by the same code, and kept it in
+             the user's cache
     """
 
     against: str
@@ -53,7 +56,10 @@ class Proof:
 
     def results(self) -> str:
         """The results that were compared."""
-        both = f"{counted(self.gradients, 'gradient')} and {counted(self.parameters, 'updated parameter')}"
+        both = (
+            f"{counted(self.gradients, 'gradient')} and"
+            f" {counted(self.parameters, 'updated parameter')}"
+        )
         return f"{self._losses()}, gradient norm, count of labels, {both}"
 
     def _losses(self) -> str:
@@ -68,15 +74,24 @@ class Proof:
         if not self.stages:
             return ""
         ranks = " and ".join(dict.fromkeys(str(mesh[self.stages]) for mesh in self.meshes))
-        return f"the rows of {ranks} ranks of {self.stages} run action by action, their messages first in, first out"
+        return (
+            f"the rows of {ranks} ranks of {self.stages} run action by action, their messages"
+            " first in, first out"
+        )
 
     def field(self) -> str:
         """How it was evaluated, and how sure that is."""
-        return f"integers modulo {self.prime}, {counted(self.trials, 'trial')}, error below 2^{self.bound}"
+        return (
+            f"integers modulo {self.prime}, {counted(self.trials, 'trial')}, error below"
+            f" 2^{self.bound}"
+        )
 
     def summary(self) -> str:
         """One line."""
-        both = f"{self._losses()}, {counted(self.gradients, 'gradient')} and {counted(self.parameters, 'update')}"
+        both = (
+            f"{self._losses()}, {counted(self.gradients, 'gradient')} and"
+            f" {counted(self.parameters, 'update')}"
+        )
         each = f"; so it is with {self.elastic}" if self.elastic else ""
         kept = f" ({KEPT})" if self.kept else ""
         equal = f"{both} equal on {self.where()}, error below 2^{self.bound}"
@@ -99,7 +114,9 @@ class Proof:
         if self.kept:
             rows["evaluated"] = KEPT
         if self.trusted:
-            rows["trusted"] = f"{', '.join(self.trusted)}: each taken to be some function of its slices"
+            rows["trusted"] = (
+                f"{', '.join(self.trusted)}: each taken to be some function of its slices"
+            )
         return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
 
 
@@ -115,7 +132,9 @@ def trusted(program: Program) -> tuple[str, ...]:
 
 @frozen
 class Tried:
-    """A function of the user's own that was run on random numbers, and what was seen to hold, in words."""
+    """A function of the user's own that was run on random numbers, and what was seen to hold,
+    in words.
+    """
 
     function: str
     checks: tuple[str, ...]
@@ -148,7 +167,8 @@ def tried_words(functions: Sequence[str]) -> str:
     if not functions:
         return ""
     return (
-        f"Tried on random numbers: {', '.join(functions)}.  Each does what the plan's `op` says of it; plan.json lists"
+        f"Tried on random numbers: {', '.join(functions)}.  Each does what the plan's `op`"
+        " says of it; plan.json lists"
         " what was tried.  What it computes is not shown."
     )
 
@@ -157,20 +177,27 @@ NOT_EVALUATED = "not evaluated: compiled with --no-verify"
 
 RUN_TIME = (
     "not run by the compiler; scalec's tests run such programs on gloo against plain torch, and"
-    " `SCALEC_RECORD=1` with `scalec verify --recorded` checks a run's collectives against this account"
+    " `SCALEC_RECORD=1` with `scalec verify --recorded` checks a run's collectives against"
+    " this account"
 )
 
 RUN_TIME_OF_TORCH = (
-    "not run by the compiler; scalec's tests run such programs on gloo against plain torch, and record what torch"
+    "not run by the compiler; scalec's tests run such programs on gloo against plain torch,"
+    " and record what torch"
     " communicates beside this account"
 )
 
 
 def composite(program: Program) -> dict[str, str]:
-    """The ops of which the proof takes for granted that the calls that they make are what they mean."""
-    kinds = sorted({op.kind for op in program.ops if op.kind in OPS and OPS[op.kind].plan_name != op.kind})
+    """The ops of which the proof takes for granted that the calls that they make are what they
+    mean.
+    """
+    kinds = sorted(
+        {op.kind for op in program.ops if op.kind in OPS and OPS[op.kind].plan_name != op.kind}
+    )
     return {
-        kind: f"shown equal to {OPS[kind].plan_name}, hop by hop on 1 to 5 ranks, by scalec's tests" for kind in kinds
+        kind: f"shown equal to {OPS[kind].plan_name}, hop by hop on 1 to 5 ranks, by scalec's tests"
+        for kind in kinds
     }
 
 
@@ -203,7 +230,11 @@ def certificate(
 def _trial(tried: Tried, hashes: Mapping[str, str]) -> dict[str, object]:
     """A function that was tried, the hash of its module, and what was tried."""
     module = f"{tried.function.partition(':')[0]}.py"
-    return {"function": tried.function, "module": hashes.get(module, ""), "tried": list(tried.checks)}
+    return {
+        "function": tried.function,
+        "module": hashes.get(module, ""),
+        "tried": list(tried.checks),
+    }
 
 
 FULL_ROWS = "those of this plan are checked to be complete, in order and free of deadlock, not run"
@@ -212,7 +243,8 @@ FULL_ROWS = "those of this plan are checked to be complete, in order and free of
 
 def _values(proof: Proof) -> dict[str, object]:
     return {
-        "claim": f"the IR's step evaluated equal to the single-device step of {proof.against}, without tolerance",
+        "claim": f"the IR's step evaluated equal to the single-device step of {proof.against},"
+        " without tolerance",
         **({"stages": f"{proof.rows()}; {FULL_ROWS}"} if proof.stages else {}),
         "results": proof.results(),
         "meshes": list(proof.meshes),
@@ -233,11 +265,13 @@ def header(proof: Proof | None) -> str:
     if not proof:
         return (
             "Shown: this file matches the IR, op for op.\n"
-            "Not shown: that the step's values are those of a single device, for it was compiled with --no-verify."
+            "Not shown: that the step's values are those of a single device, for it was"
+            " compiled with --no-verify."
         )
     return (
         f"Shown: the IR's step evaluated equal to the single-device step of {proof.against},\n"
         "and this file matches the IR, op for op;\n"
         f"{proof.causality}.\n"
-        "Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run."
+        "Not shown: rounding, kernels, the network.  The certificate is in plan.json;"
+        " SCALEC_SANITIZE=1 checks a run."
     )

@@ -1,8 +1,9 @@
 """The communication of a program's step and the number of its parameters, read off the IR.
 
-Purpose: one list of collectives, for the user, for `plan.json` and for the test that holds a recorded run against it.
-With a pipeline there is one list per rank of its axis, with the messages to other stages.
-Non-goals: time and memory; in which order a pipeline's rank does what its stages do (its row says so).
+Purpose: one list of collectives, for the user, for `plan.json` and for the test that holds a
+recorded run against it.  With a pipeline there is one list per rank of its axis, with the messages
+to other stages.  Non-goals: time and memory; in which order a pipeline's rank does what its stages
+do (its row says so).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,8 @@ from .stage_program import rank_programs, stage_programs
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
-    """Everything that a rank communicates in one step, in the order in which it begins; messages after their stage's.
+    """Everything that a rank communicates in one step, in the order in which it begins; messages
+    after their stage's.
 
     `program` has been differentiated.  `rank` is that along the pipeline's axis, if there is one.
     """
@@ -33,7 +35,9 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
 
 
 def evaluation(program: Program, rank: int = 0) -> tuple[Collective, ...]:
-    """The communication of `eval_step`: the forward of the same step, and the sums of count and loss."""
+    """The communication of `eval_step`: the forward of the same step, and the sums of count and
+    loss.
+    """
     sums = {base(program.region.yields[0].name), base(program.region.yields[2].name)}
     before = {"all_gather"}  # of parameters
     return tuple(
@@ -64,7 +68,8 @@ def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
     assert program.pipeline, "account: no pipeline"
     of_stages, of_steps = _of_stages(program), _of_steps(program)
     return tuple(
-        tuple(_of_rank(program, program.pipeline, rank, of_stages, of_steps[rank])) for rank in places(program)
+        tuple(_of_rank(program, program.pipeline, rank, of_stages, of_steps[rank]))
+        for rank in places(program)
     )
 
 
@@ -73,9 +78,15 @@ Around = tuple[list[Collective], list[Collective]]
 
 
 def _of_rank(
-    program: Program, pipeline: Pipeline, rank: int, of_stages: Sequence[list[Collective]], of_step: Around
+    program: Program,
+    pipeline: Pipeline,
+    rank: int,
+    of_stages: Sequence[list[Collective]],
+    of_step: Around,
 ) -> Iterator[Collective]:
-    """The collectives of a pipeline rank: before its row, of each of its stages, when these end, and after the row."""
+    """The collectives of a pipeline rank: before its row, of each of its stages, when these
+    end, and after the row.
+    """
     before, after = of_step
     moves = ChunkMoves(program, pipeline, rank)
     yield from _by_rank(before, rank)
@@ -106,7 +117,9 @@ def _of_stages(program: Program) -> list[list[Collective]]:
 
 
 def _of_steps(program: Program) -> list[Around]:
-    """The collectives of each rank around its row; ranks whose buckets are as large are read once."""
+    """The collectives of each rank around its row; ranks whose buckets are as large are read
+    once.
+    """
     chunk_ops = _chunk_ops(program)
     rest = [stmt for stmt in program.region.body if stmt not in chunk_ops]
     row = next(place for place, stmt in enumerate(rest) if isinstance(stmt, Region))
@@ -116,8 +129,13 @@ def _of_steps(program: Program) -> list[Around]:
         kind = (own.dims, own.buckets)
         if kind not in known:
             account = _Account(own, program.types)
-            before, after = (evolve(program.region, body=tuple(body)) for body in (rest[:row], rest[row + 1 :]))
-            known[kind] = [*account.within(before, (), "step")], [*account.within(after, (), "step")]
+            before, after = (
+                evolve(program.region, body=tuple(body)) for body in (rest[:row], rest[row + 1 :])
+            )
+            known[kind] = (
+                [*account.within(before, (), "step")],
+                [*account.within(after, (), "step")],
+            )
         found.append(known[kind])
     return found
 
@@ -136,7 +154,9 @@ def _chunk_ops(program: Program) -> list[Op]:
 
 
 class ChunkMoves:
-    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once, as `ops`."""
+    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once, as
+    `ops`.
+    """
 
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
         assert pipeline.schedule, "account: a pipeline without rows"
@@ -146,7 +166,9 @@ class ChunkMoves:
         self.ops = _chunk_ops(program)
 
     def gathers(self) -> Iterator[tuple[Chunk, Op]]:
-        """In the order in which stages begin; buckets that the step gathers over the same axes go together."""
+        """In the order in which stages begin; buckets that the step gathers over the same axes
+        go together.
+        """
         gathers = [op for op in self.ops if not self._account.reduces(op)]
         for _, run in groupby(gathers, key=self._account.axes):
             yield from sorted(self._pairs(run), key=lambda pair: pair[0].stages)
@@ -154,7 +176,9 @@ class ChunkMoves:
     def reductions(self) -> Iterator[tuple[Chunk, Op]]:
         """In the order in which stages end."""
         sums = filter(self._account.reduces, self.ops)
-        yield from sorted(self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop)
+        yield from sorted(
+            self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop
+        )
 
     def messages(self, chunk: Chunk, op: Op) -> tuple[Message, ...]:
         """Messages of an op on a chunk."""
@@ -164,11 +188,18 @@ class ChunkMoves:
         """The entries of moves."""
         for chunk, op in moved:
             for each in self.messages(chunk, op):
-                yield evolve(self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages)
+                yield evolve(
+                    self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages
+                )
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
         """Each op with the chunks of its bucket."""
-        return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
+        return (
+            (chunk, op)
+            for op in ops
+            for chunk in self._chunks
+            if chunk.bucket == self._account.bucket(op)
+        )
 
 
 def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
@@ -182,7 +213,9 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     for work, (op, where) in MESSAGES.items():
         peer = Action(stage, work, 0).peer
         crosses = cuts[min(stage, peer)] if counts[stage, work] else ()
-        for value in (value for value in crosses if where == "forward" or value.type.differentiable):
+        for value in (
+            value for value in crosses if where == "forward" or value.type.differentiable
+        ):
             yield Collective(
                 use="stages",
                 bucket="",
@@ -218,7 +251,9 @@ MESSAGES: dict[Work, tuple[str, Where]] = {
 class _Account:
     """The collectives of a program, or of one of its stages, which has these layers."""
 
-    def __init__(self, program: Program, types: Mapping[str, Type], layers: Mapping[str, range] | None = None) -> None:
+    def __init__(
+        self, program: Program, types: Mapping[str, Type], layers: Mapping[str, range] | None = None
+    ) -> None:
         self._program, self.types, self._own_layers = program, types, layers or {}
         self._loops = Names()
         self._messages: dict[int, tuple[Op, tuple[Message, ...]]] = {}
@@ -244,9 +279,13 @@ class _Account:
             yield from self.collectives(stmt, loops, where)
 
     def _reductions(self) -> dict[str, list[Op]]:
-        """By bucket the ops, at the scope of the step, that reduce a gradient; their reduction begins in each layer."""
+        """By bucket the ops, at the scope of the step, that reduce a gradient; their reduction
+        begins in each layer.
+        """
         body = self._program.region.body
-        found: dict[str, list[Op]] = {str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"}
+        found: dict[str, list[Op]] = {
+            str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"
+        }
         for op in body:
             if isinstance(op, Op) and self.reduces(op):
                 found.get(self.bucket(op), []).append(op)
@@ -259,37 +298,55 @@ class _Account:
         return bool(self.messages(stmt)) and stmt.outputs[0].name not in self._elsewhere
 
     def _together(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The stacks that an op gathers layer by layer, and its axes: neighbours that share both go together."""
+        """The stacks that an op gathers layer by layer, and its axes: neighbours that share
+        both go together.
+        """
         if isinstance(stmt, Region) or stmt.kind == "begin" or not (layers := self._layers(stmt)):
             return (), ()
         return layers, self.axes(stmt)
 
     def messages(self, op: Op) -> tuple[Message, ...]:
         """The messages that an op sends each time that a rank does it."""
-        if id(op) not in self._messages:  # of the op itself: comparing ops takes as long as asking for their messages
+        # of the op itself: comparing ops takes as long as asking for their messages
+        if id(op) not in self._messages:
             self._messages[id(op)] = op, messages(self._program, op, self.types)
         return self._messages[id(op)][1]
 
     def reduces(self, op: Op) -> bool:
         """Whether an op adds up what ranks hold."""
-        return any(each.op in ("all_reduce", "reduce_scatter") and not each.maximum for each in self.messages(op))
+        return any(
+            each.op in ("all_reduce", "reduce_scatter") and not each.maximum
+            for each in self.messages(op)
+        )
 
     def axes(self, op: Op) -> tuple[str, ...]:
         """All axes over which an op communicates."""
         return tuple(axis for each in self.messages(op) for axis in each.axes)
 
-    def collectives(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Iterator[Collective]:
+    def collectives(
+        self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False
+    ) -> Iterator[Collective]:
         """An op's entries; neighbours of the same hops share a loop."""
         for hops, run in groupby(self.messages(op), key=lambda each: each.hops):
             own = self._loops.fresh("hops") if hops else ""
-            yield from (evolve(self.entry(op, each, loops, where, last=last), hops=own) for each in run)
+            yield from (
+                evolve(self.entry(op, each, loops, where, last=last), hops=own) for each in run
+            )
 
-    def entry(self, op: Op, it: Message, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
+    def entry(
+        self, op: Op, it: Message, loops: tuple[str, ...], where: Where, *, last: bool = False
+    ) -> Collective:
         """The entry of one message of an op."""
         use = self._use(op, it, where)
-        turning = [self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)]
+        turning = [
+            self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)
+        ]
         every = int(str(dict(op.attrs).get("every", 1)))
-        count = prod(turning) if every == 1 else prod(turning[:-1]) * self._recomputed_layers(loops[-1], every)
+        count = (
+            prod(turning)
+            if every == 1
+            else prod(turning[:-1]) * self._recomputed_layers(loops[-1], every)
+        )
         return Collective(
             use=use,
             bucket=self.bucket(op),
@@ -314,7 +371,9 @@ class _Account:
         )
 
     def _recomputed_layers(self, loop: str, every: int) -> int:
-        """The number of layers of a loop that are the first of `every` layers, counted over all stages."""
+        """The number of layers of a loop that are the first of `every` layers, counted over all
+        stages.
+        """
         first = self._own_layers.get(base(loop), range(0)).start
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
@@ -324,7 +383,9 @@ class _Account:
         return "totals" if where == "step" else "activations"
 
     def _layers(self, op: Op) -> tuple[str, ...]:
-        """The dims of the layers whose flat buffers an op takes as one stack, and communicates one by one."""
+        """The dims of the layers whose flat buffers an op takes as one stack, and communicates
+        one by one.
+        """
         return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
 
     def bucket(self, op: Op) -> str:

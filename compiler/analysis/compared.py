@@ -1,7 +1,9 @@
-"""Comparisons that a run always makes beside its collectives, by the IR: which ranks must have which values alike.
+"""Comparisons that a run always makes beside its collectives, by the IR: which ranks must have
+which values alike.
 
-Ranks compare hashes in the job's store, before or after a step or while one runs.  So nothing of it is in the step's
-IR, nor among the collectives; `watch { copies }` compares more, and that is in the plan.
+Ranks compare hashes in the job's store, before or after a step or while one runs.  So nothing of it
+is in the step's IR, nor among the collectives; `watch { copies }` compares more, and that is in the
+plan.
 """
 
 from attrs import frozen
@@ -16,7 +18,8 @@ ONCE = "before the first step and before the first save"
 class Compared:
     """Values that all ranks along the axes `over` must have alike.
 
-    what  `windows` of the data, which make the inputs, or `state`: masters and optimizer state of the parameters `of`
+    what  `windows` of the data, which make the inputs, or `state`: masters and optimizer state of
+          the parameters `of`
     """
 
     what: str
@@ -26,7 +29,10 @@ class Compared:
 
 
 def compared(program: Program) -> list[Compared]:
-    """All of it, of axes longer than one rank.  With several nodes, ranks also read windows of the node before."""
+    """All of it, of axes longer than one rank.
+
+    With several nodes, ranks also read windows of the node before.
+    """
     axes = [axis.name for axis in program.axes if axis.size > 1]
     if not axes:
         return []
@@ -40,10 +46,14 @@ def compared(program: Program) -> list[Compared]:
 
 
 def _holders(program: Program, param: str, axes: list[str]) -> tuple[str, ...]:
-    """The axes along which ranks keep the same of a parameter between steps; a stage of a pipeline has its own."""
+    """The axes along which ranks keep the same of a parameter between steps; a stage of a
+    pipeline has its own.
+    """
     type = program.types[param]
     apart = {axis for dim in type.dims for axis in type.axes_of(dim)}
-    apart |= {axis for bucket in program.buckets if param in bucket.params for axis in bucket.shard_axes}
+    apart |= {
+        axis for bucket in program.buckets if param in bucket.params for axis in bucket.shard_axes
+    }
     if program.pipeline:
         apart.add(program.pipeline.axis)
     return tuple(axis for axis in axes if axis not in apart)

@@ -1,6 +1,8 @@
-"""Attention over a sequence that is sharded: over which axes, how it gets other ranks' keys, at what cost.
+"""Attention over a sequence that is sharded: over which axes, how it gets other ranks' keys, at
+what cost.
 
-Non-goals: which op it becomes (`passes.propagate`), which calls that makes (`ops.ring_attention`, and coercions).
+Non-goals: which op it becomes (`passes.propagate`), which calls that makes (`ops.ring_attention`,
+and coercions).
 """
 
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ from ..ops.ring_attention import RING, hops
 
 ZIGZAG, GATHER, ULYSSES, AUTO = "zigzag", "gather", "ulysses", "auto"
 STRATEGIES = (GATHER, RING, ULYSSES)
-"""Keys are gathered, go round a ring (Liu et al. 2023), or the sequence is exchanged for heads (Jacobs et al. 2023)."""
+"""Keys are gathered, go round a ring (Liu et al. 2023), or the sequence is exchanged for heads
+(Jacobs et al. 2023).
+"""
 
 
 def attention_heads(program: Program, op: Op) -> tuple[str, ...]:
@@ -27,7 +31,11 @@ def attention_heads(program: Program, op: Op) -> tuple[str, ...]:
 
 def heads_left(program: Program, dim: str) -> int:
     """How many heads are left to a rank by the axes over which they lie everywhere."""
-    axes = {claim.axis for claim in program.claims if claim.dim == dim and claim.split and not claim.within}
+    axes = {
+        claim.axis
+        for claim in program.claims
+        if claim.dim == dim and claim.split and not claim.within
+    }
     return max(1, program.size(dim) // program.degree(tuple(axes)))
 
 
@@ -39,7 +47,9 @@ def query_axes(program: Program, op: Op) -> tuple[str, ...]:
 
 @frozen
 class Cost:
-    """Calls and bytes that a rank sends for one attention of one microbatch, and bytes of keys that it keeps."""
+    """Calls and bytes that a rank sends for one attention of one microbatch, and bytes of keys
+    that it keeps.
+    """
 
     strategy: str
     forward: tuple[int, int]
@@ -53,45 +63,75 @@ class Cost:
 
 
 def sequence_axes(program: Program, op: Op) -> tuple[str, ...]:
-    """The axes of the plan over which an op's sequence lies and its heads do not, outermost first."""
+    """The axes of the plan over which an op's sequence lies and its heads do not, outermost
+    first.
+    """
     keys, heads = roles(op, program.types).key_seq, {*attention_heads(program, op)}
     claims = [claim for claim in program.claims if not claim.within]
     by_heads = {claim.axis for claim in claims if claim.dim in heads}
-    found = (claim.axis for claim in claims if keys and claim.dim == keys and claim.axis not in by_heads)
+    found = (
+        claim.axis for claim in claims if keys and claim.dim == keys and claim.axis not in by_heads
+    )
     return tuple(dict.fromkeys(program.axis(axis).parent for axis in found))
 
 
 def strategy(program: Program, op: Op, axis: str) -> str:
     """How an op comes by the keys that other ranks of an axis of the plan hold."""
     keys = roles(op, program.types).key_seq
-    claims = (claim for claim in program.claims if claim.dim == keys and program.axis(claim.axis).parent == axis)
+    claims = (
+        claim
+        for claim in program.claims
+        if claim.dim == keys and program.axis(claim.axis).parent == axis
+    )
     return next(claims).via or GATHER
 
 
 def costs(program: Program, op: Op, axis: str) -> tuple[Cost, ...]:
-    """Costs of each strategy over an axis of the plan, as rings send it, the rest of the plan as it is."""
+    """Costs of each strategy over an axis of the plan, as rings send it, the rest of the plan
+    as it is.
+    """
     at = _Attention(program, op, axis)
     recompute = program.train.recompute
     layer = recompute.word in ("full", "every")  # of which this is a layer that backward recomputes
     ring = layer or (recompute.word == "selective" and OPS[op.kind].plan_name in recompute.names)
-    return (at.gather(layer or program.train.gathered == "regather"), at.ring(ring), *at.exchange(layer))
+    return (
+        at.gather(layer or program.train.gathered == "regather"),
+        at.ring(ring),
+        *at.exchange(layer),
+    )
 
 
 class _Attention:
-    """An attention over the ranks of an axis: the bytes of a rank's keys and values, and of its queries and result."""
+    """An attention over the ranks of an axis: the bytes of a rank's keys and values, and of its
+    queries and result.
+    """
 
     def __init__(self, program: Program, op: Op, axis: str) -> None:
-        self.program, self.op, types, own = program, op, program.operands(op), roles(op, program.types)
-        claims = {program.axis(claim.axis).parent: claim for claim in program.claims if claim.dim == own.key_seq}
+        self.program, self.op, types, own = (
+            program,
+            op,
+            program.operands(op),
+            roles(op, program.types),
+        )
+        claims = {
+            program.axis(claim.axis).parent: claim
+            for claim in program.claims
+            if claim.dim == own.key_seq
+        }
         self.ranks, self.zigzag = _size(program, axis), claims[axis].zigzag
         others = [each for each in sequence_axes(program, op) if each != axis]
         exchanged = prod(_size(program, each) for each in others if claims[each].via == ULYSSES)
         rest = prod(_size(program, each) for each in others) // exchanged
-        batch = program.size(BATCH) // program.degree(tuple(c.axis for c in program.claims if c.dim == BATCH))
+        batch = program.size(BATCH) // program.degree(
+            tuple(c.axis for c in program.claims if c.dim == BATCH)
+        )
         self.positions = program.size(own.key_seq) // rest
         rows = batch * self.positions // self.ranks * ITEM_BYTES[types[0].dtype]
-        q, k, v = (rows * program.size(type.dims[-1]) for type in types[:3])  # the bytes of one head
-        self.heads, self.kv_heads = (max(1, heads_left(program, dim) // exchanged) for dim in (own.heads, own.kv_heads))
+        # the bytes of one head
+        q, k, v = (rows * program.size(type.dims[-1]) for type in types[:3])
+        self.heads, self.kv_heads = (
+            max(1, heads_left(program, dim) // exchanged) for dim in (own.heads, own.kv_heads)
+        )
         self.keys, self.queries = (k + v) * self.kv_heads, (q + v) * self.heads
         self.wide = max(4, ITEM_BYTES[types[0].dtype]) / ITEM_BYTES[types[0].dtype]
         fuses, regathers = program.train.kernels == TRITON, program.train.gathered == "regather"
@@ -110,7 +150,13 @@ class _Attention:
 
     def ring(self, recomputed: bool) -> Cost:
         """Both as one."""
-        count = hops(self.ranks, self.positions, window_of(self.op), self.op.get("mask") == "causal", self.zigzag)
+        count = hops(
+            self.ranks,
+            self.positions,
+            window_of(self.op),
+            self.op.get("mask") == "causal",
+            self.zigzag,
+        )
         gradients = count + (count > 0)
         back = count * self.keys + int(gradients * self.keys * self.wide)
         return Cost(
@@ -121,15 +167,26 @@ class _Attention:
         )
 
     def exchange(self, recomputed: bool) -> Iterator[Cost]:
-        """Queries and the result, and keys and values, of which few are gathered first; none where heads do not fit."""
+        """Queries and the result, and keys and values, of which few are gathered first; none
+        where heads do not fit.
+        """
         ranks, few = self.ranks, min(self.kv_heads, self.ranks)
         if self.heads % ranks or self.kv_heads % few or ranks % few:
             return
         each = ranks // few
-        moved = self.queries * (ranks - 1) // ranks + (each - 1) * self.keys + each * self.keys * (few - 1) // few
+        moved = (
+            self.queries * (ranks - 1) // ranks
+            + (each - 1) * self.keys
+            + each * self.keys * (few - 1) // few
+        )
         apart = few > 1 and each > 1  # keys are gathered and exchanged, then values
         calls = 6 if apart else 1 + self.exchanges if few > 1 else 2 + self.gathers
-        yield Cost(ULYSSES, (calls, moved), (calls * (1 + recomputed), moved * (1 + recomputed)), each * self.keys)
+        yield Cost(
+            ULYSSES,
+            (calls, moved),
+            (calls * (1 + recomputed), moved * (1 + recomputed)),
+            each * self.keys,
+        )
 
 
 def _size(program: Program, axis: str) -> int:

@@ -1,9 +1,9 @@
 """The sizes of an elastic axis, `mesh { dp = 4..8 }`, and a program at each of them.
 
-Purpose: nothing but `batch` is sharded over such an axis, and each rank has the same rows of a microbatch at any size.
-On fewer ranks a step has more microbatches, so that its ops are the same, and its global batch too; a pipeline's rows
-are made for each number of them.
-Non-goals: which ranges are legal (`frontend.elastic`).
+Purpose: nothing but `batch` is sharded over such an axis, and each rank has the same rows of a
+microbatch at any size.  On fewer ranks a step has more microbatches, so that its ops are the same,
+and its global batch too; a pipeline's rows are made for each number of them.  Non-goals: which
+ranges are legal (`frontend.elastic`).
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,18 @@ def left_out(program: Program) -> str:
 
     For instance `dp 5, 7: 64 sequences are not microbatches of 4 on as many ranks`.
     """
-    axis, left = elastic_axis(program), [size for size in reversed(_range(program)) if _rest(program, size)]
+    axis, left = (
+        elastic_axis(program),
+        [size for size in reversed(_range(program)) if _rest(program, size)],
+    )
     if not axis or not left:
         return ""
     train, others = program.train, _data_ranks(program, 1)
     on = f"{others} times as many ranks" if others > 1 else "as many ranks"
-    what = f"{counted(train.global_batch, 'sequence')} are not microbatches of {train.microbatch} on {on}"
+    what = (
+        f"{counted(train.global_batch, 'sequence')} are not microbatches of {train.microbatch}"
+        f" on {on}"
+    )
     return f"{axis.name} {_runs(left)}: {what}"
 
 
@@ -52,11 +58,15 @@ def at_size(program: Program, size: int) -> Program:
     batch = program.train.microbatch * _data_ranks(program, size)
     numbers = {BATCH: batch, MICROBATCHES: program.train.global_batch // batch}
     axes = tuple(evolve(each, size=size) if each is axis else each for each in program.axes)
-    cluster = _machines(program.cluster, *(prod(each.size for each in its) for its in (program.axes, axes)))
+    cluster = _machines(
+        program.cluster, *(prod(each.size for each in its) for its in (program.axes, axes))
+    )
     made = evolve(program.sized(numbers), axes=axes, cluster=cluster)
     made = made.sized({bucket.dim: flat_size(made, bucket) for bucket in program.buckets})
     pipeline = program.pipeline
-    return evolve(made, pipeline=scheduled(made, pipeline)) if pipeline and pipeline.schedule else made
+    return (
+        evolve(made, pipeline=scheduled(made, pipeline)) if pipeline and pipeline.schedule else made
+    )
 
 
 @once
@@ -78,7 +88,10 @@ def elastic_words(program: Program) -> str:
 
 def _runs(numbers: Sequence[int]) -> str:
     """For instance `5, 7, 9 … 15`."""
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ]
     shown = (f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
     return ", ".join(shown)
 
@@ -108,7 +121,10 @@ def _data_ranks(program: Program, size: int) -> int:
 
 
 def _machines(cluster: Cluster, before: int, ranks: int) -> Cluster:
-    """The nodes for a number of ranks, as many on each as before; the last one may have some over.  One stays one."""
+    """The nodes for a number of ranks, as many on each as before; the last one may have some over.
+
+    One stays one.
+    """
     if cluster.nodes == 1 and not cluster.gpus_per_node:
         return cluster
     each = cluster.gpus_per_node or before // cluster.nodes

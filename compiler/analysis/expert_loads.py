@@ -1,7 +1,8 @@
-"""How many rows of tokens a rank's experts get: an equal share, `room` times as many, or all that there can be.
+"""How many rows of tokens a rank's experts get: an equal share, `room` times as many, or all that
+there can be.
 
-Purpose: the program with such a load, of which every account counts rows.  A load is a number of equal shares.
-Non-goals: what is counted (`memory`, `communication`).
+Purpose: the program with such a load, of which every account counts rows.  A load is a number of
+equal shares.  Non-goals: what is counted (`memory`, `communication`).
 """
 
 from collections.abc import Mapping
@@ -31,13 +32,20 @@ class Load:
 
     @property
     def shown(self) -> str:
-        """The rows, for instance `8,192`; with several dims of experts `8,192 of experts, 512 of others`."""
+        """The rows, for instance `8,192`; with several dims of experts `8,192 of experts, 512
+        of others`.
+        """
         alone = len(self.rows) == 1
-        return ", ".join(f"{rows:,}" if alone else f"{rows:,} of {experts}" for experts, rows in self.rows.items())
+        return ", ".join(
+            f"{rows:,}" if alone else f"{rows:,} of {experts}"
+            for experts, rows in self.rows.items()
+        )
 
 
 def with_load(program: Program, load: float) -> Program:
-    """The program in which a rank's experts get `load` equal shares of rows, or as many as there can be."""
+    """The program in which a rank's experts get `load` equal shares of rows, or as many as
+    there can be.
+    """
     found = tuple((experts, Fraction(min(most, load))) for experts, most in most_loads(program))
     return evolve(program, loads=found) if found else program
 
@@ -49,7 +57,9 @@ def with_room(program: Program) -> Program:
 
 
 def rows_of_an_expert(program: Program, sort: Op) -> float:
-    """The rows of a microbatch that an expert gets on average, of all ranks that exchange tokens of this order."""
+    """The rows of a microbatch that an expert gets on average, of all ranks that exchange
+    tokens of this order.
+    """
     order, experts = sort.outputs[0].type, str(sort.get("to"))
     exchanged = prod(
         program.degree((claim.axis,))
@@ -62,22 +72,32 @@ def rows_of_an_expert(program: Program, sort: Op) -> float:
 
 @once
 def loads(program: Program) -> tuple[Load, ...]:
-    """An equal load, that for which the plan has memory, and the largest; none where all ranks get the same."""
+    """An equal load, that for which the plan has memory, and the largest; none where all ranks
+    get the same.
+    """
     if all(most == 1 for _, most in most_loads(program)):
         return ()
     room = f"room = {program.train.room or ROOM:g}"
-    programs = {"balanced": with_load(program, 1), room: with_room(program), "worst": with_load(program, inf)}
+    programs = {
+        "balanced": with_load(program, 1),
+        room: with_room(program),
+        "worst": with_load(program, inf),
+    }
     return tuple(_named(name, of) for name, of in programs.items())
 
 
 def _named(name: str, program: Program) -> Load:
-    rows = {op.outputs[0].type.dims[0]: program.local_shape(op.outputs[0].type)[0] for op in _orders(program)}
+    rows = {
+        op.outputs[0].type.dims[0]: program.local_shape(op.outputs[0].type)[0]
+        for op in _orders(program)
+    }
     return Load(name, rows, program)
 
 
 @once
 def most_loads(program: Program) -> tuple[tuple[str, Fraction], ...]:
-    """The largest load of each dim of experts that lies over ranks: every token chooses as many of a rank's as it can.
+    """The largest load of each dim of experts that lies over ranks: every token chooses as many of
+    a rank's as it can.
 
     A token chooses an expert once, and a capacity bounds an expert's tokens of a sequence.
     """

@@ -20,7 +20,9 @@ def get_file_shapes(program: Program) -> dict[str, tuple[int, ...]]:
     """
     param_of = get_param_values(program)
     token_tables = {param_of[value] for value in tables(program) if value in param_of}
-    return {param.name: _shape(program, param, param.name in token_tables) for param in program.stored}
+    return {
+        param.name: _shape(program, param, param.name in token_tables) for param in program.stored
+    }
 
 
 def _shape(program: Program, param: Param, is_token_table: bool) -> tuple[int, ...]:
@@ -34,7 +36,8 @@ def _shape(program: Program, param: Param, is_token_table: bool) -> tuple[int, .
 def _sizes(program: Program, param: Param) -> tuple[int, ...]:
     """The sizes of a parameter's own dims.
 
-    Padding is left out where it is the last rows: in the first dim.  Elsewhere a file has the padding too.
+    Padding is left out where it is the last rows: in the first dim.  Elsewhere a file has the
+    padding too.
     """
     own = param.type.dims[len(program.outer(param)) :]
     return (*map(program.valid, own[:1]), *map(program.size, own[1:]))

@@ -1,8 +1,10 @@
-"""The cost of a body: operations of its forward and of the two parts of its backward, counted to balance stages.
+"""The cost of a body: operations of its forward and of the two parts of its backward, counted to
+balance stages.
 
-Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an operation for each
-element, which against matrix products is next to nothing.  Attention counts the pairs of query and key that its mask
-lets through, whatever a kernel computes besides; documents, whose lengths no plan says, count as one.
+Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an
+operation for each element, which against matrix products is next to nothing.  Attention counts the
+pairs of query and key that its mask lets through, whatever a kernel computes besides; documents,
+whose lengths no plan says, count as one.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ class Cost:
     """Operations for the gradients of weights, for which no stage waits."""
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
+        return Cost(
+            self.forward + other.forward, self.input + other.input, self.weight + other.weight
+        )
 
     def __mul__(self, times: int) -> "Cost":
         return Cost(self.forward * times, self.input * times, self.weight * times)
@@ -35,14 +39,18 @@ class Cost:
 def cost(program: Program, body: Sequence[Stmt]) -> Cost:
     """The cost of one run of a body of `program`."""
     inner = (
-        cost(program, stmt.body) * program.size(stmt.dim) if isinstance(stmt, Region) else _cost(program, stmt)
+        cost(program, stmt.body) * program.size(stmt.dim)
+        if isinstance(stmt, Region)
+        else _cost(program, stmt)
         for stmt in body
     )
     return sum(inner, Cost())
 
 
 def _cost(program: Program, op: Op) -> Cost:
-    """The gradient of a product's operand costs what the product does; an operand without samples is a weight."""
+    """The gradient of a product's operand costs what the product does; an operand without
+    samples is a weight.
+    """
     types = program.types
     made = sum(program.elements(evolve(value.type, places=())) for value in op.outputs)
     match op.kind:
@@ -56,8 +64,11 @@ def _cost(program: Program, op: Op) -> Cost:
             product = 2 * made * prod(map(program.size, op.names("over")))
             return Cost(product, product, product)
         case "linear_cross_entropy" | "linear_softmax_stats":
-            product = 2 * prod(map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}))
-            in_parts = op.kind == "linear_softmax_stats"  # backward recomputes logits; else forward computes gradients
+            product = 2 * prod(
+                map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims})
+            )
+            # backward recomputes logits; else forward computes gradients
+            in_parts = op.kind == "linear_softmax_stats"
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case _ if keys := roles(op, types).key_seq:
             pairs = seen_pairs(program.size(keys), op.get("mask") == "causal", window_of(op))

@@ -1,7 +1,8 @@
 """Which functions of a program are Triton kernels, and with which tiles they run on which chip.
 
-Purpose: what emitted programs say of kernels, and what they must cover.  The tiles are in `tiles.toml`, by chip,
-class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the kernels (`runtime.kernels`).
+Purpose: what emitted programs say of kernels, and what they must cover.  The tiles are in
+`tiles.toml`, by chip, class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the
+kernels (`runtime.kernels`).
 """
 
 import json
@@ -63,7 +64,8 @@ class Kernel:
     """A class of `scalec.runtime.kernels`; a program calls the function that it makes of it.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
-    tile   the class of its tiles; only those of `Tile` serve all element types, and of `Blocks` no size but their own
+    tile   the class of its tiles; only those of `Tile` serve all element types, and of `Blocks` no
+           size but their own
     tuned  the class for which the table has its tiles, if not for itself
     """
 
@@ -123,7 +125,9 @@ USUAL = "sm_90"
 
 @frozen
 class Used:
-    """A function of a program that is a kernel: its class, and the tiles for the program's sizes."""
+    """A function of a program that is a kernel: its class, and the tiles for the program's
+    sizes.
+    """
 
     function: str
     name: str
@@ -155,14 +159,19 @@ def nearest(tiles: Mapping[str, Tile], size: int) -> Tile:
 
 
 def kernels_of(program: Program) -> list[Used]:
-    """The kernels that a program calls, by their functions; backward has the tiles of what it is backward of."""
+    """The kernels that a program calls, by their functions; backward has the tiles of what it
+    is backward of.
+    """
     if program.train.kernels != TRITON:
         return []
     sizes = dict[str, dict[int, int]]()
     for op in walk(program.forward.body):
         if op.kind in KERNELS:
             operands = program.operands(op)
-            size, found = KERNELS[op.kind].size(program, operands, op), sizes.setdefault(op.kind, {})
+            size, found = (
+                KERNELS[op.kind].size(program, operands, op),
+                sizes.setdefault(op.kind, {}),
+            )
             found[size] = max(found.get(size, 0), ITEM_BYTES[operands[0].dtype])
     tiles = tiles_of(chip(program))
     used = (_used(kind, sorted(found.items()), tiles) for kind, found in sizes.items())
@@ -170,7 +179,9 @@ def kernels_of(program: Program) -> list[Used]:
 
 
 def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
-    """Whether there is a tile for an op, or for its backward, of operands on one rank; for what is no kernel, too."""
+    """Whether there is a tile for an op, or for its backward, of operands on one rank; for what
+    is no kernel, too.
+    """
     op, operands = VJPS.forward(op, operands)
     kernel = KERNELS.get(op.kind)
     if program.train.kernels != TRITON or not kernel or kernel.tile == "Tile":
@@ -181,14 +192,20 @@ def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
 
 def optimizer_kernel(program: Program) -> str:
     """The class of the optimizer's kernel; "" where the optimizer is torch's."""
-    return OPTIMIZERS.get(program.train.optimizer.kind, "") if program.train.kernels == TRITON else ""
+    return (
+        OPTIMIZERS.get(program.train.optimizer.kind, "") if program.train.kernels == TRITON else ""
+    )
 
 
 def tiles_file(program: Program) -> dict[str, str]:
-    """The file that a program with kernels reads their tiles from, name → text: by class and size, of one chip."""
+    """The file that a program with kernels reads their tiles from, name → text: by class and
+    size, of one chip.
+    """
     if program.train.kernels != TRITON:
         return {}
-    tiles = {used.name: {str(size): tile for size, tile in used.tiles} for used in kernels_of(program)}
+    tiles = {
+        used.name: {str(size): tile for size, tile in used.tiles} for used in kernels_of(program)
+    }
     if name := optimizer_kernel(program):
         (tiles[name],) = tiles_of(chip(program))[name].values()
     said = {"written_by": f"scalec {__version__}", "chip": chip(program), "tiles": tiles}
@@ -207,7 +224,9 @@ def _table() -> dict[str, Tiles]:
     return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text(encoding="utf-8"))
 
 
-def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[str, Tile]]) -> Used:
+def _used(
+    kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[str, Tile]]
+) -> Used:
     """For some sizes, each with the bytes of its widest elements."""
     kernel = KERNELS[kind]
     chosen = ((size, _tile(kernel, size, item, tiles)) for size, item in sizes)
@@ -215,7 +234,9 @@ def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[
     return Used(OPS[kind].function, kernel.name, found, kernel.chunk and kernel.chunk(sizes[-1][0]))
 
 
-def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]) -> Tile | None:
+def _tile(
+    kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]
+) -> Tile | None:
     """The tile for a size, and elements of `item` bytes; None where the table has none."""
     if kernel.tile == "Tile":
         return nearest(tiles.get(kernel.tuned, {}), size)

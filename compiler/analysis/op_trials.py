@@ -1,4 +1,5 @@
-"""The signatures in which a plan calls its own functions, for a process that tries these on random numbers.
+"""The signatures in which a plan calls its own functions, for a process that tries these on random
+numbers.
 
 Purpose: dims, numbers and sizes of each call; the words of the certificate for what was tried.
 Non-goals: trying them (`scalec.testing.op_trial`), and the process (`cli.op_trials`).
@@ -71,7 +72,10 @@ def _signature(op: Op, types: Sequence[Type], model: Program) -> TrialSignature:
         positions=positions_in(op),
         causal=causal_dim(op),
         dtype=DTYPES[types[0].dtype],
-        cases=tuple(case_sizes(dims, lead, leading, other) for leading, other in zip(LEADING, OTHER, strict=True)),
+        cases=tuple(
+            case_sizes(dims, lead, leading, other)
+            for leading, other in zip(LEADING, OTHER, strict=True)
+        ),
         instead=_plan_sizes(operands, lead, op.names("along"), model),
     )
 
@@ -89,7 +93,9 @@ def _spelled_out(words: Sequence[str], lead: tuple[str, ...]) -> tuple[str, ...]
     return tuple(dim for word in words for dim in (lead if word == LEAD else (word,)))
 
 
-def case_sizes(dims: Iterable[str], lead: Sequence[str], leading: Sequence[int], other: int) -> Sizes:
+def case_sizes(
+    dims: Iterable[str], lead: Sequence[str], leading: Sequence[int], other: int
+) -> Sizes:
     """The sizes of dims in one case: those of `lead` have the sizes `leading` in turns."""
     sizes = dict.fromkeys(dims, other)
     for number, dim in enumerate(lead):
@@ -97,8 +103,12 @@ def case_sizes(dims: Iterable[str], lead: Sequence[str], leading: Sequence[int],
     return tuple(sizes.items())
 
 
-def _plan_sizes(operands: Sequence[Sequence[str]], lead: Sequence[str], along: Sequence[str], model: Program) -> Sizes:
-    """The plan's own sizes of dims that are whole, a part of the others; none where that is too much."""
+def _plan_sizes(
+    operands: Sequence[Sequence[str]], lead: Sequence[str], along: Sequence[str], model: Program
+) -> Sizes:
+    """The plan's own sizes of dims that are whole, a part of the others; none where that is too
+    much.
+    """
     sizes = dict[str, int]()
     for dim in (dim for dims in operands for dim in dims):
         size = model.size(dim)
@@ -132,6 +142,9 @@ def _checks(signature: TrialSignature) -> Iterable[str]:
     if signature.causal:
         yield f"causal along {signature.causal}"
     yield "gradients, against finite differences"
-    yield "the same bits in each call, whatever was called before and the state of random generators is"
+    yield (
+        "the same bits in each call, whatever was called before and the state of random"
+        " generators is"
+    )
     yield "operands are not written to"
     yield "dims, element type and device of results"

@@ -1,4 +1,5 @@
-"""Ops that run while rows of experts are under way: those from an exchange that only begins to its `wait`.
+"""Ops that run while rows of experts are under way: those from an exchange that only begins to its
+`wait`.
 
 Non-goals: which ops these are to be (`passes.overlap_exchanges`), and how long they take.
 """

@@ -1,6 +1,8 @@
-"""Which values of a step are parameters as the model uses them, and which of these go into one product.
+"""Which values of a step are parameters as the model uses them, and which of these go into one
+product.
 
-Non-goals: the ops between a parameter's state of record and its uses (`passes.place_state`, `passes.bucket_params`).
+Non-goals: the ops between a parameter's state of record and its uses (`passes.place_state`,
+`passes.bucket_params`).
 """
 
 from ..ir import Program, Region, Stmt, ops_in, walk_regions
@@ -11,7 +13,9 @@ _SAME_VALUE = ("coerce", "cast")
 
 
 def leaves(program: Program) -> dict[str, str]:
-    """The parameters and the values that are one as the model uses it, in the step or in a layer, by parameter."""
+    """The parameters and the values that are one as the model uses it, in the step or in a
+    layer, by parameter.
+    """
     of = {param.name: param.name for param in program.stored}
     for op in program.ops:
         if op.kind == "unpack":
@@ -24,12 +28,20 @@ def leaves(program: Program) -> dict[str, str]:
 
 
 def get_param_values(program: Program) -> dict[str, str]:
-    """The parameters and the values that are one, or a layer's slice of one, at any depth, by parameter."""
+    """The parameters and the values that are one, or a layer's slice of one, at any depth, by
+    parameter.
+    """
     param_of = leaves(program)
 
     def follow(stmt: Stmt) -> None:
         if isinstance(stmt, Region):
-            param_of.update({arg.value.name: param_of[arg.source] for arg in stmt.args if arg.source in param_of})
+            param_of.update(
+                {
+                    arg.value.name: param_of[arg.source]
+                    for arg in stmt.args
+                    if arg.source in param_of
+                }
+            )
             for inner in stmt.body:
                 follow(inner)
         elif stmt.kind in _SAME_VALUE and stmt.inputs[0] in param_of:
@@ -40,9 +52,13 @@ def get_param_values(program: Program) -> dict[str, str]:
 
 
 def products(program: Program) -> list[tuple[str, ...]]:
-    """The parameters of each product with several weights: these are adjacent, in each layer of a repeat."""
+    """The parameters of each product with several weights: these are adjacent, in each layer of
+    a repeat.
+    """
     of = leaves(program)
     for region in walk_regions(program.region.body):
         of |= {arg.value.name: of[arg.source] for arg in region.args if arg.source in of}
-    found = (tuple(of[name] for name in op.inputs[1:]) for op in program.ops if op.kind == CONTRACTS.name)
+    found = (
+        tuple(of[name] for name in op.inputs[1:]) for op in program.ops if op.kind == CONTRACTS.name
+    )
     return [*dict.fromkeys(found)]

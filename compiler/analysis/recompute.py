@@ -1,11 +1,12 @@
 """Which forward values backward recomputes instead of reading them from memory.
 
-Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under `gathered =
-regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each layer of an innermost repeat (Chen
-et al. 2016), whose inputs alone are saved, under `every(n, layers)` the first of every n layers of one repeat.  Under
-`recompute = auto(…)` it is the ops or layers that `passes.choose_recompute` names in `Program.recomputed`.
-No value is recomputed for its shape alone (`Vjp.unread`), since autograd saves shapes.
-Non-goals: when backward first needs them (`passes.differentiate`), and the memory saved (`analysis.memory`).
+Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under
+`gathered = regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each
+layer of an innermost repeat (Chen et al. 2016), whose inputs alone are saved, under `every(n,
+layers)` the first of every n layers of one repeat.  Under `recompute = auto(…)` it is the ops or
+layers that `passes.choose_recompute` names in `Program.recomputed`.  No value is recomputed for its
+shape alone (`Vjp.unread`), since autograd saves shapes.  Non-goals: when backward first needs them
+(`passes.differentiate`), and the memory saved (`analysis.memory`).
 """
 
 from ..ir import REPLICATED, Kind, Op, Program, Region, regions_in, walk_regions
@@ -29,12 +30,20 @@ def cheap(program: Program) -> list[str]:
 
 def selectable(program: Program) -> list[str]:
     """The ops of a program that a plan can name, and that are one call of one result."""
-    kinds = dict.fromkeys(name_of(op) for op in program.ops if len(op.outputs) == 1 and op.kind in OPS)
-    return [kind for kind in kinds if OPS[kind].function and (OPS[kind].user_visible or kind == DISPATCH.name)]
+    kinds = dict.fromkeys(
+        name_of(op) for op in program.ops if len(op.outputs) == 1 and op.kind in OPS
+    )
+    return [
+        kind
+        for kind in kinds
+        if OPS[kind].function and (OPS[kind].user_visible or kind == DISPATCH.name)
+    ]
 
 
 def name_of(op: Op) -> str:
-    """The name by which `selective(…)` means an op: `dispatch` is all that leads to the rows of experts."""
+    """The name by which `selective(…)` means an op: `dispatch` is all that leads to the rows of
+    experts.
+    """
     return DISPATCH.name if op.kind == EXCHANGE.name else OPS[op.kind].plan_name
 
 
@@ -42,7 +51,9 @@ def check(program: Program) -> None:
     """Raises PlanError where `selective(…)` names what the model does not do as one op."""
     recompute = program.train.recompute
     by_layer = recompute.word == "every"
-    repeats = (region for region in walk_regions(program.region.body) if not regions_in(region.body))
+    repeats = (
+        region for region in walk_regions(program.region.body) if not regions_in(region.body)
+    )
     able = [repeat.dim for repeat in repeats] if by_layer else selectable(program)
     span = program.train.spans.get("recompute", program.region.span)
     errors = [_unknown(name, able, by_layer, span) for name in recompute.names if name not in able]
@@ -51,16 +62,25 @@ def check(program: Program) -> None:
 
 
 def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnostic:
-    message = f"{'layers of ' if by_layer else ''}`{name}` cannot be recomputed{'' if by_layer else ' on its own'}"
+    message = (
+        f"{'layers of ' if by_layer else ''}`{name}` cannot be"
+        f" recomputed{'' if by_layer else ' on its own'}"
+    )
     label = "it is not the dim of an innermost repeat" if by_layer else ""
     label = label or "the model has no such op, or it is split over ranks"
     return Diagnostic(
-        "E0410", message, span, label, help=did_you_mean(name, able) or f"it can recompute {listing(able)}"
+        "E0410",
+        message,
+        span,
+        label,
+        help=did_you_mean(name, able) or f"it can recompute {listing(able)}",
     )
 
 
 def is_recomputed(program: Program, op: Op) -> bool:
-    """Whether backward recomputes a forward op, wherever it is, rather than read its saved result."""
+    """Whether backward recomputes a forward op, wherever it is, rather than read its saved
+    result.
+    """
     if program.train.recompute.word == "selective" and name_of(op) in program.train.recompute.names:
         return True
     if op.outputs and op.outputs[0].name in program.recomputed:
@@ -83,7 +103,9 @@ def recomputes_region(program: Program, region: Region) -> bool:
 
 
 def recomputes_layers(program: Program, dim: str) -> int:
-    """The interval of recomputed layers in a repeat over `dim`: the first layer of each interval is; 0 for none."""
+    """The interval of recomputed layers in a repeat over `dim`: the first layer of each
+    interval is; 0 for none.
+    """
     recompute = program.train.recompute
     if recompute.word == "every":
         return recompute.number if dim in recompute.names else 0

@@ -1,9 +1,11 @@
-"""The ops of forward that backward recomputes so that the added time is least: a minimum cut for each price of memory.
+"""The ops of forward that backward recomputes so that the added time is least: a minimum cut for
+each price of memory.
 
-For a price of a byte, the cut weighs what is kept against the time of what is recomputed.  An op is recomputed from
-storages that are kept or recomputed themselves, and one that backward reads is either.  Source and method: the min-cut
-partitioner of torch.compile, with times as further edges, and Everett's multipliers (Operations Research 11, 1963).
-Non-goals: peak memory (`memory`), and which cut a plan gets (`passes.choose_recompute`).
+For a price of a byte, the cut weighs what is kept against the time of what is recomputed.  An op is
+recomputed from storages that are kept or recomputed themselves, and one that backward reads is
+either.  Source and method: the min-cut partitioner of torch.compile, with times as further edges,
+and Everett's multipliers (Operations Research 11, 1963).  Non-goals: peak memory (`memory`), and
+which cut a plan gets (`passes.choose_recompute`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +57,9 @@ class Choice:
 
 @frozen
 class Cut:
-    """A choice of what is recomputed: the ops' names, the added time, and the bytes of a microbatch that are kept."""
+    """A choice of what is recomputed: the ops' names, the added time, and the bytes of a
+    microbatch that are kept.
+    """
 
     names: frozenset[str]
     time: float
@@ -82,12 +86,18 @@ class Choices:
     def cut(self, names: frozenset[str]) -> Cut:
         """The cut with these ops."""
         again = [op for op in self.ops if op.name in names]
-        read = self.needed.union(*(op.reads for op in again)).difference(*(op.makes for op in again))
-        kept = sum(map(self.sizes.__getitem__, read)) + sum(op.keeps for op in self.ops if op.name not in names)
+        read = self.needed.union(*(op.reads for op in again)).difference(
+            *(op.makes for op in again)
+        )
+        kept = sum(map(self.sizes.__getitem__, read)) + sum(
+            op.keeps for op in self.ops if op.name not in names
+        )
         return Cut(names, sum(op.time or 0.0 for op in again), kept)
 
     def cheapest(self, price: Fraction, fixed: Mapping[str, bool] | None = None) -> Cut:
-        """The cut with the least sum of time and of the price of each byte; `fixed` ops are recomputed, or are not."""
+        """The cut with the least sum of time and of the price of each byte; `fixed` ops are
+        recomputed, or are not.
+        """
         return self.cut(_Network(self, price, fixed or {}).recomputed())
 
     @cached_property
@@ -97,7 +107,9 @@ class Choices:
 
 
 class _Network:
-    """The graph of a minimum cut: ops on the sink's side are recomputed, storages there are kept or recomputed."""
+    """The graph of a minimum cut: ops on the sink's side are recomputed, storages there are
+    kept or recomputed.
+    """
 
     def __init__(self, choices: Choices, price: Fraction, fixed: Mapping[str, bool]) -> None:
         networkx: Any = import_module("networkx")
@@ -108,7 +120,9 @@ class _Network:
         for op in choices.ops:
             again = ("op", op.name)
             able = op.time is not None and fixed.get(op.name, True)
-            self._edge("source", again, max(1, round(Fraction(op.time or 0) / unit)) if able else None)
+            self._edge(
+                "source", again, max(1, round(Fraction(op.time or 0) / unit)) if able else None
+            )
             if fixed.get(op.name):
                 self._edge(again, "sink", None)
             else:
@@ -134,10 +148,16 @@ class _Network:
 
 
 def frontier(choices: Choices) -> list[Cut]:
-    """The cuts that are cheapest for some price, from the one without added time to the one that keeps least."""
+    """The cuts that are cheapest for some price, from the one without added time to the one
+    that keeps least.
+    """
     nothing = choices.cut(frozenset())
     last = choices.cheapest(2 * choices.whole_time + 1)
-    return [nothing, *_between(choices, nothing, last), last] if last.bytes < nothing.bytes else [nothing]
+    return (
+        [nothing, *_between(choices, nothing, last), last]
+        if last.bytes < nothing.bytes
+        else [nothing]
+    )
 
 
 def _price(first: Cut, last: Cut) -> Fraction:
@@ -156,7 +176,8 @@ def _between(choices: Choices, first: Cut, last: Cut) -> list[Cut]:
 
 
 def least(choices: Choices, most: float, known: Sequence[Cut]) -> Cut | None:
-    """The cut with the least time that keeps `most` bytes or less, None where there is none; `known` is the frontier.
+    """The cut with the least time that keeps `most` bytes or less, None where there is none;
+    `known` is the frontier.
 
     Branch and bound between the frontier's cuts: exact, unless it takes more than `TRIES` cuts.
     """
@@ -196,7 +217,9 @@ class _Search:
 
 
 def times(program: Program) -> Callable[[Op], float]:
-    """The seconds in which the cluster's GPU does an op, or where nobody knows these, the op's operations."""
+    """The seconds in which the cluster's GPU does an op, or where nobody knows these, the op's
+    operations.
+    """
     from .hardware import hardware
 
     if not (on := hardware(program)):
@@ -208,7 +231,9 @@ def times(program: Program) -> Callable[[Op], float]:
 
 
 def again(program: Program) -> dict[str, Op]:
-    """The ops of forward that backward recomputes, by their first results, in a program after the last pass."""
+    """The ops of forward that backward recomputes, by their first results, in a program after
+    the last pass.
+    """
     found = Storages(program).recomputed.values()
     return {op.outputs[0].name: op for op in found}
 
@@ -234,7 +259,9 @@ def added(program: Program) -> float:
 
 
 def choices(program: Program, time: Callable[[Op], float]) -> Choices:
-    """Choices of a program after the last pass, in which nothing is recomputed yet; `time` is that of an op, once."""
+    """Choices of a program after the last pass, in which nothing is recomputed yet; `time` is
+    that of an op, once.
+    """
     return _Reader(program, time).choices()
 
 
@@ -269,17 +296,36 @@ class _Reader:
         self._needed |= {*needs}
         if OPS[op.kind].views(self._program, op):
             return
-        makes, keeps = self._of([value.name for value in op.outputs], times), sum(self._keeper.others(op).values())
-        time = 0.0 if is_recomputed(self._program, op) else self._time(op) * times if self._is_able(op) else None
+        makes, keeps = (
+            self._of([value.name for value in op.outputs], times),
+            sum(self._keeper.others(op).values()),
+        )
+        time = (
+            0.0
+            if is_recomputed(self._program, op)
+            else self._time(op) * times
+            if self._is_able(op)
+            else None
+        )
         yield Choice(op.outputs[0].name, op.kind, reads, makes, keeps * times, time)
 
     def _is_able(self, op: Op) -> bool:
-        """Whether it is a call of one function that decides and sends nothing, for a value of this body alone."""
+        """Whether it is a call of one function that decides and sends nothing, for a value of
+        this body alone.
+        """
         entry = OPS[op.kind]
-        local = (entry.function or op.kind in OPERATORS) and entry.differentiable and op.kind != "call"
+        local = (
+            (entry.function or op.kind in OPERATORS) and entry.differentiable and op.kind != "call"
+        )
         apart = entry.decides or entry.sends or messages(self._program, op, self._program.types)
-        copied = any(what.endswith(WIDER) for what in self._keeper.others(op))  # by what joins dims of the result
-        return bool(local and not apart and not copied and not {value.name for value in op.outputs} & self._ends)
+        # by what joins dims of the result
+        copied = any(what.endswith(WIDER) for what in self._keeper.others(op))
+        return bool(
+            local
+            and not apart
+            and not copied
+            and not {value.name for value in op.outputs} & self._ends
+        )
 
     def _of(self, names: Sequence[str], times: int) -> tuple[str, ...]:
         """The storages of some values; their sizes count for that number of layers."""

@@ -1,7 +1,8 @@
 """Where the stages of a pipeline lie, in which order they do their work, and how long that takes.
 
-Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: rows made for
-what stages cost (`passes.place_stages`), whether rows are right (`schedules.check`).
+Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes and for others.
+Non-goals: rows made for what stages cost (`passes.place_stages`), whether rows are right
+(`schedules.check`).
 """
 
 from functools import lru_cache
@@ -22,7 +23,10 @@ MOST = 2**17
 
 
 def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The rank of each stage; for `auto` all ways that are tried, of as many stages each.  Raises ScheduleError."""
+    """The rank of each stage; for `auto` all ways that are tried, of as many stages each.
+
+    Raises ScheduleError.
+    """
     order = pipeline.settings.schedule
     if pipeline.given:
         return (pipeline.given.stage_to_rank,)
@@ -59,19 +63,24 @@ def demand_few(stages: int, microbatches: int) -> None:
     """Forwards that can be listed.  Raises ScheduleError."""
     if (forwards := stages * microbatches) > MOST:
         raise ScheduleError(
-            f"{stages} stages × {microbatches} microbatches = {forwards:,} forwards are too many to be listed",
+            f"{stages} stages × {microbatches} microbatches = {forwards:,} forwards are too"
+            " many to be listed",
             f"at most {MOST:,}: take larger microbatches",
         )
 
 
 def estimated(program: Program, pipeline: Pipeline) -> Times:
-    """How long each stage works for a microbatch, in parts of what the dearest one's forward takes."""
+    """How long each stage works for a microbatch, in parts of what the dearest one's forward
+    takes.
+    """
     bodies, repeats = groups(pipeline, program.forward.body)
     between = [cost(program, body) for body in bodies]
     layer = [cost(program, repeat.body) for repeat in repeats]
     costs = [
         sum((between[i] for i in stage.groups), Cost())
-        + sum((each * len(layers) for each, layers in zip(layer, stage.layers, strict=True)), Cost())
+        + sum(
+            (each * len(layers) for each, layers in zip(layer, stage.layers, strict=True)), Cost()
+        )
         for stage in stages(program, pipeline)
     ]
     unit = max(each.forward for each in costs)

@@ -1,8 +1,10 @@
-"""The parts of each tensor that ranks write into a checkpoint, from a plan's types: each element by one rank, once.
+"""The parts of each tensor that ranks write into a checkpoint, from a plan's types: each element by
+one rank, once.
 
-Purpose: who writes what, without a run; whether the parts of a tensor are the whole of it, without overlap or gap.
-A part is what the ranks of one place on the axes that split a tensor, or share out its bucket, have of it; the first of
-them writes it.  Non-goals: how it is written and read (the runtime, whose boxes are these).
+Purpose: who writes what, without a run; whether the parts of a tensor are the whole of it, without
+overlap or gap.  A part is what the ranks of one place on the axes that split a tensor, or share out
+its bucket, have of it; the first of them writes it.  Non-goals: how it is written and read (the
+runtime, whose boxes are these).
 """
 
 from collections import defaultdict
@@ -29,7 +31,9 @@ Parts = dict[Tensor, list[tuple[Extent, int]]]
 
 @frozen
 class _Flat:
-    """A flat buffer: its parameters, as large as `sized` has them, and the layers of a repeat that is cut; its rank."""
+    """A flat buffer: its parameters, as large as `sized` has them, and the layers of a repeat
+    that is cut; its rank.
+    """
 
     sized: Program
     params: tuple[str, ...]
@@ -62,7 +66,8 @@ def fault(shape: Sequence[int], extents: Sequence[Extent]) -> str:
     if sum(prod(map(len, extent)) for extent in extents) != prod(shape):
         return "the parts have more or fewer elements than the tensor"
     cuts = [
-        sorted({at for extent in extents for at in (extent[dim].start, extent[dim].stop)}) for dim in range(len(shape))
+        sorted({at for extent in extents for at in (extent[dim].start, extent[dim].stop)})
+        for dim in range(len(shape))
     ]
     if any(ends[0] < 0 or ends[-1] > size for ends, size in zip(cuts, shape, strict=True)):
         return "a part lies outside of the tensor"
@@ -75,7 +80,9 @@ def _within(part: range, cuts: Sequence[int]) -> list[int]:
 
 
 def _flats(program: Program, bucket: Bucket) -> Iterator[_Flat]:
-    """The buffers of a bucket: one, or in a pipeline that of each chunk, once of those that several ranks have."""
+    """The buffers of a bucket: one, or in a pipeline that of each chunk, once of those that
+    several ranks have.
+    """
     pipeline = program.pipeline
     if not pipeline:
         yield _Flat(program, bucket.params)
@@ -115,7 +122,10 @@ def _of_flat(program: Program, bucket: Bucket, flat: _Flat) -> Iterator[tuple[Te
         for number, layer in enumerate(layers):
             first = start + (0 if each else number * prod(sizes))
             for shard in range(shards):
-                rows = range(max(first, shard * part) - first, min(first + prod(sizes), (shard + 1) * part) - first)
+                rows = range(
+                    max(first, shard * part) - first,
+                    min(first + prod(sizes), (shard + 1) * part) - first,
+                )
                 if rows:
                     own = range(rows.start // row, rows.stop // row)
                     for extent, rank in _places(
@@ -133,13 +143,24 @@ def _layers(program: Program, param: Param, flat: _Flat) -> list[int]:
 
 
 def _places(
-    program: Program, bucket: Bucket, param: Param, own: Extent, sizes: Sequence[int], shard: int, flat: _Flat
+    program: Program,
+    bucket: Bucket,
+    param: Param,
+    own: Extent,
+    sizes: Sequence[int],
+    shard: int,
+    flat: _Flat,
 ) -> Iterator[tuple[Extent, int]]:
-    """A rank's part at each place on the axes that split a parameter, and the first rank that has it."""
+    """A rank's part at each place on the axes that split a parameter, and the first rank that
+    has it.
+    """
     axes = [param.type.axes_of(dims[0]) for dims in stored_dims(param)]
     for places in product(*(range(program.degree(each)) for each in axes)):
         at: dict[str, int] = {}
-        for names, place in [*zip(axes, places, strict=True), (_in_mesh(program, bucket.shard_axes), shard)]:
+        for names, place in [
+            *zip(axes, places, strict=True),
+            (_in_mesh(program, bucket.shard_axes), shard),
+        ]:
             for name in reversed(names):
                 place, at[name] = divmod(place, program.axis(name).size)
         moved = zip(own, places, sizes, strict=True)

@@ -7,7 +7,12 @@ from ..ops import roles
 def tables(program: Program) -> dict[str, str]:
     """The values in which ops look up rows by ids, and the dim of the rows."""
     pairs = ((op, roles(op, program.types).rows) for op in program.ops)
-    return {name: rows for op, rows in pairs for name in op.inputs if rows and rows in program.types[name].dims}
+    return {
+        name: rows
+        for op, rows in pairs
+        for name in op.inputs
+        if rows and rows in program.types[name].dims
+    }
 
 
 def vocabulary(program: Program) -> str:

@@ -1,7 +1,8 @@
-"""The command line: `scalec compile | run | ir | check | explain | diff | plan | calibrate | …`; `COMMANDS` has all.
+"""The command line: `scalec compile | run | ir | check | explain | diff | plan | calibrate | …`;
+`COMMANDS` has all.
 
-Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs, so that `--help` is
-quick.
+Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs,
+so that `--help` is quick.
 """
 
 import atexit
@@ -13,7 +14,18 @@ from typing import TYPE_CHECKING
 from .arguments import options
 from .attrs_code import keep_code_of_attrs
 from .compile import ir_text
-from .output import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, TEXT, USAGE, UsageError, abandon, streams, tell
+from .output import (
+    BROKEN_PIPE,
+    BUG,
+    INTERRUPTED,
+    PLAN_WRONG,
+    TEXT,
+    USAGE,
+    UsageError,
+    abandon,
+    streams,
+    tell,
+)
 
 if TYPE_CHECKING:
     from ..syntax.diagnostics import Diagnostic, PlanError
@@ -33,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(words: list[str]) -> int:
     keep_code_of_attrs()  # before any class is defined
     given = options(words)
-    gc.set_threshold(500_000)  # a command makes trees and few cycles: looking for these takes a twentieth of it
+    # a command makes trees and few cycles: looking for these takes a twentieth of it
+    gc.set_threshold(500_000)
     atexit.register(gc.freeze)  # and at the end, when all is still there, a tenth
     from ..syntax.diagnostics import PlanError
 
@@ -51,7 +64,9 @@ def _status(words: list[str]) -> int:
         raise
     except Exception as error:
         if edited := ir_text(given):
-            return _plan_wrong(PlanError([_no_program(edited, error)]), vars(given).get("format", TEXT))
+            return _plan_wrong(
+                PlanError([_no_program(edited, error)]), vars(given).get("format", TEXT)
+            )
         return _bug(error)
 
 
@@ -71,8 +86,13 @@ def _no_program(source: "Source", error: Exception) -> "Diagnostic":
     from ..syntax.diagnostics import Diagnostic, Note
 
     notes = (Note(None, f"{_culprit(error)}: {_said(error)}"),)
-    help = "check the edited lines; if unedited output of `scalec ir` gives this error, it is a bug in scalec"
-    return Diagnostic("E0706", "this IR text makes no program", source.whole(), notes=notes, help=help)
+    help = (
+        "check the edited lines; if unedited output of `scalec ir` gives this error, it is a"
+        " bug in scalec"
+    )
+    return Diagnostic(
+        "E0706", "this IR text makes no program", source.whole(), notes=notes, help=help
+    )
 
 
 def _bug(error: Exception) -> int:

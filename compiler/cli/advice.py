@@ -1,6 +1,7 @@
 """Advice on a plan's time: which plans with one setting changed are faster, and whether they fit.
 
-The fastest that do not fit come with what makes them fit: state that is shared out more, smaller microbatches.
+The fastest that do not fit come with what makes them fit: state that is shared out more, smaller
+microbatches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +23,23 @@ COMBINED = 3
 
 
 def advised(it: Report, model: Program, source: Source) -> Report:
-    """The report with the neighbours that make its step faster; of a plan that does not fit, those too that do."""
+    """The report with the neighbours that make its step faster; of a plan that does not fit,
+    those too that do.
+    """
     found = [*_worth(it, source, ([change] for change in neighbours(model)))]
     large = sorted((other for other in found if other.room.lacks), key=lambda other: other.seconds)
     for other in large[:COMBINED]:
         savings = chain(more_sharding(other.plan.model), smaller_microbatches(other.plan.model))
         both = _worth(it, source, ([*other.plan.changes, change] for change in savings))
-        found += sorted((each for each in both if each.room.fits), key=lambda each: each.seconds)[:1]
+        found += sorted((each for each in both if each.room.fits), key=lambda each: each.seconds)[
+            :1
+        ]
     found.sort(key=lambda other: other.seconds)
     return evolve(
-        it, neighbours=tuple(Neighbour(each.plan.sections, str(each.plan), each.seconds, each.room) for each in found)
+        it,
+        neighbours=tuple(
+            Neighbour(each.plan.sections, str(each.plan), each.seconds, each.room) for each in found
+        ),
     )
 
 

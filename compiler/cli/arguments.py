@@ -55,24 +55,40 @@ COMMANDS = (
 )
 
 WISHES = {
-    "train resume restart finetune start fit": "`scalec run PLAN` compiles a plan and trains it, or resumes its run",
+    "train resume restart finetune start fit": (
+        "`scalec run PLAN` compiles a plan and trains it, or resumes its run"
+    ),
     "init create scaffold": "`scalec new mine.scale` writes a first plan",
-    "build generate-code codegen emit transpile": "`scalec compile PLAN` writes the training program",
+    "build generate-code codegen emit transpile": (
+        "`scalec compile PLAN` writes the training program"
+    ),
     "validate lint test typecheck": "`scalec check PLAN` finds the mistakes of a plan, "
     "`scalec verify PLAN` proves its step",
     "prove proof": "`scalec verify PLAN` proves that the sharded step is the single-device step",
     "format": "`scalec fmt PLAN` formats a plan",
-    "memory estimate profile time cost mfu collectives": "`scalec explain memory PLAN`, `explain time` and "
-    "`explain collectives` say what a step needs",
-    "search tune optimize autotune auto": "`scalec plan MODEL --gpus 64 --cluster h100_sxm` finds the fastest plans",
-    "draw plot visualize show view": "`scalec report PLAN -o report.html` draws a plan, `scalec log RUN` a run",
+    "memory estimate profile time cost mfu collectives": (
+        "`scalec explain memory PLAN`, `explain time` and "
+        "`explain collectives` say what a step needs"
+    ),
+    "search tune optimize autotune auto": (
+        "`scalec plan MODEL --gpus 64 --cluster h100_sxm` finds the fastest plans"
+    ),
+    "draw plot visualize show view": (
+        "`scalec report PLAN -o report.html` draws a plan, `scalec log RUN` a run"
+    ),
     "loss losses metrics logs tensorboard": "`scalec log RUN` draws the losses of a run",
-    "submit slurm sbatch k8s kubernetes": "`scalec launch slurm PLAN` writes the script of a job; `k8s` for Kubernetes",
+    "submit slurm sbatch k8s kubernetes": (
+        "`scalec launch slurm PLAN` writes the script of a job; `k8s` for Kubernetes"
+    ),
     "export": "`python out/NAME/train.py --export FOLDER` writes a checkpoint as safetensors",
-    "generate sample infer inference serve chat eval evaluate": "scalec trains; for text from a model export it, "
-    "`python out/NAME/train.py --export FOLDER`, and load that elsewhere",
+    "generate sample infer inference serve chat eval evaluate": (
+        "scalec trains; for text from a model export it, "
+        "`python out/NAME/train.py --export FOLDER`, and load that elsewhere"
+    ),
     "list ls models examples": "`scalec plans` lists the plans that come with scalec",
-    "download pull hf": "`scalec import config.json -o mine.scale` writes a plan for a Hugging Face model",
+    "download pull hf": (
+        "`scalec import config.json -o mine.scale` writes a plan for a Hugging Face model"
+    ),
     "bench benchmark measure": "`scalec calibrate PLAN -o my_cluster.toml` measures this machine "
     "at the shapes of a plan",
     "env info check-env setup install": "`scalec doctor` checks this machine",
@@ -95,7 +111,11 @@ For details of a command: `scalec COMMAND --help`."""
 def _parser() -> ArgumentParser:
     text = "scalec compiles declarative plans to readable distributed PyTorch training programs."
     parser = ArgumentParser(
-        "scalec", description=text, epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+        "scalec",
+        description=text,
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"scalec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -139,7 +159,9 @@ def _plan_given(parser: ArgumentParser, word: str) -> Path:
 
 
 def options(words: list[str]) -> Namespace:
-    """The options, with `command`, its `parser`, and as `rest` the words after `--`, positional ones to argparse."""
+    """The options, with `command`, its `parser`, and as `rest` the words after `--`, positional
+    ones to argparse.
+    """
     words = _with_options(words)
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
@@ -147,7 +169,12 @@ def options(words: list[str]) -> Namespace:
     if meant := _command_meant(words[0] if words else ""):
         parser.error(f"unknown command `{words[0]}`: {meant}")
     given, unknown = parser.parse_known_args(words[:cut])
-    if given.command is explain.COMMAND and not given.plan and unknown and not unknown[0].startswith("-"):
+    if (
+        given.command is explain.COMMAND
+        and not given.plan
+        and unknown
+        and not unknown[0].startswith("-")
+    ):
         given.plan = _plan_given(
             given.parser, unknown.pop(0)
         )  # argparse gives up on an optional argument at the first option
@@ -155,7 +182,9 @@ def options(words: list[str]) -> Namespace:
     passes_on = given.command.passes_on
     if unknown and unknown[0].startswith("-") and passes_on:
         how = "scalec run" if given.command is run.COMMAND else "scalec launch slurm"
-        given.parser.error(f"`{unknown[0]}` goes to train.py, after `--`: {how} PLAN -- {unknown[0]} …")
+        given.parser.error(
+            f"`{unknown[0]}` goes to train.py, after `--`: {how} PLAN -- {unknown[0]} …"
+        )
     if unknown:
         given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.rest and not passes_on:

@@ -1,8 +1,8 @@
 """The code of attrs' generated methods, kept from one command to the next.
 
-attrs writes the methods of a class as text, and compiles the text at each start: Python keeps only the code of files.
-Some two hundred classes take a fifth of the time of a small plan's compile.  attrs has no setting for this: its module
-gets a `compile` that looks the text up first.
+attrs writes the methods of a class as text, and compiles the text at each start: Python keeps only
+the code of files.  Some two hundred classes take a fifth of the time of a small plan's compile.
+attrs has no setting for this: its module gets a `compile` that looks the text up first.
 """
 
 import atexit
@@ -23,11 +23,14 @@ MOST = 2000
 
 Key = tuple[str, str]
 
-_SALT = re.compile(r"(?<=hash\(\(\n) +-?\d+,")  # of a class: it differs between processes, and nothing needs that
+# of a class: it differs between processes, and nothing needs that
+_SALT = re.compile(r"(?<=hash\(\(\n) +-?\d+,")
 
 
 def keep_code_of_attrs() -> None:
-    """Has attrs compile the methods of classes that are defined from now on once, and not at each start."""
+    """Has attrs compile the methods of classes that are defined from now on once, and not at
+    each start.
+    """
     folder = private_folder()
     if folder is None:
         return
@@ -45,7 +48,8 @@ class KeptCode:
         self._codes: dict[Key, CodeType] = {}
         self._used = set[Key]()
         self._has_new = False
-        with suppress(OSError, ValueError, EOFError, TypeError):  # there is none yet, or it was cut short
+        # there is none yet, or it was cut short
+        with suppress(OSError, ValueError, EOFError, TypeError):
             content = marshal.loads(path.read_bytes())
             self._codes = dict(content)
 

@@ -1,4 +1,5 @@
-"""`scalec calibrate`: writes the list of what to measure for some plans, and measures it on this machine.
+"""`scalec calibrate`: writes the list of what to measure for some plans, and measures it on this
+machine.
 
 With `--fit`, it compares a plan's prediction with the steps that a run has profiled.
 """
@@ -34,7 +35,9 @@ def calibrate(options: Namespace) -> None:
     _check(output)
     listed = output.with_suffix(".json")
     _check(listed)
-    how = max((launch(program) for program in programs), key=lambda it: it.nodes * it.ranks_per_node)
+    how = max(
+        (launch(program) for program in programs), key=lambda it: it.nodes * it.ranks_per_node
+    )
     printed = how.nodes > 1 or options.print
     if not printed:
         _check_device(programs[0])
@@ -42,15 +45,27 @@ def calibrate(options: Namespace) -> None:
         listed.write_text(work_list(programs), encoding="utf-8")
     except OSError as error:
         raise cannot_write(listed, error, "; choose another file with -o") from error
-    words = ["-m", "scalec.runtime.calibrate", str(listed), "-o", str(output), *(QUICK if options.quick else ())]
+    words = [
+        "-m",
+        "scalec.runtime.calibrate",
+        str(listed),
+        "-o",
+        str(output),
+        *(QUICK if options.quick else ()),
+    ]
     if printed:
-        print(f"to measure, run this on each of the nodes:\n\n  torchrun {' '.join((*how.options(), *words))}")
+        print(
+            "to measure, run this on each of the nodes:\n\n  torchrun"
+            f" {' '.join((*how.options(), *words))}"
+        )
         return
     torchrun([*how.options(), *words], how.ranks_per_node)
 
 
 def _fit(options: Namespace) -> None:
-    """Prints where the prediction differs from a run's profile, and which figures of hardware would explain it."""
+    """Prints where the prediction differs from a run's profile, and which figures of hardware
+    would explain it.
+    """
     from ..analysis.memory import account
     from ..analysis.time.fit import fit
     from ..analysis.time.profile import beside, ranks_at, strangers
@@ -66,10 +81,14 @@ def _fit(options: Namespace) -> None:
         raise UsageError(f"--fit takes one plan, the one of the run in `{options.fit}`")
     plan = load(options.plans[0])
     of = with_ops(report_of(plan))
-    profile, device = read_profile(options.fit, ranks_at(plan.program, of.step.rank)), account(plan.program).device
+    profile, device = (
+        read_profile(options.fit, ranks_at(plan.program, of.step.rank)),
+        account(plan.program).device,
+    )
     if profile.device != device:
         raise UsageError(
-            f"`{options.fit}` has steps on {profile.device}, but the plan is for {of.on.name}, on {device}"
+            f"`{options.fit}` has steps on {profile.device}, but the plan is for {of.on.name},"
+            f" on {device}"
         )
     if others := strangers(profile, plan.program, of.step):
         raise UsageError(f"`{options.fit}` is of another plan: this one has no line {others[0]}")
@@ -77,14 +96,22 @@ def _fit(options: Namespace) -> None:
 
 
 def _check_device(program: "Program") -> None:
-    """UsageError where the plans are for a GPU and torch sees none here; told once, not by each rank."""
+    """UsageError where the plans are for a GPU and torch sees none here; told once, not by each
+    rank.
+    """
     import subprocess
 
     from ..analysis.memory import account
 
     need("torch", "measuring")
-    if account(program).device == "cuda" and subprocess.run([sys.executable, "-c", NO_GPU]).returncode:
-        raise UsageError("the plans are for a GPU, and this machine has none: calibrate on the machine that trains")
+    if (
+        account(program).device == "cuda"
+        and subprocess.run([sys.executable, "-c", NO_GPU]).returncode
+    ):
+        raise UsageError(
+            "the plans are for a GPU, and this machine has none: calibrate on the machine that"
+            " trains"
+        )
 
 
 def _check(path: Path) -> None:
@@ -93,17 +120,28 @@ def _check(path: Path) -> None:
         raise UsageError(f"`{path}` is a folder: name a file with -o")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder `{path.parent}`: choose another file with -o")
-    if path.is_file() and not any(mark in path.read_bytes()[:1000] for mark in (MARK, b'"written_by": "scalec')):
+    if path.is_file() and not any(
+        mark in path.read_bytes()[:1000] for mark in (MARK, b'"written_by": "scalec')
+    ):
         raise UsageError(f"`{path}` was not written by scalec: choose another file with -o")
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("plans", type=plan_path, nargs="+", metavar="PLAN", help=PLAN)
-    help = "the file to write (default my_cluster.toml); beside it lies the list of what is measured"
+    help = (
+        "the file to write (default my_cluster.toml); beside it lies the list of what is measured"
+    )
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
-    parser.add_argument("--quick", action="store_true", help="no long warm-up, and only small messages")
-    parser.add_argument("--print", action="store_true", help="measure nothing; print the command that does")
-    help = "measure nothing; compare the prediction with steps that a run wrote to FOLDER, its SCALEC_PROFILE"
+    parser.add_argument(
+        "--quick", action="store_true", help="no long warm-up, and only small messages"
+    )
+    parser.add_argument(
+        "--print", action="store_true", help="measure nothing; print the command that does"
+    )
+    help = (
+        "measure nothing; compare the prediction with steps that a run wrote to FOLDER, its"
+        " SCALEC_PROFILE"
+    )
     parser.add_argument("--fit", type=file_path, metavar="FOLDER", help=help)
 
 
@@ -112,9 +150,13 @@ COMMAND = Command(
     calibrate,
     _arguments,
     "measure this machine at the shapes of some plans",
-    "Measures products, attention, memory-bound ops, the host and the links between ranks, at the shapes and in\n"
-    'the groups of the plans, and writes FILE, for `cluster { hardware = "FILE" }`.  Runs on this machine, one\n'
-    "process per rank; for several nodes it prints the command to run on each.  With --fit it measures nothing,\n"
-    "and says by line where a run's profile differs from the prediction, and which figures would explain it.",
+    "Measures products, attention, memory-bound ops, the host and the links between ranks, at"
+    " the shapes and in\n"
+    'the groups of the plans, and writes FILE, for `cluster { hardware = "FILE" }`.  Runs on'
+    " this machine, one\n"
+    "process per rank; for several nodes it prints the command to run on each.  With --fit it"
+    " measures nothing,\n"
+    "and says by line where a run's profile differs from the prediction, and which figures"
+    " would explain it.",
     "scalec calibrate plans/tiny_llama.scale -o my_cluster.toml",
 )

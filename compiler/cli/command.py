@@ -10,11 +10,15 @@ from typing import NamedTuple, NoReturn
 
 from .output import UsageError
 
-PLAN = "a plan (.scale), one that comes with scalec (scalec:NAME), or IR text that `scalec ir` printed"
+PLAN = (
+    "a plan (.scale), one that comes with scalec (scalec:NAME), or IR text that `scalec ir` printed"
+)
 
 
 class Command(NamedTuple):
-    """A command: its name, what it does, its arguments, its help in one line and in full, and an example."""
+    """A command: its name, what it does, its arguments, its help in one line and in full, and
+    an example.
+    """
 
     name: str
     does: Callable[[Namespace], int | None]
@@ -27,7 +31,9 @@ class Command(NamedTuple):
 
 
 def need(package: str, what: str) -> None:
-    """UsageError where a package is not installed: the compiler itself imports neither torch nor what goes with it."""
+    """UsageError where a package is not installed: the compiler itself imports neither torch
+    nor what goes with it.
+    """
     from importlib.util import find_spec
 
     if find_spec(package) is None:
@@ -55,7 +61,9 @@ def file_path(text: str) -> Path:
 
 
 def plan_path(text: str) -> Path:
-    """The path of a plan on the command line, which may be one that comes with scalec: `scalec:llama3_8b`."""
+    """The path of a plan on the command line, which may be one that comes with scalec:
+    `scalec:llama3_8b`.
+    """
     from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
 
     if not text.startswith(SHIPPED):
@@ -65,7 +73,9 @@ def plan_path(text: str) -> Path:
         from ..syntax.diagnostics import did_you_mean
 
         near = did_you_mean(text, (name.removesuffix(".scale") for name in shipped_files()))
-        raise ArgumentTypeError(f"`{text}` does not come with scalec: {near or '`scalec plans` lists what does'}")
+        raise ArgumentTypeError(
+            f"`{text}` does not come with scalec: {near or '`scalec plans` lists what does'}"
+        )
     return path
 
 

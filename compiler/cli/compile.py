@@ -23,14 +23,19 @@ DTENSOR = "dtensor"
 
 
 class Plan(NamedTuple):
-    """A plan's text, its program before any placement (of IR text, unchanged), and after the last pass."""
+    """A plan's text, its program before any placement (of IR text, unchanged), and after the
+    last pass.
+    """
 
     source: "Source"
     model: "Program"
     program: "Program"
 
     def proved(self, *, cached: bool = False) -> "Proof":
-        """The proof of its step; if `cached`, the one that an earlier command kept.  Raises PlanError."""
+        """The proof of its step; if `cached`, the one that an earlier command kept.
+
+        Raises PlanError.
+        """
         if not cached:
             return self._evaluated()
         from .kept_proofs import find, keep, proof_key
@@ -57,7 +62,10 @@ def compile_(options: Namespace) -> None:
     if options.format != TEXT:
         return
     how = launch(model)
-    several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
+    several = (
+        f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one"
+        " of them)"
+    )
     print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
 
 
@@ -71,7 +79,10 @@ def _torch_alone(options: Namespace) -> None:
     with trials(options.plan, options.try_functions) as trial:
         plan = load(options.plan, changed=for_torch)
         folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-        proof, script = plan.proved(cached=options.cache) if options.verify else None, folder / "train.py"
+        proof, script = (
+            plan.proved(cached=options.cache) if options.verify else None,
+            folder / "train.py",
+        )
         functions = trial.try_functions(plan.model, plan.source)
     files = emit(plan.program, plan.source, plan.model, proof, tried=functions.tried)
     try:
@@ -92,7 +103,8 @@ def check(options: Namespace) -> int:
     with trials(options.plan, options.try_functions) as trial:
         plan = load(options.plan)
         if any(op.kind == "call" for op in plan.program.ops):
-            from ..emit.user_ops import modules  # only a plan with ops of its own waits for these imports
+            # only a plan with ops of its own waits for these imports
+            from ..emit.user_ops import modules
 
             modules(plan.program)
         functions = trial.try_functions(plan.model, plan.source)
@@ -144,7 +156,8 @@ def model_of(source: "Source") -> "Program":
 
 
 def compiled(source: "Source", stage: str | None = None, changed: Changed = _unchanged) -> Plan:
-    """A plan or IR text, `changed` first, and its program after the pass `stage`, by default the last.
+    """A plan or IR text, `changed` first, and its program after the pass `stage`, by default the
+    last.
 
     Raises PlanError.
     """
@@ -159,7 +172,9 @@ def lowered(source: "Source", model: "Program", stage: str | None = None) -> Pla
 
 
 def ir_text(options: Namespace) -> "Source | None":
-    """The first file of IR text that a command was given: by itself, or in the account of an output folder."""
+    """The first file of IR text that a command was given: by itself, or in the account of an
+    output folder.
+    """
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
     from ..syntax.source import is_ir
 
@@ -167,17 +182,23 @@ def ir_text(options: Namespace) -> "Source | None":
     paths: list[Path] = [*given.get("plans", ()), *([given["plan"]] if given.get("plan") else [])]
     files = [path / "plan.json" if path.is_dir() else path for path in paths]
     sources = (load(path, most=MAX_WRITTEN_BYTES) for path in files if path.is_file())
-    return next((source for source in sources if source.path.endswith(".json") or is_ir(source.text)), None)
+    return next(
+        (source for source in sources if source.path.endswith(".json") or is_ir(source.text)), None
+    )
 
 
 def _dump() -> "Callable[[Program], None]":
-    """A hook that prints programs between passes on standard error, as SCALEC_DUMP=<pass>|all asks."""
+    """A hook that prints programs between passes on standard error, as SCALEC_DUMP=<pass>|all
+    asks.
+    """
     from ..ir.printer import print_ir
     from ..passes import PASS_NAMES
 
     wanted = os.environ.get("SCALEC_DUMP", "")
     if wanted not in ("", "all", *PASS_NAMES):
-        sys.stderr.write(f"SCALEC_DUMP: unknown pass `{wanted}`; use all, {', '.join(PASS_NAMES)}\n")
+        sys.stderr.write(
+            f"SCALEC_DUMP: unknown pass `{wanted}`; use all, {', '.join(PASS_NAMES)}\n"
+        )
 
     def show(program: "Program") -> None:
         if wanted in ("all", program.after):
@@ -187,7 +208,9 @@ def _dump() -> "Callable[[Program], None]":
 
 
 def read(source: "Source") -> "Program":
-    """The program that IR text shows; text edited by hand may show an illegal one, which is no bug of scalec."""
+    """The program that IR text shows; text edited by hand may show an illegal one, which is no
+    bug of scalec.
+    """
     from ..analysis.verifier import check
     from ..ir.parser import read_ir
     from ..passes import PASS_NAMES
@@ -208,7 +231,9 @@ def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
     from ..reports.lints import advice
     from .remedies import too_large
 
-    return tuple(filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source))))
+    return tuple(
+        filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source)))
+    )
 
 
 def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
@@ -221,7 +246,9 @@ def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
 
 
 def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
-    """Proves, tries functions and writes the files, says so with a summary, and returns the path of the program."""
+    """Proves, tries functions and writes the files, says so with a summary, and returns the
+    path of the program.
+    """
     tell(warnings(plan))
     proof, functions = _shown(plan, options, trial)
     files = _files(plan, proof, functions)
@@ -229,10 +256,13 @@ def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
 
 
 def write_program(source: "Source", model: "Program", options: Namespace, trial: Trials) -> Path:
-    """As `written`, of a plan that is not lowered yet: the kept compile of the same plan, if there is one."""
+    """As `written`, of a plan that is not lowered yet: the kept compile of the same plan, if
+    there is one.
+    """
     from .kept_compiles import Compile, compile_key, find, keep
 
-    is_read = options.cache and not os.environ.get("SCALEC_DUMP")  # which prints what the passes make
+    # which prints what the passes make
+    is_read = options.cache and not os.environ.get("SCALEC_DUMP")
     key = compile_key(source, model, options.verify) if is_read else ""
     kept = find(key) if key else None
     if kept:
@@ -265,14 +295,21 @@ def summary_of(plan: Plan) -> str:
         recomputation,
     )
 
-    parts = [part(plan.program) for part in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
+    parts = [
+        part(plan.program)
+        for part in (headline, elastic, communication, needs_by_load, kernels, recomputation)
+    ]
     parts.append(largest_bucket(plan.program, plan.model))
     return "\n\n".join(filter(None, parts))
 
 
 def _verified(proof: "Proof | None", functions: TriedFunctions) -> str:
     """The line that says what was shown, and lines about the plan's own functions."""
-    shown = f"verified{_but_for(functions)}: {proof.summary()}" if proof else "not verified: --no-verify"
+    shown = (
+        f"verified{_but_for(functions)}: {proof.summary()}"
+        if proof
+        else "not verified: --no-verify"
+    )
     return "\n".join(filter(None, (shown, functions.words())))
 
 
@@ -303,7 +340,9 @@ def _files(plan: Plan, proof: "Proof | None", functions: TriedFunctions) -> dict
 
 
 def _write(options: Namespace, files: dict[str, str], summary: str, verified: str) -> Path:
-    """Writes the files, says so unless the output is for machines, and returns the path of the program."""
+    """Writes the files, says so unless the output is for machines, and returns the path of the
+    program.
+    """
     from ..emit.write_files import OutputError, write
 
     folder = options.output or Path("out", options.plan.stem)
@@ -326,7 +365,10 @@ def write(plan: Plan, proof: "Proof | None", folder: Path, tried: "Sequence[Trie
 def _compile_arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     output_arguments(parser)
-    help = "dtensor: a program of torch alone, by default in out/NAME_dtensor; otherwise one that uses scalec's runtime"
+    help = (
+        "dtensor: a program of torch alone, by default in out/NAME_dtensor; otherwise one that"
+        " uses scalec's runtime"
+    )
     parser.add_argument("--target", choices=("runtime", DTENSOR), default="runtime", help=help)
     format_argument(parser)
 
@@ -336,13 +378,18 @@ COMPILE = Command(
     compile_,
     _compile_arguments,
     "compile a plan to a training program",
-    "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its collectives and memory;\n"
-    "the program reads DIR/schedule.csv and DIR/message_groups.csv if it has a pipeline, DIR/tiles.json if it has\n"
+    "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its"
+    " collectives and memory;\n"
+    "the program reads DIR/schedule.csv and DIR/message_groups.csv if it has a pipeline,"
+    " DIR/tiles.json if it has\n"
     "Triton kernels, and DIR/hf_names.json, names in files of weights.\n"
-    "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
+    "Prints what a step communicates and the command that starts training.  Never overwrites"
+    " files that\n"
     "scalec did not write.\n"
-    "With --target dtensor DIR/train.py imports nothing but torch, reads DIR/schedule.csv alone, and trains on the\n"
-    "bytes of a file, or in a loop of your own on any data; it saves and watches nothing by itself.",
+    "With --target dtensor DIR/train.py imports nothing but torch, reads DIR/schedule.csv"
+    " alone, and trains on the\n"
+    "bytes of a file, or in a loop of your own on any data; it saves and watches nothing by"
+    " itself.",
     "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
 )
 
@@ -360,7 +407,9 @@ CHECK = Command(
     check,
     _check_arguments,
     "check a plan for errors",
-    "Compiles a plan without writing anything.  Prints `ok`, the model's size and the tokens per step, or the\n"
-    "plan's errors.  If the plan does not fit its GPU, warns and lists changes that would make it fit.",
+    "Compiles a plan without writing anything.  Prints `ok`, the model's size and the tokens"
+    " per step, or the\n"
+    "plan's errors.  If the plan does not fit its GPU, warns and lists changes that would make"
+    " it fit.",
     "scalec check plans/llama3_405b.scale",
 )

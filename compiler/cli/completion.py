@@ -1,7 +1,8 @@
-"""The command `completion`: the script with which a shell completes commands, options, plans and `scalec:NAME`.
+"""The command `completion`: the script with which a shell completes commands, options, plans and
+`scalec:NAME`.
 
-The shell then starts `scalec` with the words so far in its environment, and argcomplete answers from the parser.
-Non-goals: completion in editors (`lsp`).
+The shell then starts `scalec` with the words so far in its environment, and argcomplete answers
+from the parser.  Non-goals: completion in editors (`lsp`).
 """
 
 import os
@@ -50,7 +51,9 @@ def _get_argcomplete() -> Any:
     try:
         import argcomplete
     except ModuleNotFoundError:
-        raise UsageError("`scalec completion` needs argcomplete: pip install 'scalec[completion]'") from None
+        raise UsageError(
+            "`scalec completion` needs argcomplete: pip install 'scalec[completion]'"
+        ) from None
     return argcomplete
 
 
@@ -63,8 +66,10 @@ COMMAND = Command(
     completion,
     _arguments,
     "print the script with which bash, zsh or fish completes scalec's command lines",
-    "Prints a script for bash, zsh or fish.  With it the Tab key completes commands, options, plan files and the\n"
-    "names of plans that come with scalec (scalec:NAME).  Needs argcomplete: pip install 'scalec[completion]'.\n"
+    "Prints a script for bash, zsh or fish.  With it the Tab key completes commands, options,"
+    " plan files and the\n"
+    "names of plans that come with scalec (scalec:NAME).  Needs argcomplete: pip install"
+    " 'scalec[completion]'.\n"
     'bash  eval "$(scalec completion bash)" in ~/.bashrc\n'
     'zsh   eval "$(scalec completion zsh)" in ~/.zshrc, after compinit\n'
     "fish  scalec completion fish > ~/.config/fish/completions/scalec.fish",

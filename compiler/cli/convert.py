@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from ..emit.checkpoint_names import Table
     from ..ir import Program
 
-_NO_NAMES = "`names hf`, which says where Hugging Face's files hold each parameter: docs/language.md"
+_NO_NAMES = (
+    "`names hf`, which says where Hugging Face's files hold each parameter: docs/language.md"
+)
 
 
 def convert(options: Namespace) -> int:
@@ -33,8 +35,16 @@ def convert(options: Namespace) -> int:
         need(package, "converting")
     program = load(options.plan).program
     table = None if options.names == OWN else _table(options.names, program)
-    command = [sys.executable, "-m", "scalec.runtime.checkpoint.convert", str(options.source), str(options.output)]
-    return subprocess.run(command, input=checkpoint_names(program, table), text=True, check=False).returncode
+    command = [
+        sys.executable,
+        "-m",
+        "scalec.runtime.checkpoint.convert",
+        str(options.source),
+        str(options.output),
+    ]
+    return subprocess.run(
+        command, input=checkpoint_names(program, table), text=True, check=False
+    ).returncode
 
 
 def _table(name: str, program: "Program") -> "Table":
@@ -46,7 +56,9 @@ def _table(name: str, program: "Program") -> "Table":
     known = tables()
     found = known[name] if name in known else _of_file(Path(name), [*known])
     if lacking := unnamed(program, found):
-        raise UsageError(f"`{lacking[0]}` has no name in {name}: give a table of your own, --names FILE.json")
+        raise UsageError(
+            f"`{lacking[0]}` has no name in {name}: give a table of your own, --names FILE.json"
+        )
     return found
 
 
@@ -59,7 +71,9 @@ def _of_file(path: Path, known: list[str]) -> "Table":
         return table(json.loads(path.read_bytes()))
     except OSError as error:
         names = ", ".join(["scalec", *known])
-        raise UsageError(f"cannot read `{path}`: --names takes {names}, or a table in a file") from error
+        raise UsageError(
+            f"cannot read `{path}`: --names takes {names}, or a table in a file"
+        ) from error
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"`{path}` is no table of names: docs/how_to.md shows one") from error
 
@@ -67,7 +81,8 @@ def _of_file(path: Path, known: list[str]) -> "Table":
 def _arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     help = (
-        "a checkpoint of a run, step-NNNNNN, or the run's folder for the newest; a folder of torch's to go back from; "
+        "a checkpoint of a run, step-NNNNNN, or the run's folder for the newest; a folder of"
+        " torch's to go back from; "
         "or a second plan, to see who writes and who reads a checkpoint of the first"
     )
     parser.add_argument("source", type=file_path, metavar="SOURCE", help=help)
@@ -82,10 +97,15 @@ COMMAND = Command(
     convert,
     _arguments,
     "convert checkpoints to torch.distributed.checkpoint and back",
-    "Writes parameters and optimizer state of a checkpoint as safetensors that torch.distributed.checkpoint reads\n"
-    "(HuggingFaceStorageReader), bit for bit, in one process; or makes a checkpoint, with which a run goes on, of\n"
-    "such a folder, or of one in torch's own format.  Every tensor is checked against the plan, and the result gets\n"
-    "its name only when it is whole.  With two plans it says how a checkpoint of the first is written, each element\n"
-    "once as their types show, and how the second reads it: a run goes on with it as it is, on any mesh.",
+    "Writes parameters and optimizer state of a checkpoint as safetensors that"
+    " torch.distributed.checkpoint reads\n"
+    "(HuggingFaceStorageReader), bit for bit, in one process; or makes a checkpoint, with"
+    " which a run goes on, of\n"
+    "such a folder, or of one in torch's own format.  Every tensor is checked against the"
+    " plan, and the result gets\n"
+    "its name only when it is whole.  With two plans it says how a checkpoint of the first is"
+    " written, each element\n"
+    "once as their types show, and how the second reads it: a run goes on with it as it is, on"
+    " any mesh.",
     "scalec convert plans/tiny_llama.scale runs/tiny_llama -o titan --names torchtitan",
 )

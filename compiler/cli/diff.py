@@ -27,9 +27,17 @@ def diff(options: Namespace) -> int:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=plan_path, nargs=2, metavar="PLAN", help=f"{PLAN}, or a compiled output folder")
+    parser.add_argument(
+        "plans",
+        type=plan_path,
+        nargs=2,
+        metavar="PLAN",
+        help=f"{PLAN}, or a compiled output folder",
+    )
     parser.add_argument("--all", action="store_true", help="show what is equal too")
-    parser.add_argument("--json", action="store_true", help="print JSON: both figures by section and name")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: both figures by section and name"
+    )
 
 
 COMMAND = Command(
@@ -37,9 +45,12 @@ COMMAND = Command(
     diff,
     _arguments,
     "show two plans side by side",
-    "Shows where two plans differ: where parameters and values lie, collectives, the bytes that a rank sends, its\n"
-    "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if they differ.\n"
+    "Shows where two plans differ: where parameters and values lie, collectives, the bytes"
+    " that a rank sends, its\n"
+    "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if"
+    " they differ.\n"
     "A compiled output folder is taken for the plan that it was compiled from, as it was then.\n"
-    "For a pipeline, collectives are those of the rank that sends most, memory that of the rank that needs most.",
+    "For a pipeline, collectives are those of the rank that sends most, memory that of the"
+    " rank that needs most.",
     "scalec diff plans/llama3_70b.scale mine.scale",
 )

@@ -1,4 +1,6 @@
-"""The command `explain`: the memory, the collectives or the time of a plan, or the meaning of a code."""
+"""The command `explain`: the memory, the collectives or the time of a plan, or the meaning of a
+code.
+"""
 
 import re
 import sys
@@ -47,7 +49,10 @@ def explain(options: Namespace) -> None:
 
 
 def _sized(plan: Plan, size: int | None) -> Plan:
-    """The plan with another size of an elastic axis, if one is asked for.  UsageError where it has none such."""
+    """The plan with another size of an elastic axis, if one is asked for.
+
+    UsageError where it has none such.
+    """
     if size is None:
         return plan
     from ..analysis.elastic import alternatives, at_size, elastic_axis, sizes
@@ -73,12 +78,17 @@ def _value(plan: Plan, name: str) -> None:
         raise UsageError("a value is explained by its plan, not by IR text")
     if name not in (known := names_of(plan.model)):
         topics = "`memory`, `collectives`, `time`, a code such as `E0510`"
-        near = did_you_mean(name, known) or f"it explains {topics}, or a value or parameter of the plan"
+        near = (
+            did_you_mean(name, known)
+            or f"it explains {topics}, or a value or parameter of the plan"
+        )
         raise UsageError(f"the plan has no value `{name}`: {near}")
     worked = lower(plan.model, "propagate")
     on = hardware(plan.program)
     ranks = places(plan.program) if plan.program.pipeline else (None,)
-    rows = {row.name: row for rank in ranks for row in op_rows(plan.program, on, rank)} if on else {}
+    rows = (
+        {row.name: row for rank in ranks for row in op_rows(plan.program, on, rank)} if on else {}
+    )
     show(explain_value(name, worked, lower(worked, "insert_collectives"), plan.program, rows))
 
 
@@ -88,8 +98,13 @@ def _check(options: Namespace, topics: tuple[str, ...]) -> None:
 
     topic, plan = options.topic, options.plan
     if topic not in topics and topic.upper() not in CODES and not (plan and plan.is_file()):
-        known = "it takes `memory`, `collectives`, `time`, a value of the plan, or a code such as `E0510`"
-        raise UsageError(f"cannot explain `{topic}`: {did_you_mean(topic, (*topics, *CODES)) or known}")
+        known = (
+            "it takes `memory`, `collectives`, `time`, a value of the plan, or a code such as"
+            " `E0510`"
+        )
+        raise UsageError(
+            f"cannot explain `{topic}`: {did_you_mean(topic, (*topics, *CODES)) or known}"
+        )
     if options.size and not plan:
         raise UsageError("`--size` goes with a plan")
     if (topic.upper() in CODES) == bool(plan):
@@ -98,7 +113,9 @@ def _check(options: Namespace, topics: tuple[str, ...]) -> None:
         for name in OF_TIME:
             if getattr(options, name):
                 option = name.replace("_", "-")
-                raise UsageError(f"`--{option}` goes with `scalec explain time`, not with `{topic}`")
+                raise UsageError(
+                    f"`--{option}` goes with `scalec explain time`, not with `{topic}`"
+                )
 
 
 def _time(plan: Plan, options: Namespace) -> None:
@@ -153,7 +170,9 @@ def _shown(found: "Report", plan: Plan, options: Namespace) -> str:
 
 
 def _against(plan: Plan, folder: Path) -> str:
-    """Steps that a run has profiled, by plan line; beside the prediction if they ran on the device of the plan."""
+    """Steps that a run has profiled, by plan line; beside the prediction if they ran on the
+    device of the plan.
+    """
     from ..analysis.memory import account
     from ..analysis.time import expected
     from ..analysis.time.profile import beside, ranks_at
@@ -182,9 +201,13 @@ def recorded_steps(folder: Path) -> "list[Event]":
             try:
                 found += recorded(int(rank[1]), path.read_text(encoding="utf-8"))
             except NOT_OURS:
-                raise UsageError(f"`{path}` is no trace that a run of this scalec has recorded") from None
+                raise UsageError(
+                    f"`{path}` is no trace that a run of this scalec has recorded"
+                ) from None
     if not found:
-        raise UsageError(f"`{folder}` has no trace: train with SCALEC_PROFILE={folder}, then name it here")
+        raise UsageError(
+            f"`{folder}` has no trace: train with SCALEC_PROFILE={folder}, then name it here"
+        )
     return found
 
 
@@ -195,9 +218,13 @@ def read_profile(folder: Path, ranks: list[int]) -> "Profile":
     try:
         found = profile.read_profile(folder, ranks)
     except NOT_OURS:
-        raise UsageError(f"`{folder}` has sums of a profile that no run of this scalec wrote") from None
+        raise UsageError(
+            f"`{folder}` has sums of a profile that no run of this scalec wrote"
+        ) from None
     if found is None:
-        raise UsageError(f"`{folder}` has no profile: train with SCALEC_PROFILE={folder}, then name it here")
+        raise UsageError(
+            f"`{folder}` has no profile: train with SCALEC_PROFILE={folder}, then name it here"
+        )
     return found
 
 
@@ -217,9 +244,13 @@ def report_of(plan: Plan) -> "Report":
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        TOPIC, metavar="TOPIC", help="memory, collectives, time, a value of the plan, or a code such as E0510"
+        TOPIC,
+        metavar="TOPIC",
+        help="memory, collectives, time, a value of the plan, or a code such as E0510",
     )
-    parser.add_argument("plan", type=plan_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code")
+    parser.add_argument(
+        "plan", type=plan_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code"
+    )
     help = "the size of an axis with a range, such as dp = 4..8 (default: the largest)"
     parser.add_argument("--size", type=count, metavar="N", help=help)
     parser.add_argument("--json", action="store_true", help="time: print JSON")
@@ -229,7 +260,10 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--critical", action="store_true", help=help)
     help = "time: write the step as a trace for ui.perfetto.dev"
     parser.add_argument("--trace", type=file_path, metavar="FILE", help=help)
-    help = "time: compare it by plan line with steps that a run wrote to this folder, its SCALEC_PROFILE"
+    help = (
+        "time: compare it by plan line with steps that a run wrote to this folder, its"
+        " SCALEC_PROFILE"
+    )
     parser.add_argument("--against", type=file_path, metavar="FOLDER", help=help)
     help = "time: do not try plans with one setting changed, which takes longest"
     parser.add_argument("--no-advice", action="store_true", help=help)
@@ -239,14 +273,19 @@ COMMAND = Command(
     "explain",
     explain,
     _arguments,
-    "show the memory, the collectives or the time of a plan, why a value is placed so, or the meaning of a code",
-    "memory: peak memory of one rank, where in the step it occurs, and saved activations by op and plan line;\n"
+    "show the memory, the collectives or the time of a plan, why a value is placed so, or the"
+    " meaning of a code",
+    "memory: peak memory of one rank, where in the step it occurs, and saved activations by op"
+    " and plan line;\n"
     "whether it fits the GPU named in the plan's cluster.\n"
-    "collectives: the collectives of a step, where and how often they run, and the bytes a rank sends,\n"
+    "collectives: the collectives of a step, where and how often they run, and the bytes a"
+    " rank sends,\n"
     "within a node and across nodes.\n"
-    "time: the seconds of a step on the GPUs of the plan's cluster, on what and at which lines they are spent,\n"
+    "time: the seconds of a step on the GPUs of the plan's cluster, on what and at which lines"
+    " they are spent,\n"
     "tokens/s/GPU and MFU; what limits it, and which plans with one setting changed take less.\n"
-    "A value or parameter of the plan: the rules that placed it and those that lost, its coercions, bytes and time.\n"
+    "A value or parameter of the plan: the rules that placed it and those that lost, its"
+    " coercions, bytes and time.\n"
     "A code such as E0510: its meaning, with a wrong and a right plan.",
     "scalec explain memory plans/llama3_405b.scale",
 )

@@ -1,6 +1,7 @@
 """The commands on texts of plans: `fmt` and `import`.
 
-`fmt` rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from its layout."""
+`fmt` rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from
+its layout."""
 
 import os
 import re
@@ -58,7 +59,8 @@ def _replace(path: Path, text: str) -> None:
     target = path.resolve()
     draft = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
-        target.open("r+b").close()  # a file that is not to be written stays, though its folder could be
+        # a file that is not to be written stays, though its folder could be
+        target.open("r+b").close()
         with draft.open("xb") as file:
             file.write(text.encode())
         draft.chmod(target.stat().st_mode & 0o7777)
@@ -95,7 +97,9 @@ def _decoded(content: bytes) -> "Source":
         line = content.count(b"\n", 0, error.start) + 1
         where = f"byte 0x{content[error.start]:02x} on line {line}"
         place = Source("standard input", "").whole()
-        raise PlanError([Diagnostic("E0101", f"standard input is not UTF-8: {where}", place)]) from None
+        raise PlanError(
+            [Diagnostic("E0101", f"standard input is not UTF-8: {where}", place)]
+        ) from None
 
 
 def import_(options: Namespace) -> None:
@@ -105,7 +109,9 @@ def import_(options: Namespace) -> None:
 
     if not options.config.exists() and (name := _hub_name(options.config)):
         download = f"hf download {name} config.json --local-dir FOLDER"
-        raise UsageError(f"`{name}` is not a file: `{download}` gets the file, then import FOLDER/config.json")
+        raise UsageError(
+            f"`{name}` is not a file: `{download}` gets the file, then import FOLDER/config.json"
+        )
     text = import_config(load(options.config))
     if options.output is None:
         as_file()
@@ -124,7 +130,9 @@ _HUB = re.compile(r"(?:https?:/+huggingface\.co/)?(?P<name>[\w-][\w.-]*/[\w-][\w
 
 
 def _hub_name(path: Path) -> str:
-    """The name of a model on the hub, `meta-llama/Llama-3.1-8B`; "" where the path looks like a file."""
+    """The name of a model on the hub, `meta-llama/Llama-3.1-8B`; "" where the path looks like a
+    file.
+    """
     match = _HUB.fullmatch(str(path))
     return match["name"] if match and path.suffix != ".json" else ""
 
@@ -141,14 +149,18 @@ FORMAT = Command(
     fmt,
     _fmt_arguments,
     "format plans",
-    "Formats plans with the indentation, spacing and alignment used in plans/, and names each file it changed.\n"
-    "Words and comments stay as they are, in the same order.  A plan with syntax errors is left alone.",
+    "Formats plans with the indentation, spacing and alignment used in plans/, and names each"
+    " file it changed.\n"
+    "Words and comments stay as they are, in the same order.  A plan with syntax errors is"
+    " left alone.",
     "scalec fmt plans/tiny_llama.scale",
 )
 
 
 def _import_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("config", type=file_path, metavar="CONFIG", help="the config.json of a model")
+    parser.add_argument(
+        "config", type=file_path, metavar="CONFIG", help="the config.json of a model"
+    )
     help = "the plan to write (default: standard output)"
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
 
@@ -158,7 +170,8 @@ IMPORT = Command(
     import_,
     _import_arguments,
     "write a plan for a Hugging Face model",
-    "Writes a plan for the model of a config.json, or names the fields that no plan can express.  To start\n"
+    "Writes a plan for the model of a config.json, or names the fields that no plan can"
+    " express.  To start\n"
     "training from the model's weights, run `train.py --init FOLDER`.",
     "scalec import config.json -o plan.scale",
 )

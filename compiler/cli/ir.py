@@ -1,4 +1,6 @@
-"""The command `ir`: a plan's program after a pass, as text, as what the pass changed, or as a graph."""
+"""The command `ir`: a plan's program after a pass, as text, as what the pass changed, or as a
+graph.
+"""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -23,7 +25,9 @@ def ir(options: Namespace) -> None:
         raise UsageError(f"unknown pass `{stage}`; passes, in order: {listing(PASS_NAMES)}")
     program = load(options.plan, stage).program
     if program.after != stage:
-        raise UsageError(f"`{options.plan}` is IR from after `{program.after}`, which comes after `{stage}`")
+        raise UsageError(
+            f"`{options.plan}` is IR from after `{program.after}`, which comes after `{stage}`"
+        )
     as_file()
     if options.diff:
         _show_change(options, program)
@@ -43,17 +47,24 @@ def _show_change(options: Namespace, program: "Program") -> None:
     from ..passes import PASS_NAMES
 
     before = PASS_NAMES[max(PASS_NAMES.index(program.after) - 1, 0)]
-    old, new = (print_ir(each).splitlines() for each in (load(options.plan, before).program, program))
+    old, new = (
+        print_ir(each).splitlines() for each in (load(options.plan, before).program, program)
+    )
     lines = unified_diff(old, new, f"after {before}", f"after {program.after}", n=2, lineterm="")
     print("\n".join(lines) or f"`{program.after}` changes nothing")
 
 
 def _arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
-    parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
+    parser.add_argument(
+        "--after", metavar="PASS", help="the pass; an unknown name lists all passes"
+    )
     help = "print what this pass has changed, as a unified diff of IR text"
     parser.add_argument("--diff", metavar="PASS", help=help)
-    help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
+    help = (
+        "print a graph in place of IR text: ops and regions are nodes, values with their types"
+        " edges"
+    )
     parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
 
 
@@ -62,7 +73,8 @@ COMMAND = Command(
     ir,
     _arguments,
     "show the program between two passes",
-    "Prints the intermediate representation of a plan after a pass, by default the last.  The text can be\n"
+    "Prints the intermediate representation of a plan after a pass, by default the last.  The"
+    " text can be\n"
     "saved, edited and compiled instead of the plan; as a graph it is for Graphviz or networkx.",
     "scalec ir plans/tiny_llama.scale --after insert_collectives",
 )

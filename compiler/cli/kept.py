@@ -1,4 +1,6 @@
-"""Results kept from one command to the next in the user's cache, by a hash of everything that they depend on."""
+"""Results kept from one command to the next in the user's cache, by a hash of everything that
+they depend on.
+"""
 
 import os
 import sys
@@ -20,13 +22,17 @@ PACKAGES = ("codegen_templates", "compiler", "formats", "grammar")
 
 
 def key_of(*parts: str) -> str:
-    """The key of a result that these texts and scalec's own files decide, on this Python and numpy."""
+    """The key of a result that these texts and scalec's own files decide, on this Python and
+    numpy.
+    """
     texts = [*parts, sys.version, _numpy(), _digest_of_files()]
     return _digest(text.encode(errors="surrogateescape") for text in texts)  # a path may be no text
 
 
 def _numpy() -> str:
-    """The text of numpy's own file of its version: asking its metadata takes 16 ms, and importing it more."""
+    """The text of numpy's own file of its version: asking its metadata takes 16 ms, and
+    importing it more.
+    """
     spec = find_spec("numpy")
     assert spec, "kept: no numpy"
     assert spec.origin, "kept: numpy has no file"

@@ -1,7 +1,8 @@
 """All that a compile says and writes, kept for the next compile of the same plan.
 
-The files depend on the model of a plan, its text and scalec's own files alone; but for a plan
-with functions of its own, whose modules it imports, or with a file of hardware.  Such a plan is compiled anew.
+The files depend on the model of a plan, its text and scalec's own files alone; but for a plan with
+functions of its own, whose modules it imports, or with a file of hardware.  Such a plan is compiled
+anew.
 """
 
 import pickle
@@ -24,7 +25,9 @@ COMPILES = Results("compiles", most=50)  # of up to some hundred kilobytes each
 
 @frozen
 class Compile:
-    """The warnings, summary and files (text by name) of a compile; and the proof, unless it was skipped."""
+    """The warnings, summary and files (text by name) of a compile; and the proof, unless it was
+    skipped.
+    """
 
     warnings: "tuple[Diagnostic, ...]"
     summary: str
@@ -40,12 +43,15 @@ def compile_key(source: "Source", model: "Program", verify: bool) -> str:
 
 
 def find(key: str) -> Compile | None:
-    """The kept compile of this key, whose certificate says that it was kept; None where there is none."""
+    """The kept compile of this key, whose certificate says that it was kept; None where there
+    is none.
+    """
     content = COMPILES.read(key)
     if content is None:
         return None
     try:
-        kept = pickle.loads(zlib.decompress(content))  # which runs code: nobody else can write to the user's cache
+        # which runs code: nobody else can write to the user's cache
+        kept = pickle.loads(zlib.decompress(content))
     except (ValueError, EOFError, zlib.error, pickle.UnpicklingError):
         return None  # cut short by a crash: the plan is compiled
     return _as_kept(kept) if isinstance(kept, Compile) else None

@@ -1,7 +1,7 @@
 """Proofs kept from one command to the next.
 
-A proof depends on the IR, before any placement and after the last pass, and on scalec's own code.  A proof that failed
-is not kept.
+A proof depends on the IR, before any placement and after the last pass, and on scalec's own code.
+A proof that failed is not kept.
 """
 
 import json
@@ -46,5 +46,7 @@ def keep(key: str, proof: Proof) -> Proof:
 
 
 def _without_spans(program: "Program") -> str:
-    """IR text without the places of ops in the plan: a comment added to the plan moves these alone."""
+    """IR text without the places of ops in the plan: a comment added to the plan moves these
+    alone.
+    """
     return re.sub(r" ![^ ]+:\d+(?=$| \{$)", "", print_ir(program), flags=re.MULTILINE)

@@ -1,4 +1,6 @@
-"""The commands on logs of runs: `log`, losses, norms and speed; `loads`, the experts that tokens chose."""
+"""The commands on logs of runs: `log`, losses, norms and speed; `loads`, the experts that
+tokens chose.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -37,7 +39,9 @@ def loads(options: Namespace) -> None:
     """`scalec loads`."""
     from ..reports.expert_load import MARK, read, svg, text
 
-    found = read_run(options.run, read, "loads of experts: the plan has no `route`, or no step is logged yet")
+    found = read_run(
+        options.run, read, "loads of experts: the plan has no `route`, or no step is logged yet"
+    )
     if options.svg is None:
         show(text(found))
     else:
@@ -45,7 +49,8 @@ def loads(options: Namespace) -> None:
 
 
 def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
-    """The result of `read` for the name and the log of a run; None means that it `lacks` something.  UsageError.
+    """The result of `read` for the name and the log of a run; None means that it `lacks`
+    something.  UsageError.
 
     The last line may be cut off, of a run that goes on or was ended.
     """
@@ -55,16 +60,22 @@ def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
         found = read(path.resolve().parent.name, text[: text.rfind("\n") + 1])
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot read `{path}`: {why}; name the folder of a run, such as runs/NAME") from error
+        raise UsageError(
+            f"cannot read `{path}`: {why}; name the folder of a run, such as runs/NAME"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"`{path}` is no log of a run: a line of it is no record of a step") from error
+        raise UsageError(
+            f"`{path}` is no log of a run: a line of it is no record of a step"
+        ) from error
     if found is None:
         raise UsageError(f"`{path}` has no {lacks}")
     return found
 
 
 def _log_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("runs", type=file_path, nargs="+", metavar="RUN", help="folders of runs, or their log.jsonl")
+    parser.add_argument(
+        "runs", type=file_path, nargs="+", metavar="RUN", help="folders of runs, or their log.jsonl"
+    )
     help = "write a page with pictures, which needs no network"
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
 
@@ -74,14 +85,17 @@ LOG = Command(
     log,
     _log_arguments,
     "draw losses, norms and speed of runs",
-    "Draws the losses, the gradient norm and the speed of a run over its steps, from its log; of several runs on one\n"
+    "Draws the losses, the gradient norm and the speed of a run over its steps, from its log;"
+    " of several runs on one\n"
     "scale.  With -o it writes a page with the pictures.",
     "scalec log runs/tiny_llama -o log.html",
 )
 
 
 def _loads_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", type=file_path, metavar="RUN", help="the folder of a run, or its log.jsonl")
+    parser.add_argument(
+        "run", type=file_path, metavar="RUN", help="the folder of a run, or its log.jsonl"
+    )
     parser.add_argument("--svg", type=file_path, metavar="FILE", help="write a picture")
 
 
@@ -90,8 +104,10 @@ LOADS = Command(
     loads,
     _loads_arguments,
     "draw the loads of experts in a run",
-    "Draws which experts the tokens of a run chose, from its log: the least and the most load of each layer at\n"
-    "some steps; or writes a picture of all experts over all logged steps.  A load is an expert's part of the\n"
+    "Draws which experts the tokens of a run chose, from its log: the least and the most load"
+    " of each layer at\n"
+    "some steps; or writes a picture of all experts over all logged steps.  A load is an"
+    " expert's part of the\n"
     "choices of its layer, in equal shares: 1 where all experts are chosen as often.",
     "scalec loads runs/08_experts --svg loads.svg",
 )

@@ -1,4 +1,5 @@
-"""Plans that differ from another in a few settings: the changes that there are, and such a plan compiled, unproved.
+"""Plans that differ from another in a few settings: the changes that there are, and such a plan
+compiled, unproved.
 
 Non-goals: which change is worth it (`remedies`, `advice`).
 """
@@ -69,7 +70,9 @@ class Changed:
 
 def changed(source: Source, changes: Sequence[Change]) -> Changed | None:
     """A plan with some changes; None where they make no plan."""
-    text = "\n".join(f"{section} {{ {content} }}" for section, content in _sections(changes).items())
+    text = "\n".join(
+        f"{section} {{ {content} }}" for section, content in _sections(changes).items()
+    )
     try:
         model = resolve(source, Source("changes", text))
         *_, program = passed(model)
@@ -82,12 +85,16 @@ def _sections(changes: Sequence[Change]) -> dict[str, str]:
     """The contents of sections."""
     found = dict[str, str]()
     for each in changes:
-        found[each.section] = f"{found[each.section]}  {each.content}" if each.section in found else each.content
+        found[each.section] = (
+            f"{found[each.section]}  {each.content}" if each.section in found else each.content
+        )
     return found
 
 
 def neighbours(model: Program) -> Iterator[Change]:
-    """All changes of one setting of a plan before any placement, those first that often make steps faster."""
+    """All changes of one setting of a plan before any placement, those first that often make
+    steps faster.
+    """
     yield from less_recomputation(model)
     yield from more_recomputation(model)
     yield Change("train", f"microbatch = {2 * model.train.microbatch}")
@@ -112,7 +119,9 @@ def more_recomputation(model: Program) -> Iterator[Change]:
 
 
 def less_recomputation(model: Program) -> Iterator[Change]:
-    """Recomputation in backward of nothing, of what memory asks for, of cheap ops, or of half of the layers."""
+    """Recomputation in backward of nothing, of what memory asks for, of cheap ops, or of half
+    of the layers.
+    """
     recompute, room = model.train.recompute, capacity(model)
     if recompute.word != "none":
         yield Change("train", "recompute = none")
@@ -139,7 +148,11 @@ def _selective(model: Program) -> Iterator[Change]:
 
 def _innermost(model: Program) -> list[str]:
     """The dims of repeats without repeats."""
-    return [*dict.fromkeys(it.dim for it in walk_regions(model.region.body) if it.dim and not regions_in(it.body))]
+    return [
+        *dict.fromkeys(
+            it.dim for it in walk_regions(model.region.body) if it.dim and not regions_in(it.body)
+        )
+    ]
 
 
 def data_axes(model: Program) -> tuple[str, ...]:
@@ -149,7 +162,9 @@ def data_axes(model: Program) -> tuple[str, ...]:
 
 
 def more_sharding(model: Program) -> Iterator[Change]:
-    """Stages of ZeRO over all axes of data; a pipeline reduces gradients once a step, so it has no second."""
+    """Stages of ZeRO over all axes of data; a pipeline reduces gradients once a step, so it has
+    no second.
+    """
     now, axes = _state(model), data_axes(model)
     rules = {"zero 1": "optimizer", "zero 2": "gradients", "zero 3": "parameters"}
     if model.pipeline:
@@ -208,18 +223,24 @@ def sequence_parallelism(model: Program) -> Iterator[Change]:
 
 
 def strategies(model: Program) -> Iterator[Change]:
-    """Other ways by which attention gets the keys of a sequence that lies over an axis of its own."""
+    """Other ways by which attention gets the keys of a sequence that lies over an axis of its
+    own.
+    """
     for claim in model.claims:
         others = {it.dim for it in model.claims if it.axis == claim.axis} - {SEQUENCE}
         for via in () if claim.dim != SEQUENCE or others else STRATEGIES:
             if via != claim.via:
-                rules = _rules(model, [evolve(it, via=via) if it is claim else it for it in model.claims])
+                rules = _rules(
+                    model, [evolve(it, via=via) if it is claim else it for it in model.claims]
+                )
                 yield Change("shard", rules, f"shard with `{SEQUENCE} over {claim.axis} via {via}`")
 
 
 def _rules(model: Program, claims: Sequence[Claim]) -> str:
     """The rules of `shard` from which these claims are read, and those that cut a pipeline."""
-    rules = [f"{', '.join(model.pipeline.dims)} over {model.pipeline.axis}"] if model.pipeline else []
+    rules = (
+        [f"{', '.join(model.pipeline.dims)} over {model.pipeline.axis}"] if model.pipeline else []
+    )
     for _, of_rule in groupby(sorted(claims, key=lambda it: it.rank), key=lambda it: it.rank):
         own = [*of_rule]
         dims, axes = (dict.fromkeys(getattr(it, name) for it in own) for name in ("dim", "axis"))
@@ -232,7 +253,9 @@ def schedules(model: Program) -> Iterator[Change]:
     if (pipeline := model.pipeline) and not pipeline.settings.stages:
         now = pipeline.settings.schedule
         own = f"{now.kind}(chunks={now.chunks or 2})"
-        yield from (Change("pipeline", f"schedule = {it}") for it in SCHEDULES if it not in (now.kind, own))
+        yield from (
+            Change("pipeline", f"schedule = {it}") for it in SCHEDULES if it not in (now.kind, own)
+        )
 
 
 def meshes(model: Program) -> Iterator[Change]:
@@ -242,7 +265,9 @@ def meshes(model: Program) -> Iterator[Change]:
     for more, less in permutations([axis for axis in model.axes if axis.size > 1], 2):
         if less.size % 2 == 0:
             sizes = {axis.name: axis.size for axis in model.axes}
-            yield Change("mesh", mesh(sizes | {more.name: 2 * more.size, less.name: less.size // 2}))
+            yield Change(
+                "mesh", mesh(sizes | {more.name: 2 * more.size, less.name: less.size // 2})
+            )
 
 
 def mesh(sizes: dict[str, int]) -> str:
@@ -256,7 +281,10 @@ def more_stages(model: Program) -> Iterator[Change]:
     if not pipeline or pipeline.given or pipeline.settings.stages:
         return
     for times in (2, 4):
-        data = next((axis for axis in model.axes if axis.name in data_axes(model) and axis.size > times), None)
+        data = next(
+            (axis for axis in model.axes if axis.name in data_axes(model) and axis.size > times),
+            None,
+        )
         if data and data.size % times == 0:
             sizes = {axis.name: axis.size for axis in model.axes}
             more = {pipeline.axis: sizes[pipeline.axis] * times, data.name: data.size // times}

@@ -25,7 +25,9 @@ NEAR = 1.5
 """A model has at most this many times as many parameters as it should, or as few."""
 
 SPLIT = 20
-"""Files from which on one of them is as little as is held out; of a single file, its last part is."""
+"""Files from which on one of them is as little as is held out; of a single file, its last part
+is.
+"""
 
 
 class Machine(NamedTuple):
@@ -40,7 +42,9 @@ class Machine(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """A process for each GPU, or for some of the cores: a power of two, so that it divides batches and dims."""
+        """A process for each GPU, or for some of the cores: a power of two, so that it divides
+        batches and dims.
+        """
         return 1 << ((len(self.gpus) or min(self.cores, MOST)).bit_length() - 1)
 
     @property
@@ -68,7 +72,9 @@ def new(options: Namespace) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"`{path}` exists: name another, as in `scalec new second.scale`") from None
+        raise UsageError(
+            f"`{path}` exists: name another, as in `scalec new second.scale`"
+        ) from None
     except OSError as error:
         raise cannot_write(path, error) from error
     print(f"wrote {path}, for {machine}\nto train it:\n\n  scalec run {shlex.quote(str(path))}")
@@ -78,17 +84,22 @@ def this_machine() -> Machine:
     """The machine that this process runs on."""
     import subprocess
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        said: str = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
+        said: str = subprocess.run(
+            ask, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         said = ""
     return Machine(cores, tuple(name.strip() for name in said.splitlines() if name.strip()))
 
 
 def data(files: list[str] | None, mask: str = "") -> str:
-    """The section of data; where there are many files, some are held out.  UsageError where there are none.
+    """The section of data; where there are many files, some are held out.  UsageError where there
+    are none.
 
     `mask` has its settings for a model that predicts hidden tokens.
     """
@@ -97,7 +108,10 @@ def data(files: list[str] | None, mask: str = "") -> str:
     if not files:
         own = '# text of your own: files = ["notes/*.txt"]'
         return f"data text {{ files = [python_stdlib]  holdout = 5%  {mask} }} {own}"
-    found = {each: [path for path in glob(each, recursive=True) if Path(path).is_file()] for each in files}
+    found = {
+        each: [path for path in glob(each, recursive=True) if Path(path).is_file()]
+        for each in files
+    }
     for each, paths in found.items():
         if not any(Path(path).stat().st_size for path in paths):
             raise UsageError(f"`{each}` is no file that holds anything, looked for in {Path.cwd()}")
@@ -108,18 +122,31 @@ def data(files: list[str] | None, mask: str = "") -> str:
 
 
 def _scaled(model: Path, size: int | None, seq: int, machine: Machine) -> dict[str, Any]:
-    """The parts of a plan that say its model, at about `size` parameters.  UsageError where there is no such size."""
+    """The parts of a plan that say its model, at about `size` parameters.
+
+    UsageError where there is no such size.
+    """
     from .scaled import model_of
 
     wanted = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
     of_plan = model_of(model, seq)
     scaled = of_plan.sized(wanted)
     if scaled is None:
-        raise UsageError(f"the model of `{model.stem}` cannot be made smaller: write `use` and its dims yourself")
+        raise UsageError(
+            f"the model of `{model.stem}` cannot be made smaller: write `use` and its dims yourself"
+        )
     if not wanted / NEAR < scaled.parameters < wanted * NEAR:
-        raise UsageError(f"no sizes of `{model.stem}` are near that: the nearest have {scaled.parameters:,} parameters")
+        raise UsageError(
+            f"no sizes of `{model.stem}` are near that: the nearest have {scaled.parameters:,}"
+            " parameters"
+        )
     mask = "masked = 15%  mask_token = 0" if of_plan.is_bidirectional else ""
-    return {"used": of_plan.used, "dims": scaled.dims, "parameters": f"{scaled.parameters:,}", "mask": mask}
+    return {
+        "used": of_plan.used,
+        "dims": scaled.dims,
+        "parameters": f"{scaled.parameters:,}",
+        "mask": mask,
+    }
 
 
 def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict[str, Any]) -> str:
@@ -168,12 +195,20 @@ def _size(text: str) -> int:
 
 def _arguments(parser: ArgumentParser) -> None:
     help = "the plan to write (default: %(default)s)"
-    parser.add_argument("plan", type=file_path, nargs="?", default=Path("first.scale"), metavar="PLAN", help=help)
+    parser.add_argument(
+        "plan", type=file_path, nargs="?", default=Path("first.scale"), metavar="PLAN", help=help
+    )
     help = "use a model that comes with scalec, as llama3_8b: `scalec plans` lists them"
     parser.add_argument("--from", dest="model", type=_shipped, metavar="NAME", help=help)
-    help = "its parameters, as 30M: its widths and layers shrink alike (default: 1M on CPUs, 30M on GPUs)"
+    help = (
+        "its parameters, as 30M: its widths and layers shrink alike (default: 1M on CPUs, 30M"
+        " on GPUs)"
+    )
     parser.add_argument("--size", type=_size, metavar="N", help=help)
-    help = "files of text to train on, `*` for any part of a name (default: the source of Python's standard library)"
+    help = (
+        "files of text to train on, `*` for any part of a name (default: the source of"
+        " Python's standard library)"
+    )
     parser.add_argument("--text", nargs="+", metavar="FILE", help=help)
 
 
@@ -182,8 +217,10 @@ COMMAND = Command(
     new,
     _arguments,
     "write a first plan for this machine",
-    "Writes a small language model as a plan with comments, for the GPUs or cores of this machine, and asks nothing.\n"
-    "It trains in about a minute, on Python's standard library or on text of your own, byte by byte.\n"
+    "Writes a small language model as a plan with comments, for the GPUs or cores of this"
+    " machine, and asks nothing.\n"
+    "It trains in about a minute, on Python's standard library or on text of your own, byte by"
+    " byte.\n"
     "With --from the model is one that comes with scalec, at another size.",
     'scalec new mine.scale --text "notes/*.txt"',
 )

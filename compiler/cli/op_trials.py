@@ -1,7 +1,8 @@
-"""The functions of a plan's own ops, tried in a process of its own before a plan that calls them is trusted.
+"""The functions of a plan's own ops, tried in a process of its own before a plan that calls them is
+trusted.
 
-Purpose: starts `scalec.testing.op_trial`, ends it where a function hangs, and says what was seen at the plan's line.
-Non-goals: the checks.  This process imports neither torch nor the user's modules.
+Purpose: starts `scalec.testing.op_trial`, ends it where a function hangs, and says what was seen at
+the plan's line.  Non-goals: the checks.  This process imports neither torch nor the user's modules.
 """
 
 import json
@@ -35,7 +36,9 @@ SECONDS = 20
 """How long the trial of one function may take."""
 
 Outcome = dict[str, str]
-"""The result of a function's trial, as `scalec.testing.op_trial` says it: empty if the function passed."""
+"""The result of a function's trial, as `scalec.testing.op_trial` says it: empty if the function
+passed.
+"""
 
 
 class TrialProcess:
@@ -60,7 +63,10 @@ class TrialProcess:
         """Says which functions to try."""
         from attrs import asdict
 
-        request = {"folder": str(folder.resolve()), "signatures": [asdict(each) for each in signatures]}
+        request = {
+            "folder": str(folder.resolve()),
+            "signatures": [asdict(each) for each in signatures],
+        }
         with suppress(BrokenPipeError):  # it has ended: there will be no answer
             stream = self._stream(self._process.stdin)
             stream.write(json.dumps(request).encode())
@@ -114,8 +120,11 @@ class Trials:
             self._process.end()
         self._process = None
 
-    def try_functions(self, model: "Program", source: "Source", folder: Path | None = None) -> "TriedFunctions":
-        """Tries the functions that a plan calls, of modules beside its text or in `folder`.  Raises PlanError.
+    def try_functions(
+        self, model: "Program", source: "Source", folder: Path | None = None
+    ) -> "TriedFunctions":
+        """Tries the functions that a plan calls, of modules beside its text or in `folder`.  Raises
+        PlanError.
 
         `model` is the plan before any placement.
         """
@@ -128,7 +137,8 @@ class Trials:
         declared = _Declarations(source)
         named = [declared.named(each) for each in calls]
         outcomes = self._outcomes(folder or Path(source.path).parent, named)
-        mistakes = dict[str, PlanError]()  # by function: other calls of it would only say the same of other dims
+        # by function: other calls of it would only say the same of other dims
+        mistakes = dict[str, PlanError]()
         for (signature, op), outcome in zip(calls.items(), outcomes, strict=True):
             if "seen" in outcome:
                 mistakes.setdefault(signature.function, declared.mistake(signature, op, outcome))
@@ -142,7 +152,9 @@ class Trials:
         return TriedFunctions(tried_functions(tried), untried)
 
     def _outcomes(self, folder: Path, signatures: "Sequence[TrialSignature]") -> list[Outcome]:
-        """The outcome of each function; a process that one of them ends or keeps is followed by another."""
+        """The outcome of each function; a process that one of them ends or keeps is followed by
+        another.
+        """
         outcomes = list[Outcome]()
         while len(outcomes) < len(signatures):
             process = self._process or TrialProcess()
@@ -157,7 +169,9 @@ class Trials:
         return outcomes
 
     def _read_outcomes(self, process: TrialProcess, count: int) -> list[Outcome]:
-        """The outcomes of one process: of all functions, or up to the one that it did not survive."""
+        """The outcomes of one process: of all functions, or up to the one that it did not
+        survive.
+        """
         outcomes = list[Outcome]()
         while len(outcomes) < count:
             answer = process.read_answer(self._seconds)
@@ -165,19 +179,31 @@ class Trials:
                 outcomes.append(_lost(process.has_ended, self._seconds))
                 break
             if "ended" in answer:
-                outcomes.append({key: str(value) for key, value in answer.items() if key != "ended"})
+                outcomes.append(
+                    {key: str(value) for key, value in answer.items() if key != "ended"}
+                )
         return outcomes
 
 
 def _lost(has_ended: bool, seconds: float) -> Outcome:
     if has_ended:
-        return {"kind": "exit", "seen": "ends its process", "help": "raise an error instead", "dim": ""}
-    help = "it is tried on tensors of a few numbers; with `--no-try` it is not tried, and named as not verified"
+        return {
+            "kind": "exit",
+            "seen": "ends its process",
+            "help": "raise an error instead",
+            "dim": "",
+        }
+    help = (
+        "it is tried on tensors of a few numbers; with `--no-try` it is not tried, and named"
+        " as not verified"
+    )
     return {"kind": "hang", "seen": f"has not ended after {seconds:g} s", "help": help, "dim": ""}
 
 
 class TriedFunctions:
-    """The functions that were tried, for the certificate, and those that were not, each with the reason."""
+    """The functions that were tried, for the certificate, and those that were not, each with
+    the reason.
+    """
 
     def __init__(self, tried: "Sequence[Tried]", untried: dict[str, str]) -> None:
         self.tried, self.untried = tuple(tried), untried
@@ -186,7 +212,9 @@ class TriedFunctions:
         """Lines that name all; "" for a plan that has none."""
         lines = list[str]()
         if self.tried:
-            lines.append(f"tried: {', '.join(each.function for each in self.tried)}, on random numbers")
+            lines.append(
+                f"tried: {', '.join(each.function for each in self.tried)}, on random numbers"
+            )
         for function, reason in sorted(self.untried.items()):
             lines.append(f"not tried: {function}, since {reason}")
         return "\n".join(lines)
@@ -198,7 +226,9 @@ NO_FUNCTIONS = TriedFunctions((), {})
 
 @contextmanager
 def trials(path: Path, wanted: bool) -> Generator[Trials]:
-    """The trials of the plan in a file; the process is started at once if its text has an op of its own."""
+    """The trials of the plan in a file; the process is started at once if its text has an op of
+    its own.
+    """
     if not wanted:
         yield Trials("--no-try was given", None)
         return
@@ -213,7 +243,9 @@ def trials(path: Path, wanted: bool) -> Generator[Trials]:
 
 
 def _has_own_ops(path: Path) -> bool:
-    """Whether a plan seems to have an op of its own: a guess, for a start before the plan has been read."""
+    """Whether a plan seems to have an op of its own: a guess, for a start before the plan has
+    been read.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -246,7 +278,9 @@ class _Declarations:
         return evolve(signature, names=names)
 
     def _of(self, signature: "TrialSignature") -> "UserOp | None":
-        """The `op` that a call is of: two may have one function, with other dims of it in `over`."""
+        """The `op` that a call is of: two may have one function, with other dims of it in
+        `over`.
+        """
         for declared in self._declared:
             if declared.function.value == signature.function and _fits(declared, signature):
                 return declared

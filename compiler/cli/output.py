@@ -1,7 +1,7 @@
 """Output of commands: reports, diagnostics, files; exit statuses.
 
-Standard streams take any text, in whatever encoding, though nobody reads it to the end.  Files are made whole or not at
-all, and never over what scalec did not write.
+Standard streams take any text, in whatever encoding, though nobody reads it to the end.  Files are
+made whole or not at all, and never over what scalec did not write.
 """
 
 import os
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 PLAN_WRONG = 1
 USAGE = 2
 BUG = 70  # EX_SOFTWARE of sysexits.h
-INTERRUPTED, BROKEN_PIPE = 128 + 2, 128 + 13  # as a shell reports a process that SIGINT or SIGPIPE ended
+# as a shell reports a process that SIGINT or SIGPIPE ended
+INTERRUPTED, BROKEN_PIPE = 128 + 2, 128 + 13
 
 
 class UsageError(Exception):
@@ -34,13 +35,29 @@ def cannot_write(path: Path, error: OSError, instead: str = "") -> UsageError:
     return UsageError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}{instead}")
 
 
-PLAIN = {"×": "x", "→": "->", "·": ".", "…": "...", "⋯": "~", "–": "-", "−": "-", "─": "-", "²": "^2", "Ψ": "Psi"}
-"""Replacements for characters of our texts that an encoding lacks; others show as `\\u` and their number."""
+PLAIN = {
+    "×": "x",
+    "→": "->",
+    "·": ".",
+    "…": "...",
+    "⋯": "~",
+    "–": "-",
+    "−": "-",
+    "─": "-",
+    "²": "^2",
+    "Ψ": "Psi",
+}
+"""Replacements for characters of our texts that an encoding lacks; others show as `\\u` and
+their number.
+"""
 
 
 @contextmanager
 def streams() -> Generator[None]:
-    """Standard output and error that take any text, written to the end when this ends.  BrokenPipeError."""
+    """Standard output and error that take any text, written to the end when this ends.
+
+    BrokenPipeError.
+    """
     register_error("plain", _plain)
     sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -61,7 +78,9 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def as_file() -> None:
-    """Has standard output be UTF-8 where it goes to a file or a program: as a file, such text is read back."""
+    """Has standard output be UTF-8 where it goes to a file or a program: as a file, such text
+    is read back.
+    """
     stream: Any = sys.stdout
     if not stream.isatty() and hasattr(stream, "reconfigure"):
         stream.reconfigure(encoding="utf-8", errors="plain")
@@ -83,7 +102,8 @@ STYLES = (
     r"(?m)^(?P<green>ok|equal|fits|verified)\b",
     r"(?m)^(?P<red>does not fit|not verified|differs?|fail)\b",
     r"(?m)^(?P<yellow>warn)\b",
-    r"(?:\A|\n\n)(?P<bold>[^\n]*\S {2,}\S[^\n]*)(?=\n\S)",  # the head of a table: columns, above another line
+    # the head of a table: columns, above another line
+    r"(?:\A|\n\n)(?P<bold>[^\n]*\S {2,}\S[^\n]*)(?=\n\S)",
 )
 """Words that are set apart, by the name of the style; later ones add to earlier ones."""
 
@@ -116,8 +136,12 @@ TEXT = "text"
 
 def format_argument(parser: ArgumentParser) -> None:
     """The option of commands whose diagnostics can have another form."""
-    help = "the form of errors and warnings; one for machines is all that is printed (default: text)"
-    parser.add_argument("--format", choices=(TEXT, "json", "sarif", "github"), default=TEXT, help=help)
+    help = (
+        "the form of errors and warnings; one for machines is all that is printed (default: text)"
+    )
+    parser.add_argument(
+        "--format", choices=(TEXT, "json", "sarif", "github"), default=TEXT, help=help
+    )
 
 
 def tell(found: "Sequence[Diagnostic]", form: str = TEXT) -> None:
@@ -138,7 +162,8 @@ def tell(found: "Sequence[Diagnostic]", form: str = TEXT) -> None:
 
 
 def put(path: Path, text: str, form: str, mark: str, told: TextIO | None = None) -> None:
-    """Writes a file over none, or over one with the mark, and says so on `told`, by default standard output.
+    """Writes a file over none, or over one with the mark, and says so on `told`, by default
+    standard output.
 
     Raises UsageError; `form` is the option that names the file.
     """
@@ -148,7 +173,8 @@ def put(path: Path, text: str, form: str, mark: str, told: TextIO | None = None)
 
 
 def check_replaceable(path: Path, text: str, form: str, mark: str) -> None:
-    """Only files with the mark are replaced.  Rows have no room for it, and are there to be edited: they never are.
+    """Only files with the mark are replaced.  Rows have no room for it, and are there to be edited:
+    they never are.
 
     Raises UsageError; `form` is the option that names the file.
     """

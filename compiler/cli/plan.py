@@ -60,12 +60,23 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
     for name in axes:
         if name not in (*GOALS, *DEGREES, *file.sizes):
             raise UsageError(f"--sweep has no `{name}`: {_no_axis(name, file)}")
-    points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes, _tell)
+    points = swept(
+        file,
+        lambda at: _goal(Namespace(**{**vars(options), **at}), file),
+        keeps(options.keep),
+        axes,
+        _tell,
+    )
     goal, table = points[0].goal, csv(points)
     files = {"csv": (options.csv, table, table.splitlines()[0])}
     if options.svg:
         title = f"{options.model.stem}: the best plans by {' and '.join(axes)}"
-        fixed = {"gpus": goal.gpus, "global_batch": goal.global_batch, "seq": goal.seq, "cluster": goal.hardware.name}
+        fixed = {
+            "gpus": goal.gpus,
+            "global_batch": goal.global_batch,
+            "seq": goal.seq,
+            "cluster": goal.hardware.name,
+        }
         told = ", ".join(f"{name} {value}" for name, value in fixed.items() if name not in axes)
         files["svg"] = options.svg, svg(points, title, f"{told}; by {goal.hardware.source}"), DRAWN
     for form, (path, text, mark) in files.items():
@@ -85,7 +96,8 @@ def _no_axis(name: str, file: "ModelFile") -> str:
 
 
 def swept_axes(text: str) -> dict[str, list[int | str]]:
-    """The values of `gpus=8..64,cluster=h100_sxm:h200`: doubled from the first to the last, or listed.
+    """The values of `gpus=8..64,cluster=h100_sxm:h200`: doubled from the first to the last, or
+    listed.
 
     Raises UsageError.
     """
@@ -94,8 +106,12 @@ def swept_axes(text: str) -> dict[str, list[int | str]]:
         name, _, said = part.strip().partition("=")
         low, dots, high = said.partition("..")
         words = [low, high] if dots else said.split(":")
-        if name != "cluster" and not all(word.isascii() and word.isdigit() and int(word) for word in words):
-            raise UsageError(f"--sweep takes one or two of NAME=8..64 or NAME=8:16:24, not `{part.strip()}`")
+        if name != "cluster" and not all(
+            word.isascii() and word.isdigit() and int(word) for word in words
+        ):
+            raise UsageError(
+                f"--sweep takes one or two of NAME=8..64 or NAME=8:16:24, not `{part.strip()}`"
+            )
         numbers = [*map(int, words)] if name != "cluster" else []
         if dots and numbers:
             numbers = [numbers[0] << at for at in range(64) if numbers[0] << at <= numbers[1]]
@@ -116,12 +132,17 @@ def _goal(options: Namespace, file: "ModelFile") -> "Goal":
     gpus, path = options.gpus, Path(options.cluster) if options.cluster.endswith(".toml") else None
     hardware = _hardware(options.cluster, path, options.gpus_per_node)
     if gpus > hardware.ranks_per_node and gpus % hardware.ranks_per_node:
-        raise UsageError(f"{gpus} GPUs are no whole number of nodes of {hardware.ranks_per_node}: see --gpus-per-node")
+        raise UsageError(
+            f"{gpus} GPUs are no whole number of nodes of {hardware.ranks_per_node}: see"
+            " --gpus-per-node"
+        )
     sizes = {"global_batch": options.global_batch, "seq": options.seq}
     said = {name: given or file.said(name) for name, given in sizes.items()}
     for name, value in said.items():
         if value is None:
-            raise UsageError(f"`{options.model}` does not say `{name}`: give --{name.replace('_', '-')}")
+            raise UsageError(
+                f"`{options.model}` does not say `{name}`: give --{name.replace('_', '-')}"
+            )
     return Goal(gpus, hardware, said["global_batch"] or 0, said["seq"] or 0, path)
 
 
@@ -146,14 +167,20 @@ def keeps(text: str) -> dict[str, object]:
     from .planner.choice import RECOMPUTE
     from .planner.space import FLAGS, SCHEDULES, VIA
 
-    words = {"recompute": RECOMPUTE, "schedule": SCHEDULES[1:], "via": VIA[1:], **dict.fromkeys(FLAGS, ("on", "off"))}
+    words = {
+        "recompute": RECOMPUTE,
+        "schedule": SCHEDULES[1:],
+        "via": VIA[1:],
+        **dict.fromkeys(FLAGS, ("on", "off")),
+    }
     numbers = ("pp", "dp", "cp", "ep", "tp", "zero", "microbatch", "chunks", "prefetch")
     kept = dict[str, object]()
     for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
         if name not in (*words, *numbers):
             raise UsageError(
-                f"--keep has no `{name}`; it takes {listing((*numbers, *words))}, as in --keep tp=8,zero=3"
+                f"--keep has no `{name}`; it takes {listing((*numbers, *words))}, as in --keep"
+                " tp=8,zero=3"
             )
         if name in numbers and not (value.isascii() and value.isdigit()):
             raise UsageError(f"--keep sets `{name}` to `{value}`, which is not a whole number")
@@ -164,42 +191,66 @@ def keeps(text: str) -> dict[str, object]:
 
 
 def _empty(found: "Found", options: Namespace) -> str:
-    """Why there is no plan at all: the step of thinning that left none, or what is wrong with those that were tried."""
+    """Why there is no plan at all: the step of thinning that left none, or what is wrong with
+    those that were tried.
+    """
     left = found.left
     if not left[0][1]:
         return (
-            f"no choice has {options.keep}: {options.gpus} GPUs have no such degrees" if options.keep else "no choices"
+            f"no choice has {options.keep}: {options.gpus} GPUs have no such degrees"
+            if options.keep
+            else "no choices"
         )
     if found.failed:
         return (
-            f"no plan compiles of {len(found.failed)} that were tried; {found.failed[0].choice}: {found.failed[0].why}"
+            f"no plan compiles of {len(found.failed)} that were tried;"
+            f" {found.failed[0].choice}: {found.failed[0].why}"
         )
     (_, before), (step, _) = next(pair for pair in pairwise(left) if not pair[1][1])
     kept = f"; --keep {options.keep}" if options.keep else ""
-    return f"no plan: of {before:,} choices there is none {step}; there are {options.gpus} GPUs{kept}"
+    return (
+        f"no plan: of {before:,} choices there is none {step}; there are {options.gpus} GPUs{kept}"
+    )
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "model", type=plan_path, metavar="MODEL", help="a model (.scale), or a plan whose model is meant"
+        "model",
+        type=plan_path,
+        metavar="MODEL",
+        help="a model (.scale), or a plan whose model is meant",
     )
     parser.add_argument("--gpus", type=count, metavar="N", help="how many GPUs there are")
-    parser.add_argument("--cluster", metavar="C", help="a GPU such as h100_sxm, or a file of figures (.toml)")
+    parser.add_argument(
+        "--cluster", metavar="C", help="a GPU such as h100_sxm, or a file of figures (.toml)"
+    )
     help = "GPUs of a node (default: those of the cluster's file, or 8)"
     parser.add_argument("--gpus-per-node", type=count, metavar="N", help=help)
-    parser.add_argument("--global-batch", type=count, metavar="B", help="sequences of a step (default: the plan's)")
-    parser.add_argument("--seq", type=count, metavar="S", help="tokens of a sequence (default: the plan's)")
-    parser.add_argument("--keep", default="", metavar="CHOICES", help="fix choices, for instance tp=8,zero=3")
-    parser.add_argument("--top", type=count, default=5, metavar="K", help="plans to show and prove (default: 5)")
+    parser.add_argument(
+        "--global-batch", type=count, metavar="B", help="sequences of a step (default: the plan's)"
+    )
+    parser.add_argument(
+        "--seq", type=count, metavar="S", help="tokens of a sequence (default: the plan's)"
+    )
+    parser.add_argument(
+        "--keep", default="", metavar="CHOICES", help="fix choices, for instance tp=8,zero=3"
+    )
+    parser.add_argument(
+        "--top", type=count, default=5, metavar="K", help="plans to show and prove (default: 5)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     help = (
-        "the best plan at each of many points, as gpus=8..16384, seq=4096:8192, tp=1..8, cluster=h100_sxm:h200, or two"
+        "the best plan at each of many points, as gpus=8..16384, seq=4096:8192, tp=1..8,"
+        " cluster=h100_sxm:h200, or two"
         " of them"
     )
     parser.add_argument("--sweep", default="", metavar="AXES", help=help)
     parser.add_argument("--csv", type=file_path, metavar="FILE", help="write the points of a sweep")
     parser.add_argument(
-        "--svg", type=file_path, metavar="FILE", help="write a picture of a sweep: curves, or a heat map"
+        "--svg",
+        type=file_path,
+        metavar="FILE",
+        help="write a picture of a sweep: curves, or a heat map",
     )
     help = "write the first plan, with a comment on each choice"
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
@@ -210,8 +261,10 @@ COMMAND = Command(
     plan,
     _arguments,
     "find the best plans of a model for a number of GPUs",
-    "Finds the plans of a model that train it fastest on a number of GPUs: degrees of all axes, microbatch,\n"
-    "sharded state, recomputation, pipeline schedule.  Prints the best, compiled and proved, with their time and\n"
+    "Finds the plans of a model that train it fastest on a number of GPUs: degrees of all"
+    " axes, microbatch,\n"
+    "sharded state, recomputation, pipeline schedule.  Prints the best, compiled and proved,"
+    " with their time and\n"
     "memory, why the first is as it is, each reason a comparison with another plan, and its text.\n"
     "Exits with status 1 if nothing fits.",
     "scalec plan plans/llama3_8b.scale --gpus 64 --cluster h100_sxm --global-batch 256 --seq 8192",

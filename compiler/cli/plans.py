@@ -32,7 +32,16 @@ def plans(options: Namespace) -> None:
     lines = list(table([*heads, ("", "", "", ""), *models], "lrrl"))
     command = "scalec check scalec:llama3_8b"
     use = 'use "scalec:models/llama.scale" { dims { layers = 2 } }'
-    show("\n".join([*lines, "", f"a command takes a name for a plan: {command}", f"a plan uses a model: {use}"]))
+    show(
+        "\n".join(
+            [
+                *lines,
+                "",
+                f"a command takes a name for a plan: {command}",
+                f"a plan uses a model: {use}",
+            ]
+        )
+    )
 
 
 def _row(name: str, path: Path, is_model: bool) -> Row:
@@ -43,7 +52,9 @@ def _row(name: str, path: Path, is_model: bool) -> Row:
     from ..syntax.source import Source
 
     source = load(path)
-    program = resolve(Source("model.scale", f'use "{name}" {run_of(seq=8)}') if is_model else source)
+    program = resolve(
+        Source("model.scale", f'use "{name}" {run_of(seq=8)}') if is_model else source
+    )
     ranks = "" if is_model else _ranks(program)
     grows = is_model and any(SEQUENCE in param.type.dims for param in program.params)
     count = "by its seq" if grows else f"{parameter_count(program):,}"
@@ -53,7 +64,10 @@ def _row(name: str, path: Path, is_model: bool) -> Row:
 def run_of(seq: int) -> str:
     """The section that a model lacks to be a plan."""
     sizes = f"seq = {seq}  global_batch = 1  microbatch = 1  steps = 1"
-    return f"train {{ {sizes}  optimizer adamw {{ lr = 1e-3 }}  data text {{ files = [python_stdlib] }} }}"
+    return (
+        f"train {{ {sizes}  optimizer adamw {{ lr = 1e-3 }}  data text {{ files ="
+        f" [python_stdlib] }} }}"
+    )
 
 
 def _ranks(program: "Program") -> str:
@@ -83,8 +97,10 @@ COMMAND = Command(
     plans,
     _arguments,
     "list the plans and models that come with scalec",
-    "Lists the plans and models that come with scalec: name, parameters, ranks and GPU, and what each is.\n"
-    "Every command takes such a name in the place of a file: `scalec explain memory scalec:llama3_8b`.\n"
+    "Lists the plans and models that come with scalec: name, parameters, ranks and GPU, and"
+    " what each is.\n"
+    "Every command takes such a name in the place of a file: `scalec explain memory"
+    " scalec:llama3_8b`.\n"
     "`scalec new --from llama3_8b` writes a plan of your own for its model.",
     "scalec plans",
 )

@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 
 
 def recheck(folder: Path) -> str:
-    """The result, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
+    """The result, in lines.
+
+    Raises PlanError where the folder says anything else, UsageError if it is none.
+    """
     from ..analysis.certificate import NOT_EVALUATED
     from ..emit.user_ops import copied
     from ..reports.summary import headline
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
 
-    written, script = _account(folder / "plan.json"), load(folder / "train.py", most=MAX_WRITTEN_BYTES)
+    written, script = (
+        _account(folder / "plan.json"),
+        load(folder / "train.py", most=MAX_WRITTEN_BYTES),
+    )
     plan = _plan(folder, written)
     proof = plan.proved()
     emit, check = _target(written)
@@ -54,12 +60,17 @@ def recheck(folder: Path) -> str:
         + "".join(f"\n{name}  as copied" for name in modules)
     )
     return said + (
-        "\n\nit was compiled with --no-verify, and says so; the step was evaluated now" if unverified else ""
+        "\n\nit was compiled with --no-verify, and says so; the step was evaluated now"
+        if unverified
+        else ""
     )
 
 
 def compiled(folder: Path) -> Plan:
-    """The plan of an output folder, as its plan.json has it.  Raises UsageError if it is none, PlanError."""
+    """The plan of an output folder, as its plan.json has it.
+
+    Raises UsageError if it is none, PlanError.
+    """
     return _plan(folder, _account(folder / "plan.json"))
 
 
@@ -86,7 +97,9 @@ def _account(path: Path) -> dict[str, Any]:
 
 def _has_model(account: dict[str, Any]) -> bool:
     lines = account.get("model")
-    whole = isinstance(lines, list) and all(isinstance(line, str) for line in cast("list[Any]", lines))
+    whole = isinstance(lines, list) and all(
+        isinstance(line, str) for line in cast("list[Any]", lines)
+    )
     return whole and isinstance(account.get("plan"), str)
 
 
@@ -139,12 +152,17 @@ def _matched(script: "Source", plan: Plan, check: Check) -> int:
 def _compare(path: Path, written: dict[str, Any], made: dict[str, Any]) -> None:
     from ..syntax.source import Source
 
-    changed = [key for key in made | written if key != "written_by" and made.get(key) != written.get(key)]
+    changed = [
+        key for key in made | written if key != "written_by" and made.get(key) != written.get(key)
+    ]
     if changed:
         other = written.get("written_by") != made["written_by"]
         help = f"{written.get('written_by')} wrote it: compile the plan again" if other else ""
         _refuse(
-            "plan.json is not the plan's", Source(str(path), "").whole(), f"it differs under {', '.join(changed)}", help
+            "plan.json is not the plan's",
+            Source(str(path), "").whole(),
+            f"it differs under {', '.join(changed)}",
+            help,
         )
 
 
@@ -158,7 +176,10 @@ def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any]) -
         if known.get(name) != digest(module.text):
             why = "it is not the copy that was made when the plan was compiled"
             _refuse(
-                f"{name} is not the plan's", module.whole(), why, "change the file beside the plan and compile again"
+                f"{name} is not the plan's",
+                module.whole(),
+                why,
+                "change the file beside the plan and compile again",
             )
 
 
@@ -173,7 +194,12 @@ def _compare_text(script: "Source", made: str) -> None:
     if at < len(lines):
         line = lines[at] if len(lines[at]) <= 120 else f"{lines[at][:119]}…"
         expected = f"the plan's is `{line}`"
-    _refuse(f"{Path(script.path).name} is not the plan's", _line(script, at), expected, "compile the plan again")
+    _refuse(
+        f"{Path(script.path).name} is not the plan's",
+        _line(script, at),
+        expected,
+        "compile the plan again",
+    )
 
 
 def _line(source: "Source", at: int) -> "Span":

@@ -37,7 +37,8 @@ DEEPEST = 3
 
 
 def too_large(program: Program, model: Program, source: Source) -> Diagnostic | None:
-    """The warning that a plan does not fit its GPU, with what would help; `model` is what its text was resolved to.
+    """The warning that a plan does not fit its GPU, with what would help; `model` is what its text
+    was resolved to.
 
     An elastic plan is taken at its least size, at which a rank needs most.
     """
@@ -71,7 +72,9 @@ class _Remedy:
 
 
 def _help(now: _Remedy, source: Source) -> str:
-    """Each kind of change by itself, the best first; if none is enough, the best with more on top."""
+    """Each kind of change by itself, the best first; if none is enough, the best with more on
+    top.
+    """
     if is_ir(source.text):
         return ELSE
     if (bound := _bound(now)) and (kept := now.with_change(bound, source)):
@@ -87,7 +90,9 @@ def _help(now: _Remedy, source: Source) -> str:
 
 
 def _best(now: _Remedy, source: Source) -> list[_Remedy]:
-    """The best of each kind of change, best first; more stages, whose rows take long, if nothing else is enough."""
+    """The best of each kind of change, best first; more stages, whose rows take long, if
+    nothing else is enough.
+    """
     model = now.plan.model
     kinds = (more_recomputation(model), smaller_microbatches(model), more_sharding(model))
     found = [remedy for changes in kinds for remedy in _mildest(now, changes, source)]
@@ -109,7 +114,8 @@ def _mildest(now: _Remedy, changes: Iterator[Change], source: Source) -> list[_R
 
 
 def _bound(now: _Remedy) -> Change | None:
-    """Rows that keep to what the GPU has, where the compiler makes them: without that, it takes what makes them fast.
+    """Rows that keep to what the GPU has, where the compiler makes them: without that, it takes
+    what makes them fast.
 
     A plan for which there are no such rows is found to be none before any are looked for.
     """
@@ -118,4 +124,6 @@ def _bound(now: _Remedy) -> Change | None:
         return None
     chunks = pipeline.settings.schedule.chunks
     most = (room - account(now.plan.program).reserve) // GIB
-    return Change("pipeline", f"schedule = auto({f'chunks={chunks}, ' if chunks else ''}memory={most}GiB)")
+    return Change(
+        "pipeline", f"schedule = auto({f'chunks={chunks}, ' if chunks else ''}memory={most}GiB)"
+    )

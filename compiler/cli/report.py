@@ -20,7 +20,8 @@ def report(options: Namespace) -> None:
     if len(options.plans) > 2:
         raise UsageError("report takes one plan, or two to compare")
     subjects = [
-        subject(path, proved=options.verify, cached=options.cache, advised=options.advice) for path in options.plans
+        subject(path, proved=options.verify, cached=options.cache, advised=options.advice)
+        for path in options.plans
     ]
     page = page_of(*subjects, tokens=options.tokens)
     path = options.output or Path(f"{options.plans[0].stem}.html")
@@ -63,7 +64,9 @@ def _tokens(text: str) -> float:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=plan_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
+    parser.add_argument(
+        "plans", type=plan_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared"
+    )
     help = "the page to write (default: the plan's name with .html)"
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
     help = "the tokens to train on, as 15T (default: those of the plan's steps)"
@@ -78,8 +81,10 @@ COMMAND = Command(
     report,
     _arguments,
     "write a page that shows a plan, or two side by side",
-    "Writes one page, which needs no network: the mesh on its machines, the model with its shards and collectives,\n"
-    "memory over a step, the pipeline, operations, seconds, days of training, the certificate, and the plan's text\n"
+    "Writes one page, which needs no network: the mesh on its machines, the model with its"
+    " shards and collectives,\n"
+    "memory over a step, the pipeline, operations, seconds, days of training, the certificate,"
+    " and the plan's text\n"
     "with notes.  For two plans, their differences too.",
     "scalec report plans/llama3_70b.scale -o report.html",
 )

@@ -1,4 +1,6 @@
-"""The command `run`: one line that starts a plan's program on this machine, and goes on with its run."""
+"""The command `run`: one line that starts a plan's program on this machine, and goes on with
+its run.
+"""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -49,14 +51,18 @@ def run(options: Namespace) -> None:
 
 
 def _check_places(rest: Sequence[str]) -> None:
-    """UsageError where the run is to write to a place whose package is not installed: before anything is compiled."""
+    """UsageError where the run is to write to a place whose package is not installed: before
+    anything is compiled.
+    """
     from importlib.util import find_spec
 
     after = rest[rest.index("--log-to") + 1 :] if "--log-to" in rest else ()
     places = takewhile(PLACES.__contains__, after)
     for place in places:
         if find_spec(place) is None:
-            raise UsageError(f"--log-to {place} needs the package {place}: pip install 'scalec[{place}]'")
+            raise UsageError(
+                f"--log-to {place} needs the package {place}: pip install 'scalec[{place}]'"
+            )
 
 
 def _show_help(plan: Path) -> None:
@@ -78,13 +84,21 @@ def _show_help(plan: Path) -> None:
 
 def _several_nodes(plan: Path, nodes: int) -> str:
     job = f"`scalec launch slurm {plan}` writes the job for Slurm (`k8s` for Kubernetes)"
-    return f"this plan runs on {nodes} nodes: {job}; `scalec compile` prints the torchrun command for each node"
+    return (
+        f"this plan runs on {nodes} nodes: {job}; `scalec compile` prints the torchrun command"
+        " for each node"
+    )
 
 
 def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:
-    """The words for train.py, which goes on with its run unless it is told otherwise.  Raises UsageError."""
+    """The words for train.py, which goes on with its run unless it is told otherwise.
+
+    Raises UsageError.
+    """
     if anew and restarts:
-        raise UsageError("each restart would begin anew: --anew and --max-restarts do not go together")
+        raise UsageError(
+            "each restart would begin anew: --anew and --max-restarts do not go together"
+        )
     chosen = anew or not _CHOSEN.isdisjoint(word.partition("=")[0] for word in rest)
     return [*rest] if chosen else ["--resume", "auto", *rest]
 
@@ -105,7 +119,9 @@ def _compiled(script: Path) -> "Launch":
         nodes = int(said["settings"]["cluster"]["nodes"])
         return Launch(nodes, prod(said["mesh"].values()) // nodes, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"`{account}`, which `scalec compile` writes beside train.py, cannot be read") from None
+        raise UsageError(
+            f"`{account}`, which `scalec compile` writes beside train.py, cannot be read"
+        ) from None
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -113,12 +129,19 @@ def _arguments(parser: ArgumentParser) -> None:
     output_arguments(parser)
     parser.set_defaults(format=TEXT)
     parser.usage = (
-        "scalec run [-h] [-o DIR] [--no-verify] [--no-cache] [--no-try] [--max-restarts N] [--anew] PLAN|train.py"
+        "scalec run [-h] [-o DIR] [--no-verify] [--no-cache] [--no-try] [--max-restarts N]"
+        " [--anew] PLAN|train.py"
     )
     parser.usage += " [-- ARGUMENT ...]"
-    help = "how often all ranks start anew, from the newest checkpoint, after one has failed (default: 0)"
+    help = (
+        "how often all ranks start anew, from the newest checkpoint, after one has failed"
+        " (default: 0)"
+    )
     parser.add_argument("--max-restarts", type=count, default=0, metavar="N", help=help)
-    help = "begin, though there is a checkpoint: an earlier run's files are moved into a folder beside it"
+    help = (
+        "begin, though there is a checkpoint: an earlier run's files are moved into a folder"
+        " beside it"
+    )
     parser.add_argument("--anew", action="store_true", help=help)
 
 
@@ -127,10 +150,13 @@ COMMAND = Command(
     run,
     _arguments,
     "compile a plan and train it on this machine, or go on with its run",
-    "Compiles a plan as `scalec compile` does, or takes a compiled train.py, and starts it with torchrun, one\n"
-    "process per rank of its mesh.  The run goes on from its newest checkpoint, if there is one: the same line\n"
+    "Compiles a plan as `scalec compile` does, or takes a compiled train.py, and starts it"
+    " with torchrun, one\n"
+    "process per rank of its mesh.  The run goes on from its newest checkpoint, if there is"
+    " one: the same line\n"
     "starts it and takes it further, and ends at once where it has finished.\n"
-    "Arguments after `--` go to train.py; `-- --help` lists them.  Exit status 75 where SIGTERM or SIGUSR1 has\n"
+    "Arguments after `--` go to train.py; `-- --help` lists them.  Exit status 75 where"
+    " SIGTERM or SIGUSR1 has\n"
     "ended the run after a save, 130 where Ctrl-C has.",
     "scalec run plans/tiny_llama.scale -- --steps 100 --lr 1e-3",
     passes_on=True,

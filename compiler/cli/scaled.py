@@ -1,7 +1,7 @@
 """A model that comes with scalec at another number of parameters, for `scalec new --from`.
 
-All widths shrink alike, layers by the root of that, and heads keep their groups.  Experts, and whatever else counts
-parts of a layer, stay as they are.  The vocabulary is that of bytes.
+All widths shrink alike, layers by the root of that, and heads keep their groups.  Experts, and
+whatever else counts parts of a layer, stay as they are.  The vocabulary is that of bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,9 @@ class Scaled:
 
 @frozen
 class ModelOfPlan:
-    """The model that a plan has: its name for `use`, whether it sees all tokens, and its dims that are numbers."""
+    """The model that a plan has: its name for `use`, whether it sees all tokens, and its dims
+    that are numbers.
+    """
 
     used: str
     is_bidirectional: bool
@@ -125,7 +127,9 @@ class ModelOfPlan:
         deeper = self._counted({**scaled.dims, depth: layers + 1}) if layers else None
         if deeper is None:
             return scaled
-        wanted = layers + round((target - scaled.parameters) / (deeper.parameters - scaled.parameters))
+        wanted = layers + round(
+            (target - scaled.parameters) / (deeper.parameters - scaled.parameters)
+        )
         within = max(1, layers // MOST_TIMES, min(wanted, MOST_TIMES * layers))
         other = self._counted({**scaled.dims, depth: within})
         return min((scaled, other or scaled), key=lambda each: abs(each.parameters - target))
@@ -140,7 +144,10 @@ def _groups(hidden: int, shared: int, groups: int, head_dim: int) -> int:
 
 
 def model_of(path: Path, seq: int) -> ModelOfPlan:
-    """The model of a plan that comes with scalec, for sequences of `seq` tokens.  Raises PlanError."""
+    """The model of a plan that comes with scalec, for sequences of `seq` tokens.
+
+    Raises PlanError.
+    """
     model = gather(load(path), Diagnostics()).model
     used = seen(Path(model.name.span.path), path.parent)
     rotary = _numbers(model, "const").get("rotary", 0)
@@ -149,12 +156,16 @@ def model_of(path: Path, seq: int) -> ModelOfPlan:
 
 def _numbers(model: tree.Model, kind: str) -> dict[str, int]:
     """The settings of a section of a model that are whole numbers."""
-    sections = (part for part in model.body if isinstance(part, tree.Section) and part.kind.name == kind)
+    sections = (
+        part for part in model.body if isinstance(part, tree.Section) and part.kind.name == kind
+    )
     entries = (entry for section in sections for entry in section.entries)
     numbers = dict[str, int]()
     for entry in entries:
         match entry:
-            case tree.Setting(key=tree.Name(name=name), value=tree.Number(value=int() as number, unit="")):
+            case tree.Setting(
+                key=tree.Name(name=name), value=tree.Number(value=int() as number, unit="")
+            ):
                 numbers[name] = number
             case _:
                 pass

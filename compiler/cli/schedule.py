@@ -1,4 +1,6 @@
-"""The command `schedule`: each rank's actions in a plan's pipeline over time, drawn or written to files."""
+"""The command `schedule`: each rank's actions in a plan's pipeline over time, drawn or written
+to files.
+"""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from ..reports.schedule.picture import Picture
 
 TIMES = {"f": "forward", "b": "input", "w": "weight", "comm": "send"}
-"""Times of a stage's forward, of the two parts of its backward, and of a message: the fields of `Times`."""
+"""Times of a stage's forward, of the two parts of its backward, and of a message: the fields of
+`Times`.
+"""
 
 FORMS = {
     "csv": "the order of actions, as torch.distributed.pipelining reads it: a line for each rank",
@@ -32,7 +36,9 @@ def schedule(options: Namespace) -> None:
     given = times(options.times)
     program = load(options.plan).program
     if program.pipeline is None:
-        what = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
+        what = (
+            "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
+        )
         raise UsageError(f"`{options.plan}` has no pipeline, so nothing to draw: {what}")
     picture = _picture(program, options.unit, given)
     paths = {form: path for form in FORMS if (path := getattr(options, form)) is not None}
@@ -106,7 +112,10 @@ def times(text: str) -> dict[str, float]:
     for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
         if name not in TIMES:
-            raise UsageError(f"--times has no `{name}`; it takes {listing(TIMES)}, as in --times f=1,b=1,w=1,comm=0.1")
+            raise UsageError(
+                f"--times has no `{name}`; it takes {listing(TIMES)}, as in --times"
+                " f=1,b=1,w=1,comm=0.1"
+            )
         if name in given:
             raise UsageError(f"--times sets `{name}` twice")
         given[name] = _time(name, value)
@@ -128,14 +137,20 @@ def _time(name: str, value: str) -> float:
 
 
 def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Picture":
-    """All stages alike, or as long as they are estimated to take, but for the times that are given."""
+    """All stages alike, or as long as they are estimated to take, but for the times that are
+    given.
+    """
     from ..analysis.stage_schedule import estimated
     from ..reports.schedule.picture import of_plan
     from ..schedules.timeline import Times
 
     pipeline = program.pipeline
     assert pipeline, "schedule: no pipeline"
-    times = Times.uniform(len(pipeline.stage_to_rank)) if unit else estimated(program, pipeline).rounded()
+    times = (
+        Times.uniform(len(pipeline.stage_to_rank))
+        if unit
+        else estimated(program, pipeline).rounded()
+    )
     for name, time in given.items():
         times = times.uniform_in(TIMES[name], time)
     unit_of_time = "" if unit or given else "forwards of the most expensive stage"
@@ -156,9 +171,12 @@ COMMAND = Command(
     schedule,
     _arguments,
     "draw the pipeline schedule of a plan",
-    "Draws the pipeline schedule of a plan, one row per rank, with each rank's busy time, idle time and memory;\n"
-    "or writes it to files.  Times are per stage and microbatch: `f` for forward, `b` and `w` for the input and\n"
-    "weight gradients of backward, `comm` for a message between ranks.  By default they are estimated costs,\n"
+    "Draws the pipeline schedule of a plan, one row per rank, with each rank's busy time, idle"
+    " time and memory;\n"
+    "or writes it to files.  Times are per stage and microbatch: `f` for forward, `b` and `w`"
+    " for the input and\n"
+    "weight gradients of backward, `comm` for a message between ranks.  By default they are"
+    " estimated costs,\n"
     "relative to the most expensive forward, and messages take no time.",
     "scalec schedule plans/tiny_pipeline.scale --times f=1,b=1,w=1,comm=0.1",
 )

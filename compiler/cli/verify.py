@@ -1,4 +1,6 @@
-"""The command `verify`: a plan, two plans, an output folder, a recorded run, or the verifier itself."""
+"""The command `verify`: a plan, two plans, an output folder, a recorded run, or the verifier
+itself.
+"""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -40,8 +42,15 @@ def _two(first: Path, second: Path) -> int:
     print(f"equal  {first} and {second} make the same update\n")
     for plan, proof in zip(plans, proofs, strict=True):
         print(f"  {_headline(plan)}\n    {proof.summary()}\n")
-    differing = "; ".join(unlike(plans[0].model, plans[1].model)) or "no setting of `train`, nor how parameters begin"
-    for head, text in (("compared", COMPARED), ("not compared", NOT_COMPARED), ("differing", differing)):
+    differing = (
+        "; ".join(unlike(plans[0].model, plans[1].model))
+        or "no setting of `train`, nor how parameters begin"
+    )
+    for head, text in (
+        ("compared", COMPARED),
+        ("not compared", NOT_COMPARED),
+        ("differing", differing),
+    ):
         print(fill(f"{head:<13} {text}", 110, subsequent_indent=" " * 14, break_long_words=False))
     return 0
 
@@ -84,13 +93,18 @@ def _headline(plan: Plan) -> str:
 MODES = {
     "audit": "break the step in hundreds of ways and count how many the proof catches",
     "recheck": "PLAN is a compiled output folder: re-check every claim of its certificate",
-    "recorded": "PLAN is a run folder recorded with SCALEC_RECORD=1: check its communication against the plan",
+    "recorded": (
+        "PLAN is a run folder recorded with SCALEC_RECORD=1: check its communication against"
+        " the plan"
+    ),
 }
 """Other modes of `verify`, as options."""
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=plan_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
+    parser.add_argument(
+        "plans", type=plan_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared"
+    )
     for name, help in MODES.items():
         parser.add_argument(f"--{name}", action="store_true", help=help)
 
@@ -100,8 +114,10 @@ COMMAND = Command(
     verify,
     _arguments,
     "prove that a plan's sharded step is the single-device step",
-    "Evaluates the compiled step for all ranks, at small sizes and in a prime field, and checks the loss, every\n"
-    "gradient and every updated parameter against the single-device step.  Prints `equal` or the first value\n"
+    "Evaluates the compiled step for all ranks, at small sizes and in a prime field, and"
+    " checks the loss, every\n"
+    "gradient and every updated parameter against the single-device step.  Prints `equal` or"
+    " the first value\n"
     "that differs.  With two plans, checks that both make the same update.",
     "scalec verify plans/llama3_405b.scale",
 )

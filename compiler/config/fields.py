@@ -1,7 +1,7 @@
 """The fields of a class of settings, read from the annotations of its attributes.
 
-The type says how a number, a list of numbers or a section is written; `Annotated` adds the kind of value where the type
-does not say it, a range, a meaning, and which sections have the field.
+The type says how a number, a list of numbers or a section is written; `Annotated` adds the kind of
+value where the type does not say it, a range, a meaning, and which sections have the field.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,23 @@ from .values import NOT_NEGATIVE, Bound, Value, pair, real, whole
 
 @frozen
 class Settings:
-    """Base of all sections; `spans` says where each setting was set, or the section's head if it was not."""
+    """Base of all sections; `spans` says where each setting was set, or the section's head if
+    it was not.
+    """
 
     SECTION: ClassVar[str]
-    spans: Mapping[str, Span] = attrs.field(factory=dict[str, Span], kw_only=True, eq=False, repr=False)
+    spans: Mapping[str, Span] = attrs.field(
+        factory=dict[str, Span], kw_only=True, eq=False, repr=False
+    )
 
 
 # ---- annotations
 
 
 class Heading(tuple[str, ...]):
-    """The name after the section's kind, `adamw` of `optimizer adamw`: one of these, or any if there are none."""
+    """The name after the section's kind, `adamw` of `optimizer adamw`: one of these, or any if
+    there are none.
+    """
 
     @property
     def example(self) -> str:
@@ -72,7 +78,10 @@ class Part:
         """How such a section has one of its fields."""
         if self.form == "call":
             return self._written(field.variant, f"{field.key}=…")
-        return self._written(field.variant, field.what.example if isinstance(field.what, Part) else f"{field.key} = …")
+        return self._written(
+            field.variant,
+            field.what.example if isinstance(field.what, Part) else f"{field.key} = …",
+        )
 
     def _written(self, name: str, inside: str) -> str:
         _, heading = heading_of(self.of)
@@ -128,7 +137,9 @@ def fields_of(cls: type[Settings]) -> tuple[Field, ...]:
 
 @cache
 def heading_of(cls: type[Settings]) -> tuple[str, Heading | None]:
-    """The field that has the name of a section, and the names that it can have; None if its sections have none."""
+    """The field that has the name of a section, and the names that it can have; None if its
+    sections have none.
+    """
     headings = (
         (attribute.name, mark)
         for attribute, _, *marks in _annotations(cls)
@@ -141,7 +152,14 @@ def heading_of(cls: type[Settings]) -> tuple[str, Heading | None]:
 def _annotations(cls: type[Settings]) -> list[tuple[Any, ...]]:
     """Each attribute with its type and what is said of it besides."""
     return [
-        (attribute, *(get_args(attribute.type) if get_origin(attribute.type) is Annotated else (attribute.type,)))
+        (
+            attribute,
+            *(
+                get_args(attribute.type)
+                if get_origin(attribute.type) is Annotated
+                else (attribute.type,)
+            ),
+        )
         for attribute in attrs.fields(cls)
         if attribute.name != "spans"
     ]
@@ -153,7 +171,9 @@ def _what(of: Any, marks: list[Any]) -> Value | Part:
         case Value() as value, _:
             return value
         case _, type() if issubclass(inner, Settings):
-            return Part(inner, "call" if CALL in marks else "section" if inner is of else "sections")
+            return Part(
+                inner, "call" if CALL in marks else "section" if inner is of else "sections"
+            )
         case bound, _ if get_origin(of) is tuple:
             return pair(bound)
         case bound, _:

@@ -1,4 +1,6 @@
-"""GPUs by name: their memory, the part of it that tensors cannot use, and whether Triton's kernels run on them."""
+"""GPUs by name: their memory, the part of it that tensors cannot use, and whether Triton's
+kernels run on them.
+"""
 
 from attrs import frozen
 
@@ -27,13 +29,20 @@ class Gpu:
         return WARPGROUP_ROWS if 90 <= self.capability < 120 else PRODUCT_ROWS
 
     def reserve(self, communicators: int) -> int:
-        """Bytes that no tensor of a step gets, in a program with `communicators` groups of ranks."""
+        """Bytes that no tensor of a step gets, in a program with `communicators` groups of
+        ranks.
+        """
         return self._reserve(communicators, CONTEXT, LINKED_CHANNELS if self.linked else CHANNELS)
 
     def reserve_range(self, communicators: int) -> tuple[int, int]:
-        """The least and the most that these bytes may be: the context and NCCL's channels are estimates."""
+        """The least and the most that these bytes may be: the context and NCCL's channels are
+        estimates.
+        """
         channels = LINKED_CHANNEL_RANGE if self.linked else CHANNEL_RANGE
-        low, high = (self._reserve(communicators, *ends) for ends in zip(CONTEXT_RANGE, channels, strict=True))
+        low, high = (
+            self._reserve(communicators, *ends)
+            for ends in zip(CONTEXT_RANGE, channels, strict=True)
+        )
         return low, high
 
     def _reserve(self, communicators: int, context: int, channels: int) -> int:
@@ -44,13 +53,16 @@ class Gpu:
 
 
 PRODUCT_ROWS, WARPGROUP_ROWS = 16, 64
-"""Rows of matrix instructions of a warp, `mma` m16n8k16, and of four, `wgmma` and `tcgen05.mma` (PTX ISA)."""
+"""Rows of matrix instructions of a warp, `mma` m16n8k16, and of four, `wgmma` and `tcgen05.mma`
+(PTX ISA).
+"""
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 DRIVER, CODES = 64, 16
-"""One part in 64 that the driver keeps: `nvidia-smi` shows 79.6 GiB of an H100's 80, 140.4 of an H200's 141, and torch
-half a GiB less; and one in 16 for GDDR6's codes: 22.5 GiB of an L4's or an A10G's 24, 45.0 of an L40S' 48."""
+"""One part in 64 that the driver keeps: `nvidia-smi` shows 79.6 GiB of an H100's 80, 140.4 of an
+H200's 141, and torch half a GiB less; and one in 16 for GDDR6's codes: 22.5 GiB of an L4's or an
+A10G's 24, 45.0 of an L40S' 48."""
 
 CONTEXT = 512 * MIB
 """CUDA's context with the kernels that are loaded as they are called: an estimate, not measured."""
@@ -59,12 +71,14 @@ CONTEXT_RANGE = 256 * MIB, 1024 * MIB
 """Half and twice the estimate."""
 
 HANDLES, WORKSPACE, HOPPER_WORKSPACE = 4, 8320 * KIB, 32 * MIB
-"""cuBLAS' workspaces: forward's thread and autograd's have a handle each of cuBLAS and of cuBLASLt.  Sizes are torch's
-defaults (notes/cuda.rst, `CUBLAS_WORKSPACE_CONFIG`: 2 · 4096 + 8 · 16 KiB, from Hopper on 8 · 4096 KiB)."""
+"""cuBLAS' workspaces: forward's thread and autograd's have a handle each of cuBLAS and of
+cuBLASLt.  Sizes are torch's defaults (notes/cuda.rst, `CUBLAS_WORKSPACE_CONFIG`: 2 · 4096 + 8 · 16
+KiB, from Hopper on 8 · 4096 KiB)."""
 
 CHANNELS, LINKED_CHANNELS, CHANNEL = 4, 24, 12 * MIB
-"""NCCL's buffers, in a ring: of each channel 10 MiB to receive into and 2 MiB to send from, as NVIDIA/nccl#1685 lists
-them.  How many channels there are is an estimate: memory is linear in it (NVIDIA/nccl#986)."""
+"""NCCL's buffers, in a ring: of each channel 10 MiB to receive into and 2 MiB to send from, as
+NVIDIA/nccl#1685 lists them.  How many channels there are is an estimate: memory is linear in it
+(NVIDIA/nccl#986)."""
 
 CHANNEL_RANGE, LINKED_CHANNEL_RANGE = (2, 8), (12, 32)
 """Half the estimates; and twice those of PCIe, a third more of NVLink's.  They have no source."""
@@ -95,7 +109,10 @@ GPUS = {
     "v100_32gb": Gpu(32, 70, linked=True),
 }
 
-ANOTHER = "for another GPU give its memory, as in `gpu = mine  memory = 64GiB`; it gets no Triton kernels by default"
+ANOTHER = (
+    "for another GPU give its memory, as in `gpu = mine  memory = 64GiB`; it gets no Triton"
+    " kernels by default"
+)
 
 CPU = "cpu"
 """The name of what computes where there is no GPU, in a cluster with a file of measured figures."""
@@ -109,14 +126,20 @@ def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
     name, span = cluster.gpu, cluster.spans["gpu"]
     if cluster.memory and not name:
         help = "name the GPU; any name will do"
-        found.error("E0402", "a `cluster` with `memory` needs `gpu`", cluster.spans["memory"], help=help)
+        found.error(
+            "E0402", "a `cluster` with `memory` needs `gpu`", cluster.spans["memory"], help=help
+        )
     elif name and name not in GPUS and cluster.memory is None and not cluster.hardware:
         notes = [Note(None, f"known GPUs: {listing(GPUS)}"), Note(None, ANOTHER)]
-        found.error("E0415", f"there is no GPU `{name}`", span, notes=notes, help=help_for_gpu(name))
+        found.error(
+            "E0415", f"there is no GPU `{name}`", span, notes=notes, help=help_for_gpu(name)
+        )
 
 
 def help_for_gpu(name: str) -> str:
-    """The GPUs whose names begin like an unknown one, or else the one that it misspells; "" if none is like it."""
+    """The GPUs whose names begin like an unknown one, or else the one that it misspells; "" if
+    none is like it.
+    """
     alike = [f"`{known}`" for known in GPUS if known.startswith(name.casefold())]
     return f"did you mean {' or '.join(alike)}?" if alike else did_you_mean(name, GPUS)
 
@@ -127,7 +150,10 @@ def gpu(cluster: Cluster) -> Gpu | None:
 
 
 def kernels_for(train: Train, cluster: Cluster) -> str:
-    """The plan's choice, or the one that suits its GPU.  Raises PlanError where the GPU is too old for what it says."""
+    """The plan's choice, or the one that suits its GPU.
+
+    Raises PlanError where the GPU is too old for what it says.
+    """
     found = GPUS.get(cluster.gpu)
     able = found is not None and found.capability >= LEAST
     if found and train.kernels == TRITON and not able:

@@ -1,11 +1,12 @@
 """`names hf { … }`: where Hugging Face files hold each parameter of a model.
 
-The section's entries as values, read from syntax and shown as plan text.  An expression is read from the
-inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three equal parts along
-the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
-by pair, (0, 1), (2, 3), …, as GPT-J needs them, which rotates neighbours (Wang and Komatsuzaki 2021); with `from=128`
-the 64 rows from row 128 on, as DeepSeek-V3 does (DeepSeek-AI 2024).
-`"h.{i}.experts.{experts}.up.weight"` has a tensor for each of the `experts`.
+The section's entries as values, read from syntax and shown as plan text.  An expression is read
+from the inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three
+equal parts along the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has
+the first 64 rows of each head pair by pair, (0, 1), (2, 3), …, as GPT-J needs them, which rotates
+neighbours (Wang and Komatsuzaki 2021); with `from=128` the 64 rows from row 128 on, as DeepSeek-V3
+does (DeepSeek-AI 2024).  `"h.{i}.experts.{experts}.up.weight"` has a tensor for each of the
+`experts`.
 """
 
 import re
@@ -19,7 +20,8 @@ from ..syntax.source import Span
 from ..syntax.tree import Call, Entry, Expr, Name, Number, Section, Setting, String
 
 INDICES = ("i", "j")
-"""Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the one in it.
+"""Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the
+one in it.
 
 The name of a dim of experts is the index along it.
 """
@@ -41,7 +43,8 @@ Numbers = Mapping[str, int | float | Fraction]
 class HFWeight:
     """A parameter is part number `part` of `parts` of a tensor, or of its transpose.
 
-    In the file, as many rows of each head as `interleaved` says, from row `skipped` on, are interleaved pairs.
+    In the file, as many rows of each head as `interleaved` says, from row `skipped` on, are
+    interleaved pairs.
     """
 
     param: str
@@ -62,9 +65,16 @@ class HFWeight:
 
 
 def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[HFWeight, ...]:
-    """The entries of `names hf { … }`, with dims and constants from `numbers`; mistakes are added to `found`."""
+    """The entries of `names hf { … }`, with dims and constants from `numbers`; mistakes are
+    added to `found`.
+    """
     if not section.name or section.name.name != "hf":
-        found.error("E0406", "`names` needs the form of the files", section.head, help="write `names hf { … }`")
+        found.error(
+            "E0406",
+            "`names` needs the form of the files",
+            section.head,
+            help="write `names hf { … }`",
+        )
     read: dict[str, HFWeight] = {}
     for entry in section.entries:
         try:
@@ -79,7 +89,9 @@ def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[
 
 
 def shifted(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
-    """The entry of a parameter whose repeats, outermost first, begin at these indices of the file's."""
+    """The entry of a parameter whose repeats, outermost first, begin at these indices of the
+    file's.
+    """
     begin: dict[str, int] = dict(zip(INDICES, starts, strict=False))
 
     def index(found: re.Match[str]) -> str:
@@ -108,10 +120,18 @@ def show_names(names: Iterable[HFWeight]) -> str:
 def _entry(entry: Entry, numbers: Numbers) -> HFWeight:
     match entry:
         case Setting(key, Call(Name("interleaved"), (held, rows), ())):
-            return evolve(_part(key.name, held, entry.span), interleaved=_rows(rows, numbers, *_PAIRS))
-        case Setting(key, Call(Name("interleaved"), (held, rows), (Setting(Name("from"), skipped),))):
+            return evolve(
+                _part(key.name, held, entry.span), interleaved=_rows(rows, numbers, *_PAIRS)
+            )
+        case Setting(
+            key, Call(Name("interleaved"), (held, rows), (Setting(Name("from"), skipped),))
+        ):
             whole = _part(key.name, held, entry.span)
-            return evolve(whole, interleaved=_rows(rows, numbers, *_PAIRS), skipped=_rows(skipped, numbers, *_SKIPPED))
+            return evolve(
+                whole,
+                interleaved=_rows(rows, numbers, *_PAIRS),
+                skipped=_rows(skipped, numbers, *_SKIPPED),
+            )
         case Setting(key, value):
             return _part(key.name, value, entry.span)
         case _:
@@ -140,7 +160,9 @@ def _part(param: str, expr: Expr, span: Span) -> HFWeight:
     match expr:
         case Call(Name("part"), (whole, Number(int() as part, ""), Number(int() as parts, "")), ()):
             if not part < parts:
-                raise _wrong("E0405", f"parts of {parts} are counted from 0 to {parts - 1}", expr.span)
+                raise _wrong(
+                    "E0405", f"parts of {parts} are counted from 0 to {parts - 1}", expr.span
+                )
             return evolve(_whole(param, whole, span), part=part, parts=parts)
         case whole:
             return _whole(param, whole, span)
@@ -159,7 +181,8 @@ def _whole(param: str, expr: Expr, span: Span) -> HFWeight:
 def _tensor(name: str, span: Span) -> str:
     if not _TENSOR.fullmatch(name):
         indices = (
-            "`{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it, `{experts}` for an expert's"
+            "`{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it,"
+            " `{experts}` for an expert's"
         )
         help = f"letters, digits, `_.-`, and {indices}"
         raise wrong("E0405", f"`{name}` cannot be a tensor's name", span, help=help)

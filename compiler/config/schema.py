@@ -21,8 +21,12 @@ S = TypeVar("S", bound=Settings)
 # ---- reading
 
 
-def read(cls: type[S], section: tree.Section, found: Diagnostics, *checks: Callable[[S], object]) -> S | None:
-    """The settings in `section`; None if it or a check finds mistakes, which are added to `found`."""
+def read(
+    cls: type[S], section: tree.Section, found: Diagnostics, *checks: Callable[[S], object]
+) -> S | None:
+    """The settings in `section`; None if it or a check finds mistakes, which are added to
+    `found`.
+    """
     mistakes = Diagnostics()
     with found.catch():
         instance = _Reader(cls, section, mistakes).read()
@@ -55,8 +59,14 @@ class _Reader:
                 self._entry(entry)
         for field in fields_of(self._cls):
             if field.required and field.key not in {*self._first, *self._meant}:
-                help = f"write `{field.what.example}`" if isinstance(field.what, Part) else f"it is: {field.doc}"
-                self._found.error("E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help)
+                help = (
+                    f"write `{field.what.example}`"
+                    if isinstance(field.what, Part)
+                    else f"it is: {field.doc}"
+                )
+                self._found.error(
+                    "E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help
+                )
         self._found.check()
         unset = {field.name: self._section.head for field in fields_of(self._cls)}
         return self._cls(**self._values, spans=unset | self._spans)
@@ -83,7 +93,9 @@ class _Reader:
         many = isinstance(field.what, Part) and field.what.form == "sections"
         key = f"{field.key} {entry.name}" if many and isinstance(entry, tree.Section) else field.key
         if (first := self._first.setdefault(key, entry.span)) is not entry.span:
-            raise wrong("E0403", f"`{key}` is given twice", entry.span, notes=(Note(first, "first here"),))
+            raise wrong(
+                "E0403", f"`{key}` is given twice", entry.span, notes=(Note(first, "first here"),)
+            )
         value = self._value(field, entry)
         self._values[field.name] = (*self._values.get(field.name, ()), value) if many else value
         self._spans.setdefault(field.name, entry.span)
@@ -91,14 +103,23 @@ class _Reader:
     def _field(self, entry: tree.Entry) -> Field:
         match entry:
             case tree.Section(kind=key) | tree.Setting(key=key):
-                field = next((field for field in fields_of(self._cls) if field.key == key.name), None)
+                field = next(
+                    (field for field in fields_of(self._cls) if field.key == key.name), None
+                )
             case _:
-                raise _wrong_form(f"`{self._title}` has settings, not rules", entry, "a setting is `key = value`")
+                raise _wrong_form(
+                    f"`{self._title}` has settings, not rules", entry, "a setting is `key = value`"
+                )
         heading = str(self._section.name or "")
         if not field:
-            raise self._unknown(key, [field.key for field in fields_of(self._cls) if field.belongs(heading)])
+            raise self._unknown(
+                key, [field.key for field in fields_of(self._cls) if field.belongs(heading)]
+            )
         if not field.belongs(heading):
-            message = f"`{key}` is a setting of `{self._section.kind} {field.variant}`, not of `{self._title}`"
+            message = (
+                f"`{key}` is a setting of `{self._section.kind} {field.variant}`, not of"
+                f" `{self._title}`"
+            )
             raise wrong("E0401", message, key.span)
         return field
 
@@ -118,12 +139,18 @@ class _Reader:
 
     def _described(self, key: str) -> str:
         field = next(field for field in fields_of(self._cls) if field.key == key)
-        return f"`{key}`, as in `{field.what.example}`" if isinstance(field.what, Part) else f"`{key}`: {field.doc}"
+        return (
+            f"`{key}`, as in `{field.what.example}`"
+            if isinstance(field.what, Part)
+            else f"`{key}`: {field.doc}"
+        )
 
     def _value(self, field: Field, entry: tree.Entry) -> Any:
         match field.what, entry:
             case Value(), tree.Setting(every=True) if not field.every:
-                raise _wrong_form(f"`{field.key}` is not done every few steps", entry, f"write `{field.key} = …`")
+                raise _wrong_form(
+                    f"`{field.key}` is not done every few steps", entry, f"write `{field.key} = …`"
+                )
             case Value() as value, tree.Setting():
                 return value.read(entry.key, entry.value)
             case Part(of=of, form="call"), tree.Setting():
@@ -157,12 +184,15 @@ def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
         case tree.Name() as name:
             return tree.Section(setting.key, name, (), setting.span)
         case tree.Call(name=name, args=args, kwargs=entries):
-            first = [field.key for field in fields_of(of) if field.first and field.belongs(str(name))]
+            first = [
+                field.key for field in fields_of(of) if field.first and field.belongs(str(name))
+            ]
             if more := args[len(first) :]:
                 help = "write `key=value`"
                 raise wrong("E0404", "arguments are given by name here", more[0].span, help=help)
             named = (
-                tree.Setting(tree.Name(key, arg.span), arg, arg.span) for key, arg in zip(first, args, strict=False)
+                tree.Setting(tree.Name(key, arg.span), arg, arg.span)
+                for key, arg in zip(first, args, strict=False)
             )
             return tree.Section(setting.key, name, (*named, *entries), setting.span)
         case other:
@@ -235,9 +265,13 @@ def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str
                 pass
 
 
-def _differing_parts(first: Sequence[Settings], second: Sequence[Settings]) -> Iterator[tuple[str, str, str]]:
+def _differing_parts(
+    first: Sequence[Settings], second: Sequence[Settings]
+) -> Iterator[tuple[str, str, str]]:
     """The same of sections that there may be several of, by their names."""
-    ours, theirs = ({f"{part.SECTION} {_name(part)}": part for part in parts} for parts in (first, second))
+    ours, theirs = (
+        {f"{part.SECTION} {_name(part)}": part for part in parts} for parts in (first, second)
+    )
     for key in dict.fromkeys((*ours, *theirs)):
         own, other = ours.get(key), theirs.get(key)
         if own and other:
@@ -259,13 +293,19 @@ SECTIONS = (Cluster, Pipelining, Flow, Train, Watch)
 
 
 def settings_schema() -> dict[str, Any]:
-    """The schema: a property for each section of a plan, a definition for each class of settings."""
+    """The schema: a property for each section of a plan, a definition for each class of
+    settings.
+    """
     return {
         "$schema": DIALECT,
         "title": "Settings of a scalec plan",
-        "description": "Sections by name, with each setting's meaning, range and default; sizes are in bytes.",
+        "description": (
+            "Sections by name, with each setting's meaning, range and default; sizes are in bytes."
+        ),
         "type": "object",
-        "properties": {section.SECTION: {"$ref": f"#/$defs/{section.__name__}"} for section in SECTIONS},
+        "properties": {
+            section.SECTION: {"$ref": f"#/$defs/{section.__name__}"} for section in SECTIONS
+        },
         "additionalProperties": False,
         "$defs": {cls.__name__: _object(cls) for cls in _classes(SECTIONS)},
     }
@@ -282,7 +322,9 @@ def _classes(classes: tuple[type[Settings], ...]) -> dict[type[Settings], None]:
 
 def _object(cls: type[Settings]) -> dict[str, Any]:
     name, heading = heading_of(cls)
-    named = {} if heading is None else {name: {"enum": [*heading]} if heading else {"type": "string"}}
+    named = (
+        {} if heading is None else {name: {"enum": [*heading]} if heading else {"type": "string"}}
+    )
     fields = fields_of(cls)
     properties = named | {field.name: _property(cls, field) for field in fields}
     required = (*named, *(field.name for field in fields if field.required))
@@ -294,7 +336,11 @@ def _property(cls: type[Settings], field: Field) -> dict[str, Any]:
         part = {"$ref": f"#/$defs/{field.what.of.__name__}"}
         return {"type": "array", "items": part} if field.what.form == "sections" else part
     default = attrs.fields_dict(cls)[field.name].default
-    value = field.what.schema if default is not None else {"anyOf": [field.what.schema, {"type": "null"}]}
+    value = (
+        field.what.schema
+        if default is not None
+        else {"anyOf": [field.what.schema, {"type": "null"}]}
+    )
     only = f"; of `{field.variant}` only" if field.variant else ""
     given = {} if field.required else {"default": _plain(default)}
     return {"description": f"{field.doc}{only}. In a plan: {field.what.takes}"} | value | given

@@ -1,4 +1,6 @@
-"""The values of settings: how each kind is read and shown, its range, and the errors for what does not fit."""
+"""The values of settings: how each kind is read and shown, its range, and the errors for what
+does not fit.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,8 +29,14 @@ AT_LEAST_1 = Bound("at least 1", lambda number: number >= 1, {"minimum": 1})
 POSITIVE = Bound("above 0", lambda number: number > 0, {"exclusiveMinimum": 0})
 NOT_NEGATIVE = Bound("at least 0", lambda number: number >= 0, {"minimum": 0})
 INT64 = Bound("below 2^63", lambda number: number < 2**63)
-FRACTION = Bound("at least 0 and below 1", lambda number: 0 <= number < 1, {"minimum": 0, "exclusiveMaximum": 1})
-SOME = Bound("above 0 and below 1", lambda number: 0 < number < 1, {"exclusiveMinimum": 0, "exclusiveMaximum": 1})
+FRACTION = Bound(
+    "at least 0 and below 1", lambda number: 0 <= number < 1, {"minimum": 0, "exclusiveMaximum": 1}
+)
+SOME = Bound(
+    "above 0 and below 1",
+    lambda number: 0 < number < 1,
+    {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
+)
 TOKEN_ID = Bound("an id from 0 to 2^32 - 1", lambda number: 0 <= number < 2**32 and number % 1 == 0)
 
 AUTO = "auto"
@@ -44,7 +52,12 @@ POWERS = {"k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
 
 def record(properties: Json, *required: str) -> dict[str, Any]:
     """The JSON Schema of an object that has these properties and no others."""
-    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*required],
+        "additionalProperties": False,
+    }
 
 
 _NOUNS: dict[type, str] = {
@@ -59,7 +72,9 @@ _NOUNS: dict[type, str] = {
 
 @frozen
 class Value:
-    """A kind of value: its description, how it is read, shown and bounded, and the help if a value does not fit."""
+    """A kind of value: its description, how it is read, shown and bounded, and the help if a
+    value does not fit.
+    """
 
     takes: str
     parse: Callable[[tree.Name, tree.Expr], Any]
@@ -76,7 +91,9 @@ class Value:
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the value."""
         return {
-            key: value for part in (self.json, *(bound.json for bound in self.bounds)) for key, value in part.items()
+            key: value
+            for part in (self.json, *(bound.json for bound in self.bounds))
+            for key, value in part.items()
         }
 
     def read(self, key: tree.Name, expr: tree.Expr) -> Any:
@@ -86,13 +103,22 @@ class Value:
             raise unfit(key, expr, self.takes, self.help(expr) or help_for_form(key.name))
         for bound in self.bounds:
             if not bound.holds(value):
-                raise wrong("E0405", f"`{key}` must be {bound.text}", expr.span, help=help_for_form(key.name))
+                raise wrong(
+                    "E0405",
+                    f"`{key}` must be {bound.text}",
+                    expr.span,
+                    help=help_for_form(key.name),
+                )
         return self.to(value)
 
 
 def unfit(key: tree.Name, expr: tree.Expr, takes: str, help: str = "") -> PlanError:
     """The error for a value of the wrong type; the setting `takes` another."""
-    given = f"`{expr.span.words}`" if isinstance(expr, tree.Number) else _NOUNS.get(type(expr), "an expression")
+    given = (
+        f"`{expr.span.words}`"
+        if isinstance(expr, tree.Number)
+        else _NOUNS.get(type(expr), "an expression")
+    )
     return wrong("E0404", f"`{key}` takes {takes}, not {given}", expr.span, help=help)
 
 
@@ -127,7 +153,11 @@ def _whole(key: tree.Name, expr: tree.Expr) -> int | None:
 
 
 def _share(key: tree.Name, expr: tree.Expr) -> int | float | None:
-    return expr.value / 100 if isinstance(expr, tree.Number) and expr.unit == "%" else _number(key, expr)
+    return (
+        expr.value / 100
+        if isinstance(expr, tree.Number) and expr.unit == "%"
+        else _number(key, expr)
+    )
 
 
 _INTEGER, _REAL, _STRING = ({"type": name} for name in ("integer", "number", "string"))
@@ -178,7 +208,9 @@ def _sized(size: int) -> str:
 
 _SIZES = f"a size is a whole number above 0 and one of {listing(UNITS)}"
 _IN_BYTES = _INTEGER | {"minimum": 1}
-BYTES = Value("a size, as in `25MiB`", _bytes, _sized, (INT64,), help=lambda _: _SIZES, json=_IN_BYTES)
+BYTES = Value(
+    "a size, as in `25MiB`", _bytes, _sized, (INT64,), help=lambda _: _SIZES, json=_IN_BYTES
+)
 COUNT_OR_BYTES = Value(
     "an integer or a size, as in `40GiB`",
     _count_or_bytes,
@@ -204,7 +236,9 @@ BYTES_OR_AUTO = Value(
 
 @frozen
 class Skip:
-    """The rule `skip(10)`: a step is skipped whose loss is this many median deviations above those before it."""
+    """The rule `skip(10)`: a step is skipped whose loss is this many median deviations above
+    those before it.
+    """
 
     deviations: float
 
@@ -235,7 +269,9 @@ NUMBER_OR_SKIP = Value(
 
 
 def listed(item: Value, takes: str, length: int | None = None, empty: bool = False) -> Value:
-    """A list of `length` items, or of one or more; with `empty`, an empty one has an error of its own."""
+    """A list of `length` items, or of one or more; with `empty`, an empty one has an error of
+    its own.
+    """
 
     def parse(key: tree.Name, expr: tree.Expr) -> tuple[Any, ...] | None:
         if empty and isinstance(expr, tree.List) and not expr.items:
@@ -289,7 +325,9 @@ class Selection:
 
 
 def selection(*words: str, of: str, each: str) -> Value:
-    """One of a few words, `of` with names, as `selective(attention)`, `each` with a number and names, or `auto`."""
+    """One of a few words, `of` with names, as `selective(attention)`, `each` with a number and
+    names, or `auto`.
+    """
     names = Value("names", lambda _, expr: expr.name if isinstance(expr, tree.Name) else None)
     choices = listing((*words, f"{of}(…)", f"{each}(2, …)", AUTO))
 
@@ -297,26 +335,48 @@ def selection(*words: str, of: str, each: str) -> Value:
         match expr:
             case tree.Name(name=name) if name in (*words, AUTO):
                 return Selection(name)
-            case tree.Call(name=tree.Name(name=name), args=(), kwargs=(given,)) if (name, given.key.name) == BY_MEMORY:
+            case tree.Call(name=tree.Name(name=name), args=(), kwargs=(given,)) if (
+                name,
+                given.key.name,
+            ) == BY_MEMORY:
                 return Selection(AUTO, memory=BYTES.read(given.key, given.value))
             case tree.Call(name=tree.Name(name=name)) if name == AUTO:
-                help = f"write `{AUTO}(memory = 60GiB)`, or `{AUTO}` for the memory of the cluster's GPU"
+                help = (
+                    f"write `{AUTO}(memory = 60GiB)`, or `{AUTO}` for the memory of the"
+                    " cluster's GPU"
+                )
                 raise wrong("E0404", f"`{AUTO}` takes a number of bytes", expr.span, help=help)
-            case tree.Call(name=tree.Name(name=name), args=(_, *_) as args, kwargs=()) if name == of:
+            case tree.Call(name=tree.Name(name=name), args=(_, *_) as args, kwargs=()) if (
+                name == of
+            ):
                 return Selection(of, tuple(dict.fromkeys(names.read(key, arg) for arg in args)))
             case tree.Call(
                 name=tree.Name(name=name),
                 args=(tree.Number(value=int() as number, unit=""), tree.Name(), *_) as args,
                 kwargs=(),
             ) if name == each and number > 0:
-                return Selection(each, tuple(dict.fromkeys(names.read(key, arg) for arg in args[1:])), number)
+                return Selection(
+                    each, tuple(dict.fromkeys(names.read(key, arg) for arg in args[1:])), number
+                )
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == each:
-                help = f"write `{each}(2, layers)`: every second iteration of the repeat over `layers`"
-                raise wrong("E0404", f"`{each}` takes a number and dims of repeats", expr.span, help=help)
+                help = (
+                    f"write `{each}(2, layers)`: every second iteration of the repeat over `layers`"
+                )
+                raise wrong(
+                    "E0404", f"`{each}` takes a number and dims of repeats", expr.span, help=help
+                )
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == of:
-                raise wrong("E0404", f"`{of}` names nothing", expr.span, help=f"write `{of}(…)` with names in it")
+                raise wrong(
+                    "E0404",
+                    f"`{of}` names nothing",
+                    expr.span,
+                    help=f"write `{of}(…)` with names in it",
+                )
             case tree.Name(name=name):
-                help = did_you_mean(value_meant(key.name, name), (*words, AUTO)) or f"it is one of {choices}"
+                help = (
+                    did_you_mean(value_meant(key.name, name), (*words, AUTO))
+                    or f"it is one of {choices}"
+                )
                 raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, help=help)
             case _:
                 return None
@@ -352,7 +412,13 @@ def strings(*names: str) -> Value:
 
 
 def _word(_: tree.Name, expr: tree.Expr) -> str | None:
-    return expr.value if isinstance(expr, tree.String) else expr.name if isinstance(expr, tree.Name) else None
+    return (
+        expr.value
+        if isinstance(expr, tree.String)
+        else expr.name
+        if isinstance(expr, tree.Name)
+        else None
+    )
 
 
 def _text(key: tree.Name, expr: tree.Expr) -> str | None:
@@ -375,7 +441,10 @@ def _quoted(text: str) -> str:
 
 
 WORD = Value(
-    "a name", _word, lambda text: text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text), json=_STRING
+    "a name",
+    _word,
+    lambda text: text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text),
+    json=_STRING,
 )
 """A name, in quotes where it is not made of letters, digits and underscores."""
 
@@ -386,6 +455,11 @@ TOKEN = Value(
     'a token, as 103 or "\\n"',
     _token,
     lambda it: _quoted(it) if isinstance(it, str) else str(it),
-    json={"anyOf": [_INTEGER | {"minimum": 0, "exclusiveMaximum": 2**32}, _STRING | {"maxLength": 1, "minLength": 1}]},
+    json={
+        "anyOf": [
+            _INTEGER | {"minimum": 0, "exclusiveMaximum": 2**32},
+            _STRING | {"maxLength": 1, "minLength": 1},
+        ]
+    },
 )
 """A token: its id, or, where tokens are bytes, the character of a byte."""

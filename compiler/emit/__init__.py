@@ -1,7 +1,7 @@
 """From the final IR to the files of a training program.
 
-Purpose: `train.py`, the files that it reads, and `plan.json`; and the check that the one does what the other says.
-Non-goals: writing them (`write_files`).
+Purpose: `train.py`, the files that it reads, and `plan.json`; and the check that the one does what
+the other says.  Non-goals: writing them (`write_files`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,11 @@ def emit(
     modules: Mapping[str, str] | None = None,
     tried: Sequence[Tried] = (),
 ) -> dict[str, str]:
-    """The files of the program, by name; `modules` among them, those of user ops as they are copied.
+    """The files of the program, by name; `modules` among them, those of user ops as they are
+    copied.
 
-    `tried` are the functions of these that were tried.  `model` is the plan before any placement, from which all is
-    recompiled for checks; of IR text, the program.
+    `tried` are the functions of these that were tried.  `model` is the plan before any placement,
+    from which all is recompiled for checks; of IR text, the program.
     """
     known, copies = known_by(model or program), modules or {}
     files = program_files(program, source, proof, known, known_unpadded(model or program), tried)

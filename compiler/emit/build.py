@@ -37,7 +37,9 @@ def _options(program: Program, bucket: Bucket) -> list[str]:
         "reshard_after_forward=True": bucket.reshard_after_forward,
         f"stages={literal(stages)}": bool(stages),
         f"among={literal(among)}": len(among) > 1,
-        f"prefetch={prefetch}": bucket.per_layer and bucket.reshard_after_forward and prefetch != Flow().prefetch,
+        f"prefetch={prefetch}": bucket.per_layer
+        and bucket.reshard_after_forward
+        and prefetch != Flow().prefetch,
     }
     return [option for option, said in options.items() if said]
 
@@ -46,8 +48,14 @@ def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> li
     """A bucket's parameters by the optimizer settings that they share."""
     groups = program.train.optimizer.grouped(bucket.params)
     together = {name: names for names in products(program) for name in names}
-    found = {group: dict.fromkeys(together.get(name, (name,)) for name in names) for group, names in groups.items()}
-    return [_group(group, [[patterns[name] for name in names] for names in each]) for group, each in found.items()]
+    found = {
+        group: dict.fromkeys(together.get(name, (name,)) for name in names)
+        for group, names in groups.items()
+    }
+    return [
+        _group(group, [[patterns[name] for name in names] for names in each])
+        for group, each in found.items()
+    ]
 
 
 def _group(group: ParamGroup, patterns: Sequence[Sequence[str]]) -> str:

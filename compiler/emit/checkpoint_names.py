@@ -1,7 +1,9 @@
-"""The names, shapes and optimizer state of a plan's checkpoints under others' names: JSON for the runtime's converter.
+"""The names, shapes and optimizer state of a plan's checkpoints under others' names: JSON for the
+runtime's converter.
 
-Names of other programs are data, `other_names.json`: each tensor of Hugging Face's files, and how it is called there
-(torchtitan's by its models' state_dict_adapter.py).  Non-goals: reading and writing such folders (the runtime).
+Names of other programs are data, `other_names.json`: each tensor of Hugging Face's files, and how
+it is called there (torchtitan's by its models' state_dict_adapter.py).  Non-goals: reading and
+writing such folders (the runtime).
 """
 
 import json
@@ -29,8 +31,8 @@ _INDEX = re.compile(r"\{[^}]*\}")
 class Table:
     """Names of another program.
 
-    tensors      its tensors by those of Hugging Face's files, `{}` for each index; the same where none are given.
-                 A name that lacks the last index is a tensor of all experts
+    tensors      its tensors by those of Hugging Face's files, `{}` for each index; the same where
+                 none are given.  A name that lacks the last index is a tensor of all experts
     interleaved  its tensors whose heads' rows are pairs, `unless` it has a tensor of this name
     copies       tensors that it has beside others of the same values, where a plan ties the two
     """
@@ -43,7 +45,9 @@ class Table:
 
 def tables() -> dict[str, Table]:
     """The tables that scalec has, by the name of the option."""
-    return {name: table(said) for name, said in json.loads(_FILE.read_text(encoding="utf-8")).items()}
+    return {
+        name: table(said) for name, said in json.loads(_FILE.read_text(encoding="utf-8")).items()
+    }
 
 
 _FILE = Path(__file__).with_name("other_names.json")
@@ -53,17 +57,26 @@ def table(said: Mapping[str, Any]) -> Table:
     """A table of JSON.  TypeError or AttributeError where it is none."""
     tensors: Mapping[str, str] = dict(said.get("tensors", {}).items())
     return Table(
-        tensors, tuple(said.get("interleaved", ())), said.get("unless", ""), dict(said.get("copies", {}).items())
+        tensors,
+        tuple(said.get("interleaved", ())),
+        said.get("unless", ""),
+        dict(said.get("copies", {}).items()),
     )
 
 
 def unnamed(program: Program, of: Table) -> list[str]:
     """The tensors of Hugging Face's files that have no name in a table."""
-    return [each.tensor for each in program.names if of.tensors and _general(each.tensor) not in of.tensors]
+    return [
+        each.tensor
+        for each in program.names
+        if of.tensors and _general(each.tensor) not in of.tensors
+    ]
 
 
 def checkpoint_names(program: Program, of: Table | None) -> str:
-    """The description of a plan's checkpoints in a folder whose names are of a table, or the plan's own."""
+    """The description of a plan's checkpoints in a folder whose names are of a table, or the
+    plan's own.
+    """
     patterns = model_classes(program).patterns
     shapes = {param.name: stored_shape(program, param) for param in program.stored}
     weights = {
@@ -77,7 +90,9 @@ def checkpoint_names(program: Program, of: Table | None) -> str:
         renamed = evolve(program, names=names)
         weights = {each.param: _stacked(entry(each, renamed)) for each in names}
         held = {each.tensor for each in names}
-        copies = {copy: first for copy, first in of.copies.items() if copy not in held and first in held}
+        copies = {
+            copy: first for copy, first in of.copies.items() if copy not in held and first in held
+        }
     return json.dumps(
         {
             "dtype": DTYPES[program.params[0].type.dtype].removeprefix("torch."),
@@ -105,9 +120,15 @@ def _renamed(program: Program, of: Table) -> Iterable[HFWeight]:
     return [_as_named(each, params[each.param], of, interleaved, program) for each in program.names]
 
 
-def _as_named(each: HFWeight, param: Param, of: Table, interleaved: tuple[str, ...], program: Program) -> HFWeight:
+def _as_named(
+    each: HFWeight, param: Param, of: Table, interleaved: tuple[str, ...], program: Program
+) -> HFWeight:
     name, indices = of.tensors[_general(each.tensor)], iter(_INDEX.findall(each.tensor))
-    head = program.valid(param.type.dims[-param.inner - 1]) if name in interleaved else each.interleaved
+    head = (
+        program.valid(param.type.dims[-param.inner - 1])
+        if name in interleaved
+        else each.interleaved
+    )
     return evolve(each, tensor=_INDEX.sub(lambda _: next(indices), name), interleaved=head)
 
 

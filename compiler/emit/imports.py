@@ -1,4 +1,5 @@
-"""The names that an emitted program may import, by module: the functions of ops, and what surrounds them.
+"""The names that an emitted program may import, by module: the functions of ops, and what surrounds
+them.
 
 The emitter imports what a program uses of them; the read-back refuses any other.
 """
@@ -12,7 +13,9 @@ from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME, TORCH
 from ..ops.user import module_and_function
 
 SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
-"""By function, the one that a program calls in its place if its schedule splits off weight gradients."""
+"""By function, the one that a program calls in its place if its schedule splits off weight
+gradients.
+"""
 
 
 def function_of(op: Op, program: Program) -> str:
@@ -30,24 +33,30 @@ def function_of(op: Op, program: Program) -> str:
 
 
 _RUNTIME = """
-    SGD Account AdamW Batch Bucket Constant Cosine DataSet Expected Experts FlatParamGroup FlatParams Input Mesh Metrics
-    ParamGroup Pipeline Plan Positions SmallerMesh StageInput Text Tokens TrainState Watch all_gather_ all_reduce_
-    compile_each normal ones position_ids read_hf_names read_schedule recompute recomputed reduce_grads_in_backward
-    reduce_scatter_ regather reshard rope_frequencies train unshard unshard_ahead weight zeros
-    """.split()
+    SGD Account AdamW Batch Bucket Constant Cosine DataSet Expected Experts FlatParamGroup
+    FlatParams Input Mesh Metrics ParamGroup Pipeline Plan Positions SmallerMesh StageInput Text
+    Tokens TrainState Watch all_gather_ all_reduce_ compile_each normal ones position_ids
+    read_hf_names read_schedule recompute recomputed reduce_grads_in_backward reduce_scatter_
+    regather reshard rope_frequencies train unshard unshard_ahead weight zeros
+""".split()
 """The runtime's names besides ops and coercions."""
 
 
 def _sorted(*names: str) -> tuple[str, ...]:
     """Constants, classes, functions, as formatters order imports."""
-    return tuple(sorted({*names}, key=lambda name: (not name.isupper(), name.islower(), name.lower())))
+    return tuple(
+        sorted({*names}, key=lambda name: (not name.isupper(), name.islower(), name.lower()))
+    )
 
 
 IMPORTS: dict[str, tuple[str, ...]] = {
     TORCH: ("Tensor", "nn"),
     FUNCTIONAL: _sorted(*functions(FUNCTIONAL)),
     RUNTIME: _sorted(
-        *_RUNTIME, *functions(RUNTIME), *(entry.function for entry in COERCIONS.values()), *SPLIT.values()
+        *_RUNTIME,
+        *functions(RUNTIME),
+        *(entry.function for entry in COERCIONS.values()),
+        *SPLIT.values(),
     ),
     KERNELS: _sorted(*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)),
 }

@@ -1,7 +1,7 @@
 """The lines of one `forward` as they are written, and the Python names of its values.
 
-Purpose: a name is reused once nothing reads its value any more; comments say shapes, placements and the plan's
-line.  Non-goals: which lines there are (`forward`).
+Purpose: a name is reused once nothing reads its value any more; comments say shapes, placements and
+the plan's line.  Non-goals: which lines there are (`forward`).
 """
 
 from collections import Counter
@@ -21,7 +21,9 @@ from .naming import WIDTH, axes_word, fitted, identifier, layout_stem, place, sh
 
 
 class _Assigned(NamedTuple):
-    """An assignment in no block: its targets, where its lines begin, the expression, the comment."""
+    """An assignment in no block: its targets, where its lines begin, the expression, the
+    comment.
+    """
 
     targets: str
     at: int
@@ -35,11 +37,13 @@ class Lines:
     def __init__(self, frame: Frame, module: Module, prefix: str, uses: Counter[str]) -> None:
         self._frame, self._module, self._prefix = frame, module, prefix
         self.left = Counter(uses)  # how often each value still will be read
-        self.exprs: dict[str, Expr] = {}  # of what has a Python name, or will be part of the line that uses it
+        # of what has a Python name, or will be part of the line that uses it
+        self.exprs: dict[str, Expr] = {}
         self._holder: dict[str, str] = {}  # Python name → its value
         self._tables: dict[Table, str] = {}
         self._fixed: set[str] = set()  # arguments that no value takes the name of
-        self._blocks: list[Sequence[str]] = []  # values whose `with regather` or `with recompute` block is open
+        # values whose `with regather` or `with recompute` block is open
+        self._blocks: list[Sequence[str]] = []
         self._branch = 0  # 1 within an `if stage == …`
         self._last: _Assigned | None = None  # if it is the last statement
         self.context = Context(
@@ -65,13 +69,17 @@ class Lines:
         self.close_blocks()
 
     def append(self, code: str, comment: str = "", deeper: int = 0) -> None:
-        """A line in the innermost open block, or `deeper` in the loop that the lines before it open."""
+        """A line in the innermost open block, or `deeper` in the loop that the lines before it
+        open.
+        """
         self._last = None
         indent = " " * self.indent(deeper)
         code = fitted(code, len(indent))
         line = f"{indent}{code}  # {comment}" if comment else indent + code
         if comment and ("\n" in code or len(line) > WIDTH or "\n" in comment):
-            parts = (part for text in comment.split("\n") for part in wrap(text, WIDTH - len(indent) - 2))
+            parts = (
+                part for text in comment.split("\n") for part in wrap(text, WIDTH - len(indent) - 2)
+            )
             self._module.lines += [*(f"{indent}# {part}" for part in parts), indent + code]
         else:
             self._module.lines.append(line)
@@ -100,7 +108,9 @@ class Lines:
             self._blocks.pop()
 
     def finish(self, ends: Sequence[str]) -> None:
-        """Ends the body, which returns some values, or what the last line would only give a name to."""
+        """Ends the body, which returns some values, or what the last line would only give a
+        name to.
+        """
         result = ", ".join(self.operand(name).text for name in ends)
         self._blocks.clear()
         self._module.result = result
@@ -121,7 +131,9 @@ class Lines:
         raise AssertionError(f"emit: {name} is read before it is written")
 
     def hold(self, value: str, like: str = "") -> str:
-        """A Python name for `value`: its own, or that of another, if the value that had it is not read any more."""
+        """A Python name for `value`: its own, or that of another, if the value that had it is
+        not read any more.
+        """
         held = {name for name, value in self._holder.items() if self.left[value]}
         like = "local_max" if self._frame.types[value].axes_in(Kind.MAXIMUM) else like or value
         name = identifier(like, held | self._fixed)
@@ -154,13 +166,17 @@ class Lines:
     def axis(self, axes: tuple[str, ...]) -> str:
         """The group over these axes."""
         if axes not in self._module.axes:
-            self._module.axes[axes] = identifier(axes_word(axes, self._frame.program), self._module.attributes())
+            self._module.axes[axes] = identifier(
+                axes_word(axes, self._frame.program), self._module.attributes()
+            )
         return f"self.{self._module.axes[axes]}"
 
     def _layout(self, layout: Layout) -> str:
         """The positions or the experts that a rank holds."""
         if layout not in self._module.layouts:
-            self._module.layouts[layout] = identifier(layout_stem(layout), self._module.attributes())
+            self._module.layouts[layout] = identifier(
+                layout_stem(layout), self._module.attributes()
+            )
         return f"self.{self._module.layouts[layout]}"
 
     def table(self, table: Table) -> str:
@@ -183,7 +199,9 @@ class Lines:
         return self._frame.declare(self._module, self._prefix, param)
 
     def _cast(self, name: str) -> str:
-        """The method that makes of a parameter what the model computes with, where no buffer holds that."""
+        """The method that makes of a parameter what the model computes with, where no buffer
+        holds that.
+        """
         dtype = self._frame.types[name].dtype
         differs = not self._frame.target.local and dtype != self._frame.param(name).type.dtype
         return f".{CASTS[dtype]}()" if differs else ""
@@ -194,7 +212,9 @@ class Lines:
         """The shape of an expression's value, what its coercions do, and the plan's line."""
         op = expr.ops[-1]
         parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
-        parts += [self._note(part) if part.kind == "coerce" else self._sent(part) for part in expr.ops]
+        parts += [
+            self._note(part) if part.kind == "coerce" else self._sent(part) for part in expr.ops
+        ]
         if op.kind != "coerce" and op.outputs[0].name in self._frame.recomputed_values:
             parts.append("bwd: recomputed")
         return "  ".join([*filter(None, parts), place(op.span)])

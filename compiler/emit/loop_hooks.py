@@ -1,9 +1,9 @@
-"""The lines around a layer of a repeat that move its flat parameters: a gather before, a free after.
+"""The lines around a layer of a repeat that move its flat parameters: a gather before, a free
+after.
 
-Purpose: one line each for all buckets of the layer; the comment says what they communicate.  Autograd runs their
-backward from the last line to the first, which is the order of the IR: second gathers, the layer's own backward,
-reductions.
-Non-goals: what the step does with buckets (`step`).
+Purpose: one line each for all buckets of the layer; the comment says what they communicate.
+Autograd runs their backward from the last line to the first, which is the order of the IR: second
+gathers, the layer's own backward, reductions.  Non-goals: what the step does with buckets (`step`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,9 @@ def is_flat(program: Program, stmt: Stmt) -> bool:
 
 
 def repeat_of(pattern: str) -> str:
-    """The modules that the `*` of a parameter's name pattern run over, `layers` or `blocks.layers`."""
+    """The modules that the `*` of a parameter's name pattern run over, `layers` or
+    `blocks.layers`.
+    """
     return pattern.rpartition(".*")[0].replace(".*", "")
 
 
@@ -72,9 +74,13 @@ def loop_line(item: str, modules: str, zipped: Mapping[str, str], indent: int) -
 
 
 def around(program: Program, own: Sequence[Bucket], params: str, x: str) -> Around:
-    """The lines for the group `params` of a layer, which has these buckets; `x` is what they pass on."""
+    """The lines for the group `params` of a layer, which has these buckets; `x` is what they
+    pass on.
+    """
     resharded = [bucket for bucket in own if bucket.reshard_after_forward]
-    gathers = [(f"all_gather over {axes_word(b.shard_axes, program)}", b) for b in reversed(resharded)]
+    gathers = [
+        (f"all_gather over {axes_word(b.shard_axes, program)}", b) for b in reversed(resharded)
+    ]
     there = [f"{what}  {gathered(program, *of)}" for what, of in _each(gathers).items()]
     there += ["all_gather is complete"] * any(b.shard_axes and b not in resharded for b in own)
     backward = ", ".join([*(["freed"] if resharded else []), *_reductions(program, own)])
@@ -89,11 +95,18 @@ def _reductions(program: Program, own: Sequence[Bucket]) -> list[str]:
     when = {True: "", False: ", in the last microbatch"}
     sums = [
         (
-            (f"{what} over {axes_word(axes, program)}", program.reduce_dtype(bucket), bucket.shard_gradients),
+            (
+                f"{what} over {axes_word(axes, program)}",
+                program.reduce_dtype(bucket),
+                bucket.shard_gradients,
+            ),
             bucket,
         )
         for bucket in own
-        for what, axes in (("reduce_scatter", bucket.shard_axes), ("all_reduce", bucket.reduce_axes))
+        for what, axes in (
+            ("reduce_scatter", bucket.shard_axes),
+            ("all_reduce", bucket.reduce_axes),
+        )
         if axes
     ]
     return [

@@ -1,4 +1,5 @@
-"""The classes of a model under construction, the parts they share, and the attributes their `__init__` declares.
+"""The classes of a model under construction, the parts they share, and the attributes their
+`__init__` declares.
 
 Non-goals: their `forward` (`forward`).
 """
@@ -16,7 +17,17 @@ from ..ops import roles
 from ..ops.call import Layout, Positions
 from .build import compute
 from .constants import product, size_names
-from .naming import DTYPES, WIDTH, call, fitted, identifier, layers_word, literal, matrix_shape, stage_word
+from .naming import (
+    DTYPES,
+    WIDTH,
+    call,
+    fitted,
+    identifier,
+    layers_word,
+    literal,
+    matrix_shape,
+    stage_word,
+)
 from .naming import layout as layout_text
 from .target import RUNTIME_TARGET, Target
 
@@ -49,16 +60,22 @@ class Module:
 
     name: str
     doc: str
-    axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
-    layouts: dict[Layout, str] = field(factory=dict[Layout, str])  # positions and experts, by attribute
+    # groups over axes, by attribute
+    axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])
+    # positions and experts, by attribute
+    layouts: dict[Layout, str] = field(factory=dict[Layout, str])
     declared: dict[str, Param | Child] = field(factory=dict[str, Param | Child])
-    """Parameters as one layer has them, and the layers of repeats, by attribute, in the order of their first use."""
+    """Parameters as one layer has them, and the layers of repeats, by attribute, in the order
+    of their first use.
+    """
     tables: dict[Table, str] = field(factory=dict[Table, str])
     arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
     lines: list[str] = field(factory=list[str])
     result: str = ""
     crossing: tuple[int, ...] = ()
-    """How many values stages of a pipeline make for the next ones, each number once; none of a module that is whole."""
+    """How many values stages of a pipeline make for the next ones, each number once; none of a
+    module that is whole.
+    """
     held: dict[str, tuple[int, ...]] = field(factory=dict[str, tuple[int, ...]])
     """In a model in stages, the stages that need an attribute, if not all do."""
 
@@ -95,7 +112,9 @@ def in_lines(doc: str) -> str:
 
 def tensors(*counts: int) -> str:
     """The Python type of one tensor, or several, where it may be any of these numbers."""
-    return " | ".join("Tensor" if n == 1 else f"tuple[{', '.join(['Tensor'] * n)}]" for n in dict.fromkeys(counts))
+    return " | ".join(
+        "Tensor" if n == 1 else f"tuple[{', '.join(['Tensor'] * n)}]" for n in dict.fromkeys(counts)
+    )
 
 
 @define
@@ -106,10 +125,15 @@ class Frame:
     recomputed_values: set[str]  # what backward makes once more
     target: Target = RUNTIME_TARGET
     types: Mapping[str, Type] = Factory(lambda self: self.program.types, takes_self=True)
-    leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)  # value → its parameter
+    # value → its parameter
+    leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)
     classes: list[Module] = Factory(list[Module])  # innermost first
-    patterns: dict[str, str] = Factory(dict[str, str])  # each parameter's name pattern in the model's state
-    sizes: dict[str, str] = Factory(lambda self: size_names(self.program, self.types), takes_self=True)  # by dim
+    # each parameter's name pattern in the model's state
+    patterns: dict[str, str] = Factory(dict[str, str])
+    # by dim
+    sizes: dict[str, str] = Factory(
+        lambda self: size_names(self.program, self.types), takes_self=True
+    )
 
     def param(self, leaf: str) -> Param:
         """The parameter that a value is."""
@@ -125,7 +149,10 @@ class Frame:
     def bucket_per_layer(self, value: str) -> Bucket | None:
         """The bucket of layers that a value is a parameter or a flat buffer of."""
         dims, param = self.types[value].dims, self.leaves.get(value)
-        return next((b for b in self.program.buckets if b.layers and (param in b.params or b.dim in dims)), None)
+        return next(
+            (b for b in self.program.buckets if b.layers and (param in b.params or b.dim in dims)),
+            None,
+        )
 
 
 def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
@@ -137,15 +164,27 @@ def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
     assert isinstance(theta, float), "emit: rope without theta"
     dim = type.dims[-1]
     axes = type.axes_of(seq)
-    return Table(program.size(seq), round(float(str(dims))), theta, seq_dim, tuple(given.items()), axes, dim)
+    return Table(
+        program.size(seq), round(float(str(dims))), theta, seq_dim, tuple(given.items()), axes, dim
+    )
 
 
-def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int) -> list[str]:
-    """The declaration of a parameter in its module, as one layer has it; `names` are those of sizes."""
+def weight_lines(
+    attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int
+) -> list[str]:
+    """The declaration of a parameter in its module, as one layer has it; `names` are those of
+    sizes.
+    """
     if isinstance(param, Buffer):
         _, type, _ = parameter_sizes(param)
-        zeros = f"torch.zeros({', '.join(product(names, program, (dim,)) for dim in type.dims)}, device=mesh.device)"
-        return [f"self.register_buffer({literal(attribute)}, {zeros})  # {matrix_shape(type, 0, program)}"]
+        zeros = (
+            f"torch.zeros({', '.join(product(names, program, (dim,)) for dim in type.dims)},"
+            " device=mesh.device)"
+        )
+        return [
+            f"self.register_buffer({literal(attribute)}, {zeros})  #"
+            f" {matrix_shape(type, 0, program)}"
+        ]
     groups, type, joined = parameter_sizes(param)
     sizes = [product(names, program, group) for group in groups]
     split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
@@ -154,7 +193,10 @@ def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[
         over = (f"{i}: {literal(axes[0] if len(axes) == 1 else axes)}" for i, axes in split.items())
         arguments.append(f"shard={{{', '.join(over)}}}")
     arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")
-    code, comment = call(f"self.{attribute} = weight", arguments, indent, 0), matrix_shape(type, joined, program)
+    code, comment = (
+        call(f"self.{attribute} = weight", arguments, indent, 0),
+        matrix_shape(type, joined, program),
+    )
     one = f"{code}  # {comment}"
     if "\n" not in code and indent + len(one) <= WIDTH:
         return [one]
@@ -162,7 +204,9 @@ def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[
 
 
 def parameter_sizes(param: Param) -> tuple[list[tuple[str, ...]], Type, int]:
-    """The dims of each stored dim of one layer's part of a parameter, its type, and how many dims are joined last."""
+    """The dims of each stored dim of one layer's part of a parameter, its type, and how many
+    dims are joined last.
+    """
     type = param.type
     for dim in type.dims[: param.stacked]:
         type = type.inside(dim)
@@ -177,15 +221,24 @@ Field = tuple[str, str]
 
 def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
-    yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
-    yield from (f"self.{name} = {layout_text(of, program, sizes)}" for of, name in module.layouts.items())
+    yield from (
+        f"self.{name} = mesh.axis({', '.join(map(literal, axes))})"
+        for axes, name in module.axes.items()
+    )
+    yield from (
+        f"self.{name} = {layout_text(of, program, sizes)}" for of, name in module.layouts.items()
+    )
     cut = program.pipeline.dims if module.crossing and program.pipeline else ()
     lines = {
-        name: _modules(name, it, cut, sizes) if isinstance(it, Child) else weight_lines(name, it, program, sizes, 12)
+        name: _modules(name, it, cut, sizes)
+        if isinstance(it, Child)
+        else weight_lines(name, it, program, sizes, 12)
         for name, it in module.declared.items()
     }
     declared = ((name, line) for name, each in lines.items() for line in each)
-    yield from _branched(module, declared, len(program.pipeline.stage_to_rank) if program.pipeline else 0)
+    yield from _branched(
+        module, declared, len(program.pipeline.stage_to_rank) if program.pipeline else 0
+    )
     for table, name in module.tables.items():
         yield from _table(name, table, program, sizes)
 
@@ -195,12 +248,19 @@ def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterato
     for held, together in groupby(declared, key=lambda field: module.held.get(field[0], ())):
         if held:
             words = [stage_word(stage, stages) for stage in held]
-            yield f"if {words[0]} in stages:" if len(held) == 1 else f"if {{{', '.join(words)}}} & {{*stages}}:"
+            yield (
+                f"if {words[0]} in stages:"
+                if len(held) == 1
+                else f"if {{{', '.join(words)}}} & {{*stages}}:"
+            )
         yield from (f"{'    ' if held else ''}{line}" for _, line in together)
 
 
 def _modules(name: str, child: Child, cut: Sequence[str], sizes: Mapping[str, str]) -> list[str]:
-    of_all = f"nn.ModuleList({child.module.name}(mesh) for _ in range({sizes.get(child.dim, child.count)}))"
+    of_all = (
+        f"nn.ModuleList({child.module.name}(mesh) for _ in"
+        f" range({sizes.get(child.dim, child.count)}))"
+    )
     line = f"self.{name} = {_of_stages(child) if child.dim in cut else of_all}"
     return fitted(line, 8).replace("\n        ", "\n").split("\n")
 

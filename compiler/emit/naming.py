@@ -1,7 +1,7 @@
 """Words of emitted programs: identifiers, literals, shape comments.
 
-Nothing of a plan becomes code: names are identifiers by the grammar and kept apart from Python's, all else is a
-literal.
+Nothing of a plan becomes code: names are identifiers by the grammar and kept apart from Python's,
+all else is a literal.
 """
 
 import builtins
@@ -45,22 +45,24 @@ DTYPES = {
 
 PROGRAM = set(
     """
-    DTensor DeviceMesh FIRST GLOBAL_BATCH INNER LAST LAYERS_OF_STAGE MESH MICROBATCHES NAMES PIPELINE PLAN Partial
-    Replicate SEED STAGE_TO_RANK STEPS Sequence Shard TILES Tensor batch build cast eval_step lr mesh model nn optimizer
-    partial reduce self state torch train_step
+        DTensor DeviceMesh FIRST GLOBAL_BATCH INNER LAST LAYERS_OF_STAGE MESH MICROBATCHES NAMES
+        PIPELINE PLAN Partial Replicate SEED STAGE_TO_RANK STEPS Sequence Shard TILES Tensor batch
+        build cast eval_step lr mesh model nn optimizer partial reduce self state torch train_step
     """.split()
 )
 """Names that emitted programs give meaning to."""
 
 MODULE = set(
     """
-    T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval
-    extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules
-    mtia named_buffers named_children named_modules named_parameters parameters register_backward_hook register_buffer
-    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
-    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
-    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory
-    state_dict to to_empty train training type xpu zero_grad
+        T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda
+        double dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter
+        get_submodule half ipu load_state_dict modules mtia named_buffers named_children
+        named_modules named_parameters parameters register_backward_hook register_buffer
+        register_forward_hook register_forward_pre_hook register_full_backward_hook
+        register_full_backward_pre_hook register_load_state_dict_post_hook
+        register_load_state_dict_pre_hook register_module register_parameter
+        register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state
+        set_submodule share_memory state_dict to to_empty train training type xpu zero_grad
     """.split()
 )
 """Attributes of `torch.nn.Module` (2.13)."""
@@ -137,7 +139,9 @@ def _number(value: float) -> str:
 
 
 def _of_root(value: float) -> str:
-    """A root, or a number divided by one, that is exactly this number; "" where no person would write one."""
+    """A root, or a number divided by one, that is exactly this number; "" where no person would
+    write one.
+    """
     if not 1e-4 < value < 1e6:
         return ""
     digits, inverse = len(repr(value)), round(value**-2)
@@ -145,7 +149,8 @@ def _of_root(value: float) -> str:
         return f"{inverse}**-0.5"
     if digits > MANY_DIGITS and (square := round(value * value)) ** 0.5 == value:
         return f"{square}**0.5"
-    for above in (1, 0.02) if digits > MANY_DIGITS else ():  # 0.02: of which initial values are a part
+    # 0.02: of which initial values are a part
+    for above in (1, 0.02) if digits > MANY_DIGITS else ():
         number = round((above / value) ** 2) or 1
         if number**0.5 % 1 and above / number**0.5 == value:
             return f"{above} / {number}**0.5"
@@ -156,11 +161,17 @@ def quotient(value: float, divisor: int) -> str:
     """A number as `1e-4 / 15360`, where that is exactly the number, and shorter."""
     above = float(f"{value * divisor:.{MANY_DIGITS}g}")
     divided = f"{literal(above)} / {divisor}"
-    return divided if above / divisor == value and len(divided) < len(literal(value)) else literal(value)
+    return (
+        divided
+        if above / divisor == value and len(divided) < len(literal(value))
+        else literal(value)
+    )
 
 
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
-    """A call on one line if it fits with `after` more characters, else an argument a line, as formatters do."""
+    """A call on one line if it fits with `after` more characters, else an argument a line, as
+    formatters do.
+    """
     line = f"{function}({', '.join(arguments)})"
     if "\n" not in line and indent + len(line) + after <= WIDTH:
         return line
@@ -168,19 +179,28 @@ def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -
 
 
 def filled(before: str, entries: Sequence[str], indent: int) -> str:
-    """A tuple on one line if it fits, else with as many entries on each line as fit: one has many stages."""
+    """A tuple on one line if it fits, else with as many entries on each line as fit: one has
+    many stages.
+    """
     line = call(before, entries, indent)
     if "\n" not in line:
         return line
     pad = " " * indent
     rows = wrap(", ".join(entry.replace(" ", "\0") for entry in entries) + ",", WIDTH - indent - 4)
-    return "\n".join([f"{before}(", *(f"{pad}    {row}" for row in rows), f"{pad})"]).replace("\0", " ")
+    return "\n".join([f"{before}(", *(f"{pad}    {row}" for row in rows), f"{pad})"]).replace(
+        "\0", " "
+    )
 
 
 def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
     """A call with an argument a line."""
     pad = " " * (indent + 4)
-    return f"{function}(\n" + "".join(f"{pad}{argument},\n" for argument in arguments) + " " * indent + ")"
+    return (
+        f"{function}(\n"
+        + "".join(f"{pad}{argument},\n" for argument in arguments)
+        + " " * indent
+        + ")"
+    )
 
 
 def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
@@ -191,7 +211,9 @@ def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
 
 
 def fitted(code: str, indent: int) -> str:
-    """A line that is one call, or a block's, with its arguments on a line of their own, or each on one, if need be."""
+    """A line that is one call, or a block's, with its arguments on a line of their own, or each
+    on one, if need be.
+    """
     call, end, names = code.rpartition(" as ") if code.startswith("with ") else (code, "", "")
     function, _, arguments = call.partition("(")
     if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
@@ -204,8 +226,14 @@ def fitted(code: str, indent: int) -> str:
 
 def _apart(arguments: str) -> list[str]:
     """The arguments of a call, each by itself."""
-    depths = accumulate({**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}.get(each, 0) for each in arguments)
-    ends = [i for i, (each, depth) in enumerate(zip(arguments, depths, strict=True)) if (each, depth) == (",", 0)]
+    depths = accumulate(
+        {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}.get(each, 0) for each in arguments
+    )
+    ends = [
+        i
+        for i, (each, depth) in enumerate(zip(arguments, depths, strict=True))
+        if (each, depth) == (",", 0)
+    ]
     bounds = pairwise((-1, *ends, len(arguments)))
     return [arguments[start + 1 : end].strip() for start, end in bounds]
 
@@ -239,7 +267,11 @@ def layout_stem(it: Layout) -> str:
 def layout(it: Layout, program: Program, sizes: Mapping[str, str]) -> str:
     """The positions or the experts that a rank holds; `sizes` are names of dims' sizes."""
     arguments = ["mesh", sizes.get(it.dim, str(program.size(it.dim))), *map(literal, it.axes)]
-    some = ("tokens", it.tokens) if isinstance(it, Experts) else ("zigzag", program.zigzag_axes(it.dim, it.axes))
+    some = (
+        ("tokens", it.tokens)
+        if isinstance(it, Experts)
+        else ("zigzag", program.zigzag_axes(it.dim, it.axes))
+    )
     arguments += [f"{some[0]}={literal(some[1])}"] if some[1] else []
     function = "position_ids" if isinstance(it, PositionIds) else type(it).__name__
     return f"{function}({', '.join(arguments)})"
@@ -247,7 +279,9 @@ def layout(it: Layout, program: Program, sizes: Mapping[str, str]) -> str:
 
 def shape(type: Type, program: Program) -> str:
     """For instance `[s/tp, b, h] partial over tp`."""
-    inner = ", ".join("rows" if dims[1:] else _sized(dims[0], type, program) for dims in program.joined(type))
+    inner = ", ".join(
+        "rows" if dims[1:] else _sized(dims[0], type, program) for dims in program.joined(type)
+    )
     words = {"partial": type.axes_in(Kind.PARTIAL), "maximal": type.axes_in(Kind.MAXIMUM)}
     pending = [f" {word} over {axes_word(axes, program)}" for word, axes in words.items() if axes]
     return f"[{inner}]{''.join(pending)}"
@@ -258,12 +292,16 @@ def matrix_shape(type: Type, inner: int, program: Program) -> str:
     cut = len(type.dims) - inner
     rows, columns = (type.dims[:cut], type.dims[cut:]) if inner else (type.dims, ())
     joined = "*" if inner else ", "
-    parts = [joined.join(_sized(dim, type, program) for dim in part) for part in (rows, columns) if part]
+    parts = [
+        joined.join(_sized(dim, type, program) for dim in part) for part in (rows, columns) if part
+    ]
     return f"[{', '.join(parts)}]"
 
 
 def _sized(dim: str, type: Type, program: Program) -> str:
-    """The dim's letter, over the axes of the plan that shard it; `b` is a rank's own batch, as inputs have it."""
+    """The dim's letter, over the axes of the plan that shard it; `b` is a rank's own batch, as
+    inputs have it.
+    """
     axes, dim = type.axes_of(dim), program.dim(dim).twin or dim
     given = program.region.args[0].value.type.axes_of(dim) if dim == BATCH else ()
     if dim == BATCH and axes == given:

@@ -1,4 +1,5 @@
-"""`plan.json`: the resolved plan, what a step communicates and holds, and what was shown about the program.
+"""`plan.json`: the resolved plan, what a step communicates and holds, and what was shown about the
+program.
 
 Non-goals: anything that the program needs in order to run.
 """
@@ -29,7 +30,9 @@ from ..syntax.source import Source
 from .naming import file_word, run_word
 
 SCHEMA = 2
-"""The version of the file's schema, plan.schema.json: it rises when a field goes or changes its meaning."""
+"""The version of the file's schema, plan.schema.json: it rises when a field goes or changes its
+meaning.
+"""
 
 TORCH_ALONE = "dtensor"
 """The target of programs of torch alone."""
@@ -45,10 +48,11 @@ def plan_json(
     torch_alone: Mapping[str, str] | None = None,
     tried: Sequence[Tried] = (),
 ) -> str:
-    """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any placement.
+    """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any
+    placement.
 
-    `modules` are the files of user ops, `torch_alone` those of a program of torch alone, name → text; `tried` are the
-    functions of user ops that were tried.
+    `modules` are the files of user ops, `torch_alone` those of a program of torch alone, name →
+    text; `tried` are the functions of user ops that were tried.
     """
     hashes = {name: digest(text) for name, text in modules.items()}
     smaller = every_size(program)[1:]
@@ -59,11 +63,16 @@ def plan_json(
         "plan": file_word(source.path),
         **({"target": TORCH_ALONE} if torch_alone else {}),
         **_sized(program),
-        "shard": [f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}{how_claimed(c)}" for c in program.claims],
+        "shard": [
+            f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}{how_claimed(c)}"
+            for c in program.claims
+        ],
         "parameters": {
             "count": parameter_count(program),
             **({"active": active_count(program)} if program.choices else {}),
-            "shapes": {p.name: {dim: program.size(dim) for dim in p.type.dims} for p in program.params},
+            "shapes": {
+                p.name: {dim: program.size(dim) for dim in p.type.dims} for p in program.params
+            },
         },
         "settings": {
             "train": _plain(program.train),
@@ -72,7 +81,11 @@ def plan_json(
             **({"watch": _plain(program.watch)} if program.watch != Watch() else {}),
         },
         **_accounts(program, bool(torch_alone)),
-        **({"smaller": [_sized(it) | _accounts(it, bool(torch_alone)) for it in smaller]} if smaller else {}),
+        **(
+            {"smaller": [_sized(it) | _accounts(it, bool(torch_alone)) for it in smaller]}
+            if smaller
+            else {}
+        ),
         "certificate": certificate(proof, matched, program, bool(torch_alone), tried, hashes),
         **{
             key: {name: digest(text) for name, text in files.items()}
@@ -110,8 +123,12 @@ def _accounts(program: Program, torch_alone: bool) -> dict[str, Any]:
     """
     return {
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
-        "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
-        "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
+        "collectives": [
+            _collective(each) for rank in places(program) for each in collectives(program, rank)
+        ],
+        "evaluation": [
+            _collective(each) for rank in places(program) for each in evaluation(program, rank)
+        ],
         **({} if torch_alone else {"compared": [_as_json(each) for each in compared(program)]}),
         "memory": _memory(program),
         **({"time": time} if (time := _time(program)) else {}),
@@ -129,19 +146,29 @@ def _beside(program: Program) -> Program:
 
 
 def _written(value: object) -> str:
-    """JSON text; the elements of a list have a line each, which is written many times faster than indented."""
+    """JSON text; the elements of a list have a line each, which is written many times faster
+    than indented.
+    """
     if not isinstance(value, list) or not value:
         return json.dumps(value, indent=2).replace("\n", "\n  ")
-    return "[\n" + ",\n".join(f"    {json.dumps(each)}" for each in cast(list[object], value)) + "\n  ]"
+    return (
+        "[\n"
+        + ",\n".join(f"    {json.dumps(each)}" for each in cast(list[object], value))
+        + "\n  ]"
+    )
 
 
 def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
-    """The stages of each rank of the axis, the layers that they have, and the actions of the rank in their order.
+    """The stages of each rank of the axis, the layers that they have, and the actions of the rank
+    in their order.
 
-    A stage runs its collectives in its forward and backward; the part for weights communicates nothing.
+    A stage runs its collectives in its forward and backward; the part for weights communicates
+    nothing.
     """
     assert pipeline.schedule, "emit: no schedule"
-    layers = [dict(zip(pipeline.dims, stage.layers, strict=True)) for stage in stages(program, pipeline)]
+    layers = [
+        dict(zip(pipeline.dims, stage.layers, strict=True)) for stage in stages(program, pipeline)
+    ]
     return {
         "axis": pipeline.axis,
         "stages": [
@@ -195,14 +222,22 @@ def _memory(program: Program) -> dict[str, Any]:
         "reserve": it.reserve,
         "range": _range(program, it),
         "capacity": capacity(program),
-        **({"loads": loads} if (loads := [_load(program, *each) for each in at_loads(program)]) else {}),
+        **(
+            {"loads": loads}
+            if (loads := [_load(program, *each) for each in at_loads(program)])
+            else {}
+        ),
     }
 
 
 def _range(program: Program, counted: Account) -> dict[str, Any]:
-    """The least and the most bytes that the rank needs on its device, its reserve among them, with the reasons."""
+    """The least and the most bytes that the rank needs on its device, its reserve among them,
+    with the reasons.
+    """
     need = need_range(program, counted)
-    reasons = [{"what": reason.what, "less": reason.less, "more": reason.more} for reason in need.reasons]
+    reasons = [
+        {"what": reason.what, "less": reason.less, "more": reason.more} for reason in need.reasons
+    ]
     return {"low": need.low, "high": need.high, "reasons": reasons}
 
 
@@ -216,9 +251,16 @@ def _time(program: Program) -> dict[str, Any]:
 
 
 def _load(program: Program, load: Load, of_ranks: Sequence[Account]) -> dict[str, Any]:
-    """Needs of the rank that needs most, with a load of its experts; `rows` are by dim of experts."""
+    """Needs of the rank that needs most, with a load of its experts; `rows` are by dim of
+    experts.
+    """
     it = max(of_ranks, key=lambda it: it.needs)
-    return {"load": load.name, "rows": dict(load.rows), "bytes": it.total, "fits": fits(program, it)}
+    return {
+        "load": load.name,
+        "rows": dict(load.rows),
+        "bytes": it.total,
+        "fits": fits(program, it),
+    }
 
 
 def digest(text: str) -> str:
@@ -246,7 +288,9 @@ def _collective(each: Collective) -> dict[str, Any]:
 
 # ---- what a model is known by
 
-_OF_A_RUN = re.compile(r"(axis|claim|state|bucket|pipeline|held|given|row|dim (batch|microbatches|seq)) ")
+_OF_A_RUN = re.compile(
+    r"(axis|claim|state|bucket|pipeline|held|given|row|dim (batch|microbatches|seq)) "
+)
 _NOT_COMPUTED = re.compile(r" !\S+:\d+|\b(bf16|f16|f32|f64)(?=\[)| ~ \w+\([^)]*\)")
 """Lines of the plan, element types, initial values."""
 
@@ -263,10 +307,12 @@ def is_padded(program: Program) -> bool:
 
 
 def known_by(model: Program) -> str:
-    """The hash of a model before any placement: of its dims, parameters and ops; "" for a program that has placements.
+    """The hash of a model before any placement: of its dims, parameters and ops; "" for a program
+    that has placements.
 
-    No mesh, microbatch or precision changes it.  A run says by it that it goes on with the model of its checkpoint;
-    sizes that a checkpoint's own tensors tell apart are not in it, nor how parameters begin.
+    No mesh, microbatch or precision changes it.  A run says by it that it goes on with the model of
+    its checkpoint; sizes that a checkpoint's own tensors tell apart are not in it, nor how
+    parameters begin.
     """
     if model.after != "resolve":
         return ""

@@ -12,4 +12,8 @@ def plan_schema() -> dict[str, Any]:
     own = json.loads(Path(__file__).with_name("plan.schema.json").read_bytes())
     settings = settings_schema()
     of_settings = {key: settings[key] for key in ("type", "properties", "additionalProperties")}
-    return {"$schema": DIALECT, **own, "$defs": own["$defs"] | {"settings": of_settings} | settings["$defs"]}
+    return {
+        "$schema": DIALECT,
+        **own,
+        "$defs": own["$defs"] | {"settings": of_settings} | settings["$defs"],
+    }

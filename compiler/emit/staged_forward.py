@@ -1,9 +1,10 @@
 """The `forward` of a model in stages: the lines that the requested stage runs.
 
-Purpose: a branch for each group of ops, of the stage that has it; loops over the layers of that stage; and what crosses
-from stage to stage.  Repeats in a row that carry as many values make up a section, in which these always go
-by the same Python names; stages that are cut in it begin before it, and return after it.
-Non-goals: which stage has what (`ir.stages`), lines within branches (`forward`), rows (`schedules`).
+Purpose: a branch for each group of ops, of the stage that has it; loops over the layers of that
+stage; and what crosses from stage to stage.  Repeats in a row that carry as many values make up a
+section, in which these always go by the same Python names; stages that are cut in it begin before
+it, and return after it.  Non-goals: which stage has what (`ir.stages`), lines within branches
+(`forward`), rows (`schedules`).
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,9 @@ from .naming import layers_word, stage_word
 
 @frozen
 class _Section:
-    """Repeats by number, the Python names of what they carry, and the stages but the first that begin in them."""
+    """Repeats by number, the Python names of what they carry, and the stages but the first that
+    begin in them.
+    """
 
     repeats: range
     names: tuple[str, ...]
@@ -32,7 +35,9 @@ class _Section:
 class StagedBody(Body):
     """Writes the lines of one stage, whichever is asked for."""
 
-    def __init__(self, frame: Frame, module: Module, body: Sequence[Stmt], ends: Sequence[str], cut: Pipeline) -> None:
+    def __init__(
+        self, frame: Frame, module: Module, body: Sequence[Stmt], ends: Sequence[str], cut: Pipeline
+    ) -> None:
         super().__init__(frame, module, body, ends)
         self._pipeline = cut
         self._groups, self._cut = groups(cut, self._body)
@@ -59,24 +64,39 @@ class StagedBody(Body):
     # ---- what crosses
 
     def _bind_carried(self) -> list[_Section]:
-        """The stage, and the values that the stage before it returned, are arguments before the inputs.
+        """The stage, and the values that the stage before it returned, are arguments before the
+        inputs.
 
         A module of torch's pipelining is of one stage, and calls the first without any values.
         """
         inputs, self._module.arguments = self._module.arguments, {}
         local = self._frame.target.local
         self._stage = self._lines.argument("stage", "int") if local else "self.stage"
-        carried = [[arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in self._cut]
-        self._module.crossing = tuple(dict.fromkeys(len(carried[stage.begins]) for stage in self._stages[1:]))
+        carried = [
+            [arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY]
+            for repeat in self._cut
+        ]
+        self._module.crossing = tuple(
+            dict.fromkeys(len(carried[stage.begins]) for stage in self._stages[1:])
+        )
         later = [*enumerate(self._stages)][1:]
-        runs = [(run, tuple(k for k, stage in later if stage.begins in run)) for run in _runs([*map(len, carried)])]
-        is_one = local and self._module.crossing == (1,) and sum(map(bool, (begin for _, begin in runs))) == 1
+        runs = [
+            (run, tuple(k for k, stage in later if stage.begins in run))
+            for run in _runs([*map(len, carried)])
+        ]
+        is_one = (
+            local
+            and self._module.crossing == (1,)
+            and sum(map(bool, (begin for _, begin in runs))) == 1
+        )
         if not local:
             self._given = self._lines.argument("received", "Tensor")
             self._module.arguments = {f"*{self._given}": "Tensor"}
         elif not is_one:
             self._given = self._lines.argument("carried", tensors(*self._module.crossing))
-        sections = [_Section(run, self._free_names(carried[run.start]), begin) for run, begin in runs]
+        sections = [
+            _Section(run, self._free_names(carried[run.start]), begin) for run, begin in runs
+        ]
         if is_one:
             (self._given,) = next(section.names for section in sections if section.begin)
             self._module.arguments[self._given] = tensors(1)
@@ -90,7 +110,9 @@ class StagedBody(Body):
         return tuple(names)
 
     def _branch(self, number: int, section: _Section) -> None:
-        """The ops before a repeat, on the stage that has them; stages that begin in the section receive its values."""
+        """The ops before a repeat, on the stage that has them; stages that begin in the section
+        receive its values.
+        """
         group = [stmt for stmt in self._groups[number] if not is_free(stmt)]
         carried, owner = _carried(self._cut[number]), self._owner[number]
         is_open = bool(group or self._renamed(carried))
@@ -126,17 +148,25 @@ class StagedBody(Body):
         if section.begin:
             self._lines.open_branch(f"if {self._stage} < {self._word(section.begin[-1])}")
             copied = {at for number in section.repeats for at in self._copied(self._cut[number])}
-            texts = (f"{name}.clone()" if at in copied else name for at, name in enumerate(section.names))
+            texts = (
+                f"{name}.clone()" if at in copied else name for at, name in enumerate(section.names)
+            )
             why = "a copy, for torch detaches in place what a stage returns" if copied else ""
             self._lines.append(f"return {', '.join(texts)}", why)
             self._lines.close_branch()
 
     def _copied(self, repeat: Region) -> list[int]:
-        """Which of the carried values recomputed layers do not change, where torch's backward has two parts."""
+        """Which of the carried values recomputed layers do not change, where torch's backward
+        has two parts.
+        """
         if self._frame.target.local or not (self._pipeline.splits and self._every(repeat)):
             return []
         carried = [arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY]
-        return [at for at, (name, end) in enumerate(zip(carried, repeat.yields, strict=False)) if end.name == name]
+        return [
+            at
+            for at, (name, end) in enumerate(zip(carried, repeat.yields, strict=False))
+            if end.name == name
+        ]
 
     def _hand_over(self, carried: Sequence[str]) -> None:
         """The results of a branch get the names by which they cross, all at once."""
@@ -147,9 +177,13 @@ class StagedBody(Body):
             self._lines.rename(name, value)
 
     def _renamed(self, carried: Sequence[str]) -> dict[str, str]:
-        """The names that are not yet bound to the values that a repeat carries, with their expressions."""
+        """The names that are not yet bound to the values that a repeat carries, with their
+        expressions.
+        """
         texts = [self._lines.operand(value).text for value in carried]
-        return {name: text for name, text in zip(self._crossing, texts, strict=True) if name != text}
+        return {
+            name: text for name, text in zip(self._crossing, texts, strict=True) if name != text
+        }
 
     def _hold(self, group: Sequence[Stmt], number: int) -> None:
         """The modules of a repeat that is not cut are those of one stage."""
@@ -160,20 +194,32 @@ class StagedBody(Body):
     def _needed(self) -> dict[str, tuple[int, ...]]:
         """The stages that need an attribute, if not all do."""
         by_param = dict(self._pipeline.param_stages)
-        weights = {name: by_param[param.name] for name, param in self._module.weights.items() if param.name in by_param}
+        weights = {
+            name: by_param[param.name]
+            for name, param in self._module.weights.items()
+            if param.name in by_param
+        }
         held = self._held | weights
         return {name: by for name, by in held.items() if len(by) < len(self._pipeline.layers)}
 
     # ---- repeats
 
-    def _open(self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]) -> LayerCall:
+    def _open(
+        self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]
+    ) -> LayerCall:
         """The loop over the requested stage's layers of a repeat that is cut."""
         if region.dim not in self._pipeline.dims:
             return super()._open(region, attribute, has_params, inner)
         index = self._lines.free("i")
         self._lines.append(f"for {index} in {layers_word(region.dim)}[{self._stage}]:")
-        draws = [f"{self._drawn_by_all(arg)}[{index}]" for arg in region.args if are_draws(arg.value.type)]
-        return LayerCall(f"self.{attribute}[str({index})]", tuple(draws), f"{index} % {self._every(region)} == 0")
+        draws = [
+            f"{self._drawn_by_all(arg)}[{index}]"
+            for arg in region.args
+            if are_draws(arg.value.type)
+        ]
+        return LayerCall(
+            f"self.{attribute}[str({index})]", tuple(draws), f"{index} % {self._every(region)} == 0"
+        )
 
     def _drawn_by_all(self, arg: Arg) -> str:
         """The Python name of the draws of all layers."""

@@ -1,4 +1,6 @@
-"""The targets of emission: what differs in a program's forward between the runtime's functions and torch alone."""
+"""The targets of emission: what differs in a program's forward between the runtime's functions
+and torch alone.
+"""
 
 from collections.abc import Callable
 
@@ -20,8 +22,8 @@ class Target:
 
     function  the function that does an op
     call      what its call says besides the operands
-    local     whether tensors are a rank's parts: then calls name groups of ranks and positions, coercions collectives,
-              and lines around layers move flat parameters
+    local     whether tensors are a rank's parts: then calls name groups of ranks and positions,
+              coercions collectives, and lines around layers move flat parameters
     """
 
     function: Callable[[Op, Program], str]
@@ -35,15 +37,20 @@ def own_call(it: Local) -> Call:
 
 
 def torch_call(it: Local) -> Call:
-    """The same without ranks and their parts, which DTensors know, and determinism, for which torch has a switch.
+    """The same without ranks and their parts, which DTensors know, and determinism, for which torch
+    has a switch.
 
-    Attention is told what placements do not say: the order of positions, and how often keys go on around a ring.
+    Attention is told what placements do not say: the order of positions, and how often keys go on
+    around a ring.
     """
     said = own_call(it)
     args = tuple(each for each in said.args if not isinstance(each, Group | Positions))
     named = {key: each for key, each in said.options.items() if key != DETERMINISTIC.name}
     options = {key: each for key, each in named.items() if not isinstance(each, Group | Positions)}
-    if it.op.kind in (ATTENTION.name, RING_ATTENTION.name) and (ranks := zigzag_ranks(it.program)) > 1:
+    if (
+        it.op.kind in (ATTENTION.name, RING_ATTENTION.name)
+        and (ranks := zigzag_ranks(it.program)) > 1
+    ):
         options["zigzag"] = ranks
     if it.op.kind == RING_ATTENTION.name and (count := ring_hops(it)):
         options["hops"] = count
@@ -63,14 +70,20 @@ def torch_function(op: Op, program: Program) -> str:
 
 
 def placements(type: Type, program: Program) -> str:
-    """The placements of a value's DTensor, an entry for each axis of the mesh: `[Shard(1), Replicate()]`."""
+    """The placements of a value's DTensor, an entry for each axis of the mesh: `[Shard(1),
+    Replicate()]`.
+    """
     return f"[{', '.join(_placement(type, axis) for axis in mesh_axes(program))}]"
 
 
 def mesh_axes(program: Program) -> dict[str, int]:
-    """The axes of DTensors, with their sizes: those of several ranks but a pipeline's, or one of one rank."""
+    """The axes of DTensors, with their sizes: those of several ranks but a pipeline's, or one
+    of one rank.
+    """
     stages = program.pipeline.axis if program.pipeline else ""
-    return {axis.name: axis.size for axis in program.axes if axis.size > 1 and axis.name != stages} or {"one": 1}
+    return {
+        axis.name: axis.size for axis in program.axes if axis.size > 1 and axis.name != stages
+    } or {"one": 1}
 
 
 def whole_mesh(program: Program) -> dict[str, int]:
@@ -83,7 +96,11 @@ def whole_mesh(program: Program) -> dict[str, int]:
 def _placement(type: Type, axis: str) -> str:
     place = type.at(axis)
     words = {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: 'Partial("max")'}
-    return f"Shard({type.dims.index(place.dim)})" if place.dim else words.get(place.kind, "Replicate()")
+    return (
+        f"Shard({type.dims.index(place.dim)})"
+        if place.dim
+        else words.get(place.kind, "Replicate()")
+    )
 
 
 def zigzag_ranks(program: Program) -> int:

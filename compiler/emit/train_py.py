@@ -31,7 +31,17 @@ from .hf_names import names_file
 from .imports import IMPORTS
 from .model_classes import compiled, model_classes
 from .module import fields
-from .naming import axes_word, call, class_name, exploded, file_word, letter, literal, read_beside, run_word
+from .naming import (
+    axes_word,
+    call,
+    class_name,
+    exploded,
+    file_word,
+    letter,
+    literal,
+    read_beside,
+    run_word,
+)
 from .step import step_lines
 from .user_ops import modules
 
@@ -55,7 +65,10 @@ SIGNS = (
 
 
 def train_py(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> str:
-    """The text of `train.py`; its header says what was shown of it.  `known` is the hash of its model, if any."""
+    """The text of `train.py`; its header says what was shown of it.
+
+    `known` is the hash of its model, if any.
+    """
     return program_files(program, source, proof, known)["train.py"]
 
 
@@ -82,7 +95,9 @@ def program_files(
         ranks=counted(program.ranks, "GPU" if account(program).device == "cuda" else "rank"),
         mesh=mesh_words(program),
         name=class_name(program.name),
-        launch=textwrap.wrap(launch(program).command(PurePath("train.py")), 112, break_on_hyphens=False),
+        launch=textwrap.wrap(
+            launch(program).command(PurePath("train.py")), 112, break_on_hyphens=False
+        ),
         legend=legend(program),
         shown=header(proof),
         trusted=trust_lines(program, tried, proof),
@@ -104,7 +119,11 @@ def program_files(
             *_plan(program, program.microbatches.args, model.sizes),
             *([f"model={literal(known)},  # what is computed, on any mesh"] if known else []),
             *([f"unpadded={literal(unpadded)},  # the same without padding"] if unpadded else []),
-            *([f"padded_rows={literal(rows)},"] if (rows := padded_rows(program, model.patterns)) else []),
+            *(
+                [f"padded_rows={literal(rows)},"]
+                if (rows := padded_rows(program, model.patterns))
+                else []
+            ),
             *([f"names={read_beside('read_hf_names', names)},"] if names else []),
         ],
     )
@@ -121,13 +140,22 @@ def trust_lines(program: Program, tried: Sequence[Tried], proof: Proof | None) -
 
 def legend(program: Program) -> list[str]:
     """The legend of signs in comments, and this program's sizes."""
-    used = {dim for op in program.ops for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
+    used = {
+        dim
+        for op in program.ops
+        for value in op.outputs
+        for dim in value.type.dims
+        if not dim.startswith("flat_")
+    }
     stored = {dim for param in program.params for dim in param.type.dims}
-    made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)} - stored  # not by the plan
+    # not by the plan
+    made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)} - stored
     names = [dim for dim in program.dims if dim.name in used - made and not dim.twin]
     known = {BATCH: f"{program.train.microbatch} per rank"}
     sizes = [
-        f"{letter(d.name)} {d.name} {known.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}"
+        f"{letter(d.name)} {d.name} {known.get(d.name, d.size)}"
+        if letter(d.name) != d.name
+        else f"{d.name} {d.size}"
         for d in names
     ]
     lines = [*textwrap.wrap(", ".join(sizes).replace(" ", "\0").replace(",\0", ", "), 108)]
@@ -139,7 +167,11 @@ def _smaller_sizes(program: Program) -> list[str]:
     """The other sizes of an elastic axis."""
     axis, smaller = elastic_axis(program), sizes(program)[1:]
     head = f"{axis.name} {axis.size}" if axis else ""
-    return [f"{head:<7} {alternatives(smaller)} where nodes are lost; sizes are those of {head}"] if smaller else []
+    return (
+        [f"{head:<7} {alternatives(smaller)} where nodes are lost; sizes are those of {head}"]
+        if smaller
+        else []
+    )
 
 
 def _part(program: Program) -> list[str]:
@@ -167,7 +199,9 @@ def padded_rows(program: Program, patterns: Mapping[str, str]) -> dict[str, int]
 
 
 def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -> list[str]:
-    """The lines of the settings that a person may change between runs, and of what the loop must know."""
+    """The lines of the settings that a person may change between runs, and of what the loop
+    must know.
+    """
     train, data = program.train, program.train.data
     schedule = train.optimizer.schedule
     arguments = [f"warmup={schedule.warmup}"] + (
@@ -212,16 +246,26 @@ def _watch(it: Watch) -> str:
 def _sets(data: Data) -> str:
     """The sets of a mixture, a line each."""
     rows = [
-        [literal(it.name), literal(it.files), f"weight={literal(it.weight)}", f"holdout={literal(it.holdout)}"]
+        [
+            literal(it.name),
+            literal(it.files),
+            f"weight={literal(it.weight)}",
+            f"holdout={literal(it.holdout)}",
+        ]
         for it in data.mixture
     ]
     return exploded("sets=", [call("DataSet", row, 12) for row in rows], 8)
 
 
 def mesh_words(program: Program) -> str:
-    """The axes in the field's names, of more than three by their own, which fit a line, with their sizes."""
+    """The axes in the field's names, of more than three by their own, which fit a line, with
+    their sizes.
+    """
     names = PARALLEL if len(program.axes) <= 3 else {}
-    return " × ".join(f"{names.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes) or "one rank"
+    return (
+        " × ".join(f"{names.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes)
+        or "one rank"
+    )
 
 
 def mesh_word(program: Program) -> str:
@@ -241,10 +285,18 @@ def _costs(program: Program, indent: int) -> list[str]:
 def _smaller(program: Program) -> list[str]:
     """The lines of the other sizes of an elastic axis."""
     rows = [
-        call("SmallerMesh", [mesh_word(it), f"microbatches={it.size(MICROBATCHES)}", *_costs(it, 12)], 8)
+        call(
+            "SmallerMesh",
+            [mesh_word(it), f"microbatches={it.size(MICROBATCHES)}", *_costs(it, 12)],
+            8,
+        )
         for it in every_size(program)[1:]
     ]
-    return ["smaller=(  # where nodes are lost", *(f"    {row}," for row in rows), "),"] if rows else []
+    return (
+        ["smaller=(  # where nodes are lost", *(f"    {row}," for row in rows), "),"]
+        if rows
+        else []
+    )
 
 
 def _account(program: Program) -> list[str]:
@@ -256,7 +308,13 @@ def _account(program: Program) -> list[str]:
     reserve = [f"reserve={first.reserve}"] if first.reserve else []
     axis = [f"axis={literal(pipeline.axis)}"] if pipeline else []
     most = [f"most={_totals(loads[-1])}"] if loads else []
-    return [literal(first.device), _totals(loads[0] if loads else accounts(program)), *reserve, *axis, *most]
+    return [
+        literal(first.device),
+        _totals(loads[0] if loads else accounts(program)),
+        *reserve,
+        *axis,
+        *most,
+    ]
 
 
 def _totals(accounts: Sequence[Account]) -> str:
@@ -282,16 +340,23 @@ def _input(arg: Arg, program: Program) -> str:
 
 def _vocabulary(program: Program, sizes: Mapping[str, str]) -> str:
     dim = vocabulary(program)
-    return sizes[dim] if dim in sizes and program.valid(dim) == program.size(dim) else str(program.valid(dim))
+    return (
+        sizes[dim]
+        if dim in sizes and program.valid(dim) == program.size(dim)
+        else str(program.valid(dim))
+    )
 
 
 def _with_imports(body: str, made: Sequence[Used]) -> str:
-    """The text with the names that it calls or annotates with imported, but for functions that it makes of kernels.
+    """The text with the names that it calls or annotates with imported, but for functions that it
+    makes of kernels.
 
-    A name that both kernels and the runtime have is imported from the kernels in a program with any.
+    A name that both kernels and the runtime have is imported from the kernels in a program with
+    any.
     """
     code = re.sub(r'(?m)#.*$|"[^"\n]*"', "", body.split('"""', 2)[2])
-    used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))  # but not as the keyword of an argument
+    # but not as the keyword of an argument
+    used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))
     own = [name for name in IMPORTS[KERNELS] if made and name in used]
     rest = used - {*own} - {each.function for each in made}
     functional = [name for name in IMPORTS[FUNCTIONAL] if name in used]

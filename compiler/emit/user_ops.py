@@ -1,7 +1,8 @@
-"""The modules that a program's user ops come from: copied beside `train.py`, which imports them, with what they import.
+"""The modules that a program's user ops come from: copied beside `train.py`, which imports them,
+with what they import.
 
-The file of its cluster's hardware is copied too.
-Purpose: an output folder is whole, and what was compiled is what runs.  Non-goals: what the files say.
+The file of its cluster's hardware is copied too.  Purpose: an output folder is whole, and what was
+compiled is what runs.  Non-goals: what the files say.
 """
 
 from pathlib import Path
@@ -16,7 +17,10 @@ from .naming import TAKEN, file_word, singular
 
 
 def modules(program: Program) -> tuple[str, ...]:
-    """The modules that a program imports for its user ops.  Raises PlanError for a name that it has another use for."""
+    """The modules that a program imports for its user ops.
+
+    Raises PlanError for a name that it has another use for.
+    """
     calls = _calls(program)
     for name in sorted(calls.keys() & _taken(program)):
         raise cannot_import(name, calls[name])
@@ -24,20 +28,33 @@ def modules(program: Program) -> tuple[str, ...]:
 
 
 def copies(program: Program, source: Source) -> dict[str, str]:
-    """Their files beside the plan, with those that they import.  Raises PlanError where one cannot be copied."""
-    head = f"# Written by scalec {__version__}: a copy of the file beside {file_word(source.path)}; change that one.\n"
-    return {name: head + file.text for name, file in copied(program, Path(source.path).parent).items()}
+    """Their files beside the plan, with those that they import.
+
+    Raises PlanError where one cannot be copied.
+    """
+    head = (
+        f"# Written by scalec {__version__}: a copy of the file beside"
+        f" {file_word(source.path)}; change that one.\n"
+    )
+    return {
+        name: head + file.text for name, file in copied(program, Path(source.path).parent).items()
+    }
 
 
 def copied(program: Program, folder: Path) -> dict[str, Source]:
-    """Their files in a folder, with those of it that they import.  Raises PlanError where one cannot be read."""
+    """Their files in a folder, with those of it that they import.
+
+    Raises PlanError where one cannot be read.
+    """
     found: dict[str, Source] = {}
     for name in modules(program):
         found |= files(name, folder, _calls(program)[name])
     if program.cluster.hardware:
         from ..analysis.hardware import own_file
 
-        found[Path(program.cluster.hardware).name] = load(own_file(program.cluster), most=MAX_WRITTEN_BYTES)
+        found[Path(program.cluster.hardware).name] = load(
+            own_file(program.cluster), most=MAX_WRITTEN_BYTES
+        )
     return found
 
 
@@ -48,5 +65,7 @@ def _calls(program: Program) -> dict[str, Span]:
 
 def _taken(program: Program) -> set[str]:
     """Names of values and repeats, and of what programs give meaning to."""
-    own = {base(name).lstrip("_") for name in program.types} | {singular(dim.name) for dim in program.dims}
+    own = {base(name).lstrip("_") for name in program.types} | {
+        singular(dim.name) for dim in program.dims
+    }
     return own | TAKEN

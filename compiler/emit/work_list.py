@@ -1,8 +1,9 @@
-"""The list of what `scalec calibrate` measures for some plans: calls as emitted programs make them, groups of ranks.
+"""The list of what `scalec calibrate` measures for some plans: calls as emitted programs make them,
+groups of ranks.
 
-A call is an expression over operands of a rank's shapes.  Its seconds, and those of each part of its backward, become
-rows of hardware's tables (`analysis.hardware`).  An operand may be what another call makes, or a layout of the first
-rank.  Non-goals: ops that communicate, and users' own.
+A call is an expression over operands of a rank's shapes.  Its seconds, and those of each part of
+its backward, become rows of hardware's tables (`analysis.hardware`).  An operand may be what
+another call makes, or a layout of the first rank.  Non-goals: ops that communicate, and users' own.
 """
 
 import json
@@ -41,7 +42,9 @@ INDICES = {"tokens", "labels"}
 """The operands of integers that any number below a size serves for."""
 
 SORT = "sort_by_expert"
-"""The op that makes the order of rows by expert, of which rows are taken and to which they are added."""
+"""The op that makes the order of rows by expert, of which rows are taken and to which they are
+added.
+"""
 
 
 def work_list(programs: Sequence[Program]) -> str:
@@ -55,7 +58,10 @@ def work_list(programs: Sequence[Program]) -> str:
             "gpu": next((it.cluster.gpu for it in programs if it.cluster.gpu), device),
             "ranks": max(launch(it).nodes * launch(it).ranks_per_node for it in programs),
             "ranks_per_node": max(launch(it).ranks_per_node for it in programs),
-            "calls": [*calls, *grid([it["row"] for it in calls if it["row"]["table"] == "product"])],
+            "calls": [
+                *calls,
+                *grid([it["row"] for it in calls if it["row"]["table"] == "product"]),
+            ],
             "updates": _sizes(bucket for program in programs for bucket in _shards(program)),
             "steps": host_steps(programs) if device == "cuda" else [],
             "groups": _different(it for program in programs for it in _groups(program)),
@@ -77,12 +83,17 @@ def _sizes(of: Iterable[int]) -> list[int]:
 
 
 def _calls(program: Program) -> Iterator[Json]:
-    """The calls of a program at its own shapes, and of parts of its batch and sequence; attention of longer ones too.
+    """The calls of a program at its own shapes, and of parts of its batch and sequence; attention
+    of longer ones too.
 
     Ranks that share a sequence attend to keys of all of it.
     """
-    ranks = {dim: prod(program.axis(it.axis).size for it in program.claims if it.dim == dim) for dim in DATA}
-    ranks[SEQUENCE] *= 2 ** sum(dim == SEQUENCE for dim, _ in program.zigzags)  # whose ranks hold two pieces each
+    ranks = {
+        dim: prod(program.axis(it.axis).size for it in program.claims if it.dim == dim)
+        for dim in DATA
+    }
+    # whose ranks hold two pieces each
+    ranks[SEQUENCE] *= 2 ** sum(dim == SEQUENCE for dim, _ in program.zigzags)
     for part in PARTS:
         rows = max(program.size(BATCH) // part, ranks[BATCH])
         length = max(program.size(SEQUENCE) * program.size(BATCH) // (rows * part), ranks[SEQUENCE])
@@ -95,7 +106,9 @@ def _calls(program: Program) -> Iterator[Json]:
 
 def _resized(program: Program, batch: int, seq: int) -> Program:
     sizes = {BATCH: batch, SEQUENCE: seq}
-    return evolve(program, dims=tuple(evolve(dim, size=sizes.get(dim.name, dim.size)) for dim in program.dims))
+    return evolve(
+        program, dims=tuple(evolve(dim, size=sizes.get(dim.name, dim.size)) for dim in program.dims)
+    )
 
 
 DATA = (BATCH, SEQUENCE)
@@ -114,12 +127,16 @@ class _Calls:
                 self._vjps.setdefault(_key(of.op, of.types), {})[op.names("wrt")] = op
 
     def all(self) -> Iterator[Json]:
-        """The calls of all ops; products are called by themselves, as those of two matrices that they are."""
+        """The calls of all ops; products are called by themselves, as those of two matrices
+        that they are.
+        """
         forward = {id(op) for op in walk(self._program.forward.body)}
         for op in walk(self._program.region.body):
             work = self._work(op)
             if work.products and not work.scores:
-                yield from (product_call(work.dtype, it) for it in work.products if id(op) in forward)
+                yield from (
+                    product_call(work.dtype, it) for it in work.products if id(op) in forward
+                )
             elif (row := _row(op, work)) and self._is_listed(op):
                 yield self._call(op, row)
             if sums := sums_of(self._program, op, self._of(op)):
@@ -148,7 +165,10 @@ class _Calls:
         }
         written = express(op, [Expr(name, ATOM, ()) for name in names], self._context(inputs))
         made = self._vjps.get(_key(op, types), {}).values()
-        back = ({"wrt": [*VJPS.pulled(it, self._of(it)).wrt], "row": _row(it, self._work(it))} for it in made)
+        back = (
+            {"wrt": [*VJPS.pulled(it, self._of(it)).wrt], "row": _row(it, self._work(it))}
+            for it in made
+        )
         return {
             "call": written.text,
             "module": OPS[op.kind].module,
@@ -166,7 +186,12 @@ class _Calls:
 
         def rotary(op: Op) -> str:
             table, type = table_of(op, self._types, self._program), self._types[op.inputs[0]]
-            shape = (2, table.seq // self._program.degree(table.axes), *(1,) * (-2 - table.seq_dim), table.dim)
+            shape = (
+                2,
+                table.seq // self._program.degree(table.axes),
+                *(1,) * (-2 - table.seq_dim),
+                table.dim,
+            )
             inputs["rotary"] = tensor(shape, type.dtype, warm=True)
             return "rotary"
 
@@ -175,15 +200,23 @@ class _Calls:
             inputs["layout"] = {"layout": layout_text(of, self._program, {}), "mesh": mesh}
             return "layout"
 
-        return Context(self._program, self._types.__getitem__, axis, layout, rotary, lambda _: False, {})
+        return Context(
+            self._program, self._types.__getitem__, axis, layout, rotary, lambda _: False, {}
+        )
 
     def _tensor(self, op: Op, type: Type) -> Json:
         """An operand; integers are below the size of what they choose from."""
         first = self._types[op.inputs[0]]
         if op.kind == SORT:
             count = self._program.size(str(op.get("to")))
-            return tensor(self._program.local_shape(type), type.dtype, count, warm=True) | {"even": True}
-        chosen = self._of(op)[1].dims[0] if first.dtype == "i64" and len(op.inputs) > 1 else first.dims[-1]
+            return tensor(self._program.local_shape(type), type.dtype, count, warm=True) | {
+                "even": True
+            }
+        chosen = (
+            self._of(op)[1].dims[0]
+            if first.dtype == "i64" and len(op.inputs) > 1
+            else first.dims[-1]
+        )
         below = self._program.size(chosen) if type.dtype == "i64" else 0
         return tensor(self._program.local_shape(type), type.dtype, below, warm=BATCH in type.dims)
 
@@ -231,8 +264,12 @@ def _shards(program: Program) -> Iterator[int]:
 
 
 def _groups(program: Program) -> Iterator[Json]:
-    """The groups of ranks that communicate in a program, all that do so at the same time together."""
-    axes = {it.axes for op in walk(program.region.body) for it in messages(program, op, program.types)}
+    """The groups of ranks that communicate in a program, all that do so at the same time
+    together.
+    """
+    axes = {
+        it.axes for op in walk(program.region.body) for it in messages(program, op, program.types)
+    }
     if program.pipeline:
         axes |= {(program.pipeline.axis,)}
     for names in sorted(axes):
@@ -259,7 +296,10 @@ def _sum(program: Program, type: Type) -> Json:
     return {
         "call": "x0.add_(x1)",
         "module": FUNCTIONAL,
-        "inputs": {"x0": tensor(shape, wide, warm=False), "x1": tensor(shape, type.dtype, warm=True)},
+        "inputs": {
+            "x0": tensor(shape, wide, warm=False),
+            "x1": tensor(shape, type.dtype, warm=True),
+        },
         "row": {"table": "moved", "op": ACCUMULATE, "bytes": size},
         "backward": [],
     }
@@ -268,7 +308,9 @@ def _sum(program: Program, type: Type) -> Json:
 # ---- products: those of plans, and others between these
 
 GRID = 20
-"""How many products of other shapes than the plans' are measured, each with its two gradients: 60 shapes."""
+"""How many products of other shapes than the plans' are measured, each with its two gradients:
+60 shapes.
+"""
 
 
 def product_call(dtype: str, it: Product) -> Json:
@@ -286,17 +328,24 @@ def product_call(dtype: str, it: Product) -> Json:
         "module": FUNCTIONAL,
         "inputs": {"x0": factor(it.m, it.k, warm=True), "x1": weight},
         "row": row(it.m, it.n, it.k),
-        "backward": [{"wrt": [0], "row": row(it.m, it.k, it.n)}, {"wrt": [1], "row": row(it.n, it.k, it.m)}],
+        "backward": [
+            {"wrt": [0], "row": row(it.m, it.k, it.n)},
+            {"wrt": [1], "row": row(it.n, it.k, it.m)},
+        ],
     }
 
 
 def tensor(shape: Sequence[int], dtype: str, below: int = 0, *, warm: bool) -> Json:
-    """An operand, of integers `below` a size; `warm` if it has just been made, and so may lie in a cache."""
+    """An operand, of integers `below` a size; `warm` if it has just been made, and so may lie
+    in a cache.
+    """
     return {"shape": [*shape], "dtype": dtype, "below": below, "warm": warm}
 
 
 def grid(products: Sequence[Json]) -> Iterator[Json]:
-    """Products between the least and the largest of the plans': points of the sequence of Halton, in logarithms."""
+    """Products between the least and the largest of the plans': points of the sequence of
+    Halton, in logarithms.
+    """
     plain = [it for it in products if it["batch"] == 1]
     if not plain:
         return

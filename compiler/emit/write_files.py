@@ -1,7 +1,7 @@
 """Writes a compiled plan's files, and nothing else's.
 
-Purpose: files appear whole or not at all, only in the folder asked for, and only where nothing or an earlier output of
-scalec exists.  Non-goals: what the files say.
+Purpose: files appear whole or not at all, only in the folder asked for, and only where nothing or
+an earlier output of scalec exists.  Non-goals: what the files say.
 """
 
 import json
@@ -15,14 +15,16 @@ MARK = "Written by scalec"
 
 
 class OutputError(Exception):
-    """The output cannot be written, or would destroy what scalec did not write; no file has been left half written."""
+    """The output cannot be written, or would destroy what scalec did not write; no file has
+    been left half written.
+    """
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
     """Writes `files`, name → text, into `folder`; those that already say the same are left alone.
 
-    Files that the program before read, and this one does not, are removed.  Everything is checked before anything is
-    written.  Raises OutputError.
+    Files that the program before read, and this one does not, are removed.  Everything is checked
+    before anything is written.  Raises OutputError.
     """
     try:
         _check_folder(folder)
@@ -36,7 +38,9 @@ def write(folder: Path, files: dict[str, str]) -> None:
             path.unlink()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise OutputError(f"cannot write `{folder}`: {reason}; choose another folder with -o") from error
+        raise OutputError(
+            f"cannot write `{folder}`: {reason}; choose another folder with -o"
+        ) from error
 
 
 def _check_folder(folder: Path) -> None:
@@ -48,9 +52,13 @@ def _check_folder(folder: Path) -> None:
 
 def _check_file(path: Path, content: bytes) -> None:
     if path.is_symlink():
-        raise OutputError(f"`{path}` is a symbolic link: remove it, or choose another folder with -o")
+        raise OutputError(
+            f"`{path}` is a symbolic link: remove it, or choose another folder with -o"
+        )
     if path.exists() and not (path.is_file() and (_is_ours(path) or path.read_bytes() == content)):
-        raise OutputError(f"`{path}` was not written by scalec: move it away, or choose another folder with -o")
+        raise OutputError(
+            f"`{path}` was not written by scalec: move it away, or choose another folder with -o"
+        )
 
 
 def _is_ours(path: Path) -> bool:
@@ -65,13 +73,21 @@ def _is_ours(path: Path) -> bool:
 def _is_known(path: Path) -> bool:
     """Whether a file without a mark is the one whose hash a program beside it has."""
     program = path.with_name("train.py")
-    return program.is_file() and _is_ours(program) and sha256(path.read_bytes()).hexdigest() in program.read_text()
+    return (
+        program.is_file()
+        and _is_ours(program)
+        and sha256(path.read_bytes()).hexdigest() in program.read_text()
+    )
 
 
 def _companions(folder: Path) -> list[Path]:
-    """The files that the program in a folder reads, as far as they are as it was written for them."""
+    """The files that the program in a folder reads, as far as they are as it was written for
+    them.
+    """
     return [
-        path for path in folder.glob("*.*") if path.suffix in (".csv", ".json") and path.is_file() and _is_known(path)
+        path
+        for path in folder.glob("*.*")
+        if path.suffix in (".csv", ".json") and path.is_file() and _is_known(path)
     ]
 
 
@@ -81,7 +97,11 @@ def _written_by(path: Path) -> str:
         content: object = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # not JSON, or not text at all
         return ""
-    return str(cast("dict[str, object]", content).get("written_by", "")) if isinstance(content, dict) else ""
+    return (
+        str(cast("dict[str, object]", content).get("written_by", ""))
+        if isinstance(content, dict)
+        else ""
+    )
 
 
 def _replace(path: Path, content: bytes) -> None:

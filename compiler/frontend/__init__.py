@@ -23,7 +23,15 @@ from .model import build
 from .pipeline import pipelined
 from .routes import route_dims
 from .sections import Sections, element_types, read_settings, standing_in
-from .sharding import axes_of, check_how, check_patterns, claims_of, known_rules, rules_of, state_axes
+from .sharding import (
+    axes_of,
+    check_how,
+    check_patterns,
+    claims_of,
+    known_rules,
+    rules_of,
+    state_axes,
+)
 from .split_branches import claims_of_parts, divide, state_of_parts, train_of_parts
 from .user_ops import user_ops
 from .validate import validate
@@ -35,11 +43,14 @@ Further = Callable[[Program, Diagnostics], None]
 """Adds further mistakes to those found in a program."""
 
 
-def resolve(source: Source, over: Source | None = None, read: Reader = load, further: Further | None = None) -> Program:
-    """The program of a plan, with the sections of another text over its own as in a `use`; `read` opens what it uses.
+def resolve(
+    source: Source, over: Source | None = None, read: Reader = load, further: Further | None = None
+) -> Program:
+    """The program of a plan, with the sections of another text over its own as in a `use`; `read`
+    opens what it uses.
 
-    Raises PlanError with all mistakes that can be told of a plan that is not lowered, and those that `further` finds
-    beside them.
+    Raises PlanError with all mistakes that can be told of a plan that is not lowered, and those
+    that `further` finds beside them.
     """
     found = Diagnostics()
     document = gather(source, found, over, read)
@@ -64,7 +75,9 @@ def resolve(source: Source, over: Source | None = None, read: Reader = load, fur
 def _program(
     document: Document, sections: Mapping[str, tree.Section], settings: Sections, found: Diagnostics
 ) -> Program:
-    """The program but for what depends on its data, as far as mistakes, which are added to `found`, leave one."""
+    """The program but for what depends on its data, as far as mistakes, which are added to
+    `found`, leave one.
+    """
     rules = rules_of(sections["shard"], found)
     axes = axes_of(sections["mesh"], rules, found)
     train = settings.train or standing_in(sections["train"], axes)
@@ -77,7 +90,9 @@ def _program(
     check_how(rules, found)
     check_ranges(axes, rules, found)
     sizes = {axis.name: axis.size for axis in axes}
-    several = {axis.name for axis in axes if axis.size > 1 or axis.within or axis.name in found.doubtful}
+    several = {
+        axis.name for axis in axes if axis.size > 1 or axis.within or axis.name in found.doubtful
+    }
     laid = claims_of(rules)  # an axis that is always of size 1 shards nothing
     claims = tuple(claim for claim in laid if claim.axis in several)
     ops = user_ops(document.ops, document.source, found)
@@ -105,12 +120,18 @@ def _program(
     if found.count == before:
         program = with_padding(program)
     program = pipelined(
-        program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims), found
+        program,
+        settings.pipeline,
+        sections["pipeline"].head,
+        claims_of_parts(laid, divided.dims),
+        found,
     )
     check_patterns(sections["state"], program, found)
     check_rows(program, found)
     if "names" in document.sections and found.count == before:
-        program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
+        program = evolve(
+            program, names=stored(document.sections["names"], program, divided.copies, scope)
+        )
     return program
 
 
@@ -125,7 +146,10 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]
                 help=_help_for_section(kind),
             )
     if "train" not in document.sections:
-        help = "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … { … }  data … { … } }`"
+        help = (
+            "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … {"
+            " … }  data … { … } }`"
+        )
         found.error("E0402", "this plan has no section `train`", document.source.whole(), help=help)
     span = document.source.whole()
     empty = {kind: tree.Section(tree.Name(kind, span), None, (), span) for kind in SECTIONS}
@@ -135,7 +159,11 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]
 def _help_for_section(kind: str) -> str:
     if kind in ("dims", "const"):
         return _IN_MODEL
-    return help_for_section(kind) or did_you_mean(kind, SECTIONS) or f"sections are {listing(SECTIONS)}"
+    return (
+        help_for_section(kind)
+        or did_you_mean(kind, SECTIONS)
+        or f"sections are {listing(SECTIONS)}"
+    )
 
 
 def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[str, Scalar]]:
@@ -156,7 +184,9 @@ def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[s
                 elif isinstance(entry, tree.Setting):
                     found.doubt(entry.key.name)
                     if section.kind.name == "dims":
-                        dims.setdefault(entry.key.name, Dim(entry.key.name, UNKNOWN_SIZE, span=entry.span))
+                        dims.setdefault(
+                            entry.key.name, Dim(entry.key.name, UNKNOWN_SIZE, span=entry.span)
+                        )
     if "dims" in found.in_part:
         uses = [dim for use in declared(model.body) for dim in (*use.outs, *use.ins)]
         for dim in uses:
@@ -168,11 +198,17 @@ def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[s
 UNKNOWN_SIZE = 2**40 * 3 * 5 * 7
 """Stands in for the size of a dim that cannot be known."""
 
-_IN_MODEL = "a model has `dims { … }` and `const { … }`; `repeat layers { … }` repeats its statements"
+_IN_MODEL = (
+    "a model has `dims { … }` and `const { … }`; `repeat layers { … }` repeats its statements"
+)
 
 
 def _define(
-    section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scope: dict[str, Scalar], found: Diagnostics
+    section: tree.Section,
+    entry: tree.Entry,
+    dims: dict[str, Dim],
+    scope: dict[str, Scalar],
+    found: Diagnostics,
 ) -> None:
     """Adds a dim or a constant.  Raises PlanError."""
     match section.kind.name, entry:
@@ -192,7 +228,9 @@ def _define(
             help = "write `hidden = 4096`"
             raise wrong("E0406", f"`{section.kind}` has settings only", entry.span, help=help)
         case _:
-            raise wrong("E0406", f"a model has no section `{section.kind}`", section.head, help=_IN_MODEL)
+            raise wrong(
+                "E0406", f"a model has no section `{section.kind}`", section.head, help=_IN_MODEL
+            )
 
 
 def _padded(size: int, entry: tree.Setting) -> int:
@@ -203,8 +241,12 @@ def _padded(size: int, entry: tree.Setting) -> int:
     return -(-size // by) * by
 
 
-def _data_dims(train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], found: Diagnostics) -> dict[str, Dim]:
-    """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a step."""
+def _data_dims(
+    train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], found: Diagnostics
+) -> dict[str, Dim]:
+    """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a
+    step.
+    """
     sizes = {axis.name: axis.size for axis in axes}
     batch = train.microbatch
     for rule in rules:
@@ -217,9 +259,11 @@ def _data_dims(train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], f
             "E0310",
             "`global_batch` is not a whole number of microbatches",
             train.spans["global_batch"],
-            f"{train.global_batch} / ({train.microbatch} sequences × {ranks} data-parallel ranks) is not whole",
+            f"{train.global_batch} / ({train.microbatch} sequences × {ranks} data-parallel"
+            " ranks) is not whole",
             notes=[Note(train.spans["microbatch"], "sequences of a microbatch on each rank")],
-            help=f"multiples of {batch} are, for instance {-(-train.global_batch // batch) * batch}",
+            help=f"multiples of {batch} are, for instance"
+            f" {-(-train.global_batch // batch) * batch}",
         )
     given = {
         SEQUENCE: (train.seq, "seq"),

@@ -16,7 +16,10 @@ Scalar = int | float | Fraction
 
 
 def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
-    """The value of `expr`, with names from `scope`; divisions of whole numbers stay exact.  Raises PlanError."""
+    """The value of `expr`, with names from `scope`; divisions of whole numbers stay exact.
+
+    Raises PlanError.
+    """
     match expr:
         case tree.Number(value, ""):
             return value
@@ -31,15 +34,28 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             return value
         case tree.Call(tree.Name("sqrt"), (inner,), ()):
             if (value := evaluate(inner, scope)) < 0:
-                raise wrong("E0302", "the root of a negative number", expr.span, f"of {float(value):g}")
+                raise wrong(
+                    "E0302", "the root of a negative number", expr.span, f"of {float(value):g}"
+                )
             return math.sqrt(value)
         case tree.Name(name):
             known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
             help = help_for_value(name) or did_you_mean(name, scope) or f"known: {known}"
-            raise wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", help)
+            raise wrong(
+                "E0201",
+                f"`{name}` is neither a dim nor a constant",
+                expr.span,
+                "not known here",
+                help,
+            )
         case _:
-            label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, tree.Number)
-            help = spelled(expr) or ("units belong to settings; 10% is 0.1 here" if is_share else "")
+            label, is_share = (
+                "numbers, dims, `+ - * /` and `sqrt(…)` only",
+                isinstance(expr, tree.Number),
+            )
+            help = spelled(expr) or (
+                "units belong to settings; 10% is 0.1 here" if is_share else ""
+            )
             raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
 
 
@@ -58,7 +74,12 @@ def apply(link: tree.Binary, left: Scalar, right: Scalar) -> Scalar:
         case "/":
             raise wrong("E0302", "division by zero", link.right.span, "is 0")
         case other:
-            raise wrong("E0301", f"`{other}` is not arithmetic on dims", link.span, "numbers, dims, `+ - * /` only")
+            raise wrong(
+                "E0301",
+                f"`{other}` is not arithmetic on dims",
+                link.span,
+                "numbers, dims, `+ - * /` only",
+            )
 
 
 def exact(value: Scalar) -> Scalar:
@@ -67,13 +88,21 @@ def exact(value: Scalar) -> Scalar:
 
 
 def whole(name: tree.Name, value: Scalar, expr: tree.Expr, scope: Mapping[str, Scalar]) -> int:
-    """`value` as the size of the dim `name`.  Raises PlanError where it is not a whole number from 1 to 2^48."""
+    """`value` as the size of the dim `name`.
+
+    Raises PlanError where it is not a whole number from 1 to 2^48.
+    """
     if value != int(value):
         label = f"{_shown(expr, scope)} = {float(value):g}"
         help = _divisors_near(name, expr, scope)
         raise wrong("E0303", f"dim `{name}` is not a whole number", expr.span, label, help)
     if not 0 < value <= LARGEST:
-        raise wrong("E0304", f"dim `{name}` is out of range", expr.span, f"is {int(value)}; dims go from 1 to 2^48")
+        raise wrong(
+            "E0304",
+            f"dim `{name}` is out of range",
+            expr.span,
+            f"is {int(value)}; dims go from 1 to 2^48",
+        )
     return int(value)
 
 

@@ -43,7 +43,9 @@ def names_in(items: Iterable[Item]) -> Iterator[str]:
     """All names that statements bind or mention."""
     for bind in _binds(items):
         yield from map(str, bind.names)
-        yield from (str(each if isinstance(each, tree.Name) else each.name) for each in mentioned(bind.expr))
+        yield from (
+            str(each if isinstance(each, tree.Name) else each.name) for each in mentioned(bind.expr)
+        )
 
 
 def declarations(items: Iterable[Item]) -> Iterator[str]:
@@ -70,7 +72,9 @@ def _binds(items: Iterable[Item]) -> Iterator[tree.Bind]:
 
 
 def one_sided(items: Iterable[Item], found: Diagnostics) -> Iterator[Item]:
-    """The items without branches: the first side of each that has an index, the names in which are in doubt."""
+    """The items without branches: the first side of each that has an index, the names in which
+    are in doubt.
+    """
     for item in items:
         match item:
             case tree.If():
@@ -91,7 +95,9 @@ def with_names(item: tree.Statement, names: Mapping[str, str]) -> tree.Statement
         case tree.Bind():
             return evolve(item, expr=_renamed(item.expr, names))
         case tree.If():
-            first, others = (tuple(with_names(each, names) for each in side) for side in (item.body, item.others))
+            first, others = (
+                tuple(with_names(each, names) for each in side) for side in (item.body, item.others)
+            )
             return evolve(item, body=first, others=others)
         case tree.Repeat():
             return evolve(item, body=tuple(with_names(each, names) for each in item.body))
@@ -108,7 +114,9 @@ def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
         case tree.ParamUse():
             return evolve(expr, name=_rename(expr.name, names))
         case tree.Call(_, args, kwargs):
-            kwargs = tuple(evolve(setting, value=_renamed(setting.value, names)) for setting in kwargs)
+            kwargs = tuple(
+                evolve(setting, value=_renamed(setting.value, names)) for setting in kwargs
+            )
             return evolve(expr, args=tuple(_renamed(each, names) for each in args), kwargs=kwargs)
         case tree.Negative(value):
             return evolve(expr, value=_renamed(value, names))
@@ -135,13 +143,17 @@ Names = dict[str, tree.Name]
 
 
 def check_visible(model: tree.Model) -> None:
-    """Raises PlanError where a name is used that only one side of a branch binds, or an index out of place."""
+    """Raises PlanError where a name is used that only one side of a branch binds, or an index
+    out of place.
+    """
     statements = [item for item in model.body if isinstance(item, tree.Statement)]
     _Walk({given.name.name: given.name for given in model.inputs}, {}, {}).body(statements)
 
 
 class _Walk:
-    """A body: names `known`, those bound on one side of a branch only, and the indices of the repeats around."""
+    """A body: names `known`, those bound on one side of a branch only, and the indices of the
+    repeats around.
+    """
 
     def __init__(self, known: Names, partly: Names, indices: Names) -> None:
         self._known, self._partly, self._indices = {**known}, {**partly}, indices
@@ -186,13 +198,20 @@ class _Walk:
             raise _no_index(item.index, self._indices)
         sides = [self._inside(self._indices).body(side) for side in (item.body, item.others)]
         self._add({name: sides[0][name] for name in sides[0].keys() & sides[1].keys()})
-        self._partly |= {name: at for side in sides for name, at in side.items() if name not in self._known}
+        self._partly |= {
+            name: at for side in sides for name, at in side.items() if name not in self._known
+        }
 
     def _repeat(self, item: tree.Repeat) -> None:
         own: Names = {}
         if item.index:
             if item.index.name in {*self._indices, *self._known}:
-                raise wrong("E0219", f"`{item.index}` has a meaning already", item.index.span, "cannot be an index")
+                raise wrong(
+                    "E0219",
+                    f"`{item.index}` has a meaning already",
+                    item.index.span,
+                    "cannot be an index",
+                )
             own = {item.index.name: item.index}
         bound = self._inside(self._indices | own).body(item.body)
         self._bound |= {name: at for name, at in bound.items() if name in self._known}
@@ -210,7 +229,20 @@ def _no_index(index: tree.Name, indices: Mapping[str, tree.Name]) -> PlanError:
     if not indices:
         help = "write `repeat layers as i { if i < 2 { … } }`"
         return wrong(
-            "E0219", "`if` is allowed only in a repeat whose index has a name", index.span, "not an index", help
+            "E0219",
+            "`if` is allowed only in a repeat whose index has a name",
+            index.span,
+            "not an index",
+            help,
         )
-    help = did_you_mean(index.name, indices) or f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
-    return wrong("E0219", f"`{index}` is the index of no repeat around this", index.span, "not an index", help)
+    help = (
+        did_you_mean(index.name, indices)
+        or f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
+    )
+    return wrong(
+        "E0219",
+        f"`{index}` is the index of no repeat around this",
+        index.span,
+        "not an index",
+        help,
+    )

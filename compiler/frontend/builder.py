@@ -24,7 +24,8 @@ class _Types(dict[str, Type]):
 
 
 class ModelBuilder(OpBuilder):
-    """The statements of the model, or of the repeat that is being read; mistakes are those of the plan's author.
+    """The statements of the model, or of the repeat that is being read; mistakes are those of the
+    plan's author.
 
     Ops of values that are `UNKNOWN` raise Unknown.
     """
@@ -51,7 +52,9 @@ class ModelBuilder(OpBuilder):
             raise wrong("E0307", str(error), span, _shown(OPS[kind], operands)) from None
         check_count(len(types), like, span)
         stem = f"_{OPS[kind].stem or kind}"
-        values = tuple(self.value(name or stem, type) for name, type in zip(like, types, strict=True))
+        values = tuple(
+            self.value(name or stem, type) for name, type in zip(like, types, strict=True)
+        )
         self.append(Op(kind, inputs, values, attrs, span=span))
         return tuple(value.name for value in values)
 
@@ -65,6 +68,7 @@ def _shown(entry: OpDef, types: Sequence[Type]) -> str:
     """The dims of operands, with names where a plan calls the op by its own."""
     names = (operand.name if entry.user_visible else "" for operand in entry.operands)
     *first, last = (
-        f"{name}[{', '.join(type.dims)}]" for name, type in zip(chain(names, repeat("")), types, strict=False)
+        f"{name}[{', '.join(type.dims)}]"
+        for name, type in zip(chain(names, repeat("")), types, strict=False)
     )
     return f"{', '.join(first)} and {last}" if first else last

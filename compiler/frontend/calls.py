@@ -25,10 +25,16 @@ Given = tuple[list[tuple[Operand, tree.Expr]], list[tuple[Attribute, tree.Expr]]
 
 
 def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bool]) -> Given:
-    """The arguments of `call`, in the op's order.  Raises PlanError where they are too many, too few, or unknown."""
+    """The arguments of `call`, in the op's order.
+
+    Raises PlanError where they are too many, too few, or unknown.
+    """
     further = (Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.variadic)
     operands, attributes = (*_written(entry.operands), *further), _written(entry.attributes)
-    places = [*(operand.name for operand in operands), *(attribute.name for attribute in attributes)]
+    places = [
+        *(operand.name for operand in operands),
+        *(attribute.name for attribute in attributes),
+    ]
     optional = {operand.name: operand for operand in operands if operand.optional}
     given: dict[str, tree.Expr] = {}
     left = list(places)
@@ -63,7 +69,9 @@ def _written(each: Sequence[T]) -> tuple[T, ...]:
 
 
 def _may_be(operand: Operand, argument: tree.Expr, is_number: Callable[[tree.Expr], bool]) -> bool:
-    """Whether an optional operand is the one expected in its place: an input by its name, or no number."""
+    """Whether an optional operand is the one expected in its place: an input by its name, or no
+    number.
+    """
     if operand.given:
         return isinstance(argument, tree.Name) and argument.name == operand.given
     return not is_number(argument)
@@ -81,23 +89,35 @@ def _check_complete(
     A number in the place of a tensor says that this tensor is missing: `rmsnorm(x, eps)`.
     """
     last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
-    needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
+    needed = [
+        operand.name for i, operand in enumerate(operands) if i < last or not operand.optional
+    ]
     needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]
     tensors = {operand.name for operand in operands if operand.name in given}
     for name in needed:
         if name not in given:
-            name = next((operand for operand in needed if operand in tensors and is_number(given[operand])), name)
+            name = next(
+                (operand for operand in needed if operand in tensors and is_number(given[operand])),
+                name,
+            )
             help = _help_for_missing(entry, name)
-            raise _unfit(entry, f"needs an argument `{name}`", call.span, f"`{name}` is missing", help)
+            raise _unfit(
+                entry, f"needs an argument `{name}`", call.span, f"`{name}` is missing", help
+            )
 
 
 def _help_for_missing(entry: OpDef, name: str) -> str:
-    choices = next((attribute.choices for attribute in entry.attributes if attribute.name == name), ())
+    choices = next(
+        (attribute.choices for attribute in entry.attributes if attribute.name == name), ()
+    )
     if choices:
         return f"write {' or '.join(f'`{name}={choice}`' for choice in choices)}"
     help = help_for_call(entry.name)
     if name == "weight":
-        return f"{help}; for a weight that stays 1, an optimizer's group with `lr_scale = 0  weight_decay = 0`"
+        return (
+            f"{help}; for a weight that stays 1, an optimizer's group with `lr_scale = 0 "
+            " weight_decay = 0`"
+        )
     return help
 
 
@@ -114,7 +134,9 @@ def _attribute(attribute: Attribute) -> str:
     return attribute.name if shown is None else f"{attribute.name}={shown}"
 
 
-def _unfit(entry: OpDef, what: str, span: Span, label: str, help: str = "", notes: tuple[Note, ...] = ()) -> PlanError:
+def _unfit(
+    entry: OpDef, what: str, span: Span, label: str, help: str = "", notes: tuple[Note, ...] = ()
+) -> PlanError:
     notes = (*notes, Note(None, f"it is written `{signature(entry)}`"))
     return wrong("E0606", f"`{entry.name}` {what}", span, label, help, notes=notes)
 
@@ -129,7 +151,9 @@ def check_ranges(entry: OpDef, op: Op, found: Diagnostics) -> None:
 
 @frozen
 class Calls(ABC):
-    """Writes calls of the language's ops and of `user_ops`; the base of `Expressions`, which writes their arguments."""
+    """Writes calls of the language's ops and of `user_ops`; the base of `Expressions`, which
+    writes their arguments.
+    """
 
     _scope: Scope
     _parameters: Parameters
@@ -140,7 +164,9 @@ class Calls(ABC):
 
     @abstractmethod
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
-        """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where it has a mistake."""
+        """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where
+        it has a mistake.
+        """
 
     def call(self, call: tree.Call, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, as many as `like`, after which they are named."""
@@ -151,7 +177,13 @@ class Calls(ABC):
             if call.name.name in self._found.doubtful:  # an op of the plan's own
                 for argument in (each for each in call.args if not self._scope.is_number(each)):
                     self.tensor(argument)
-            raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
+            raise wrong(
+                "E0605",
+                f"there is no op `{call.name}`",
+                call.name.span,
+                "not an op",
+                self._instead(call),
+            )
         if self._parameters.experts:
             check_op(call.name)
         operands, attrs = self.arguments(call, entry)
@@ -159,7 +191,9 @@ class Calls(ABC):
         if entry is DROPOUT and not dict(attrs)["p"]:
             check_count(1, like, call.span)
             return operands
-        if any(dict(attrs).get(attribute.name) for attribute in entry.attributes if attribute.share):
+        if any(
+            dict(attrs).get(attribute.name) for attribute in entry.attributes if attribute.share
+        ):
             draws, site = self._draws.next(call.span)
             operands, attrs = (*operands, draws), (*attrs, (SITE.name, site))
         return self._builder.several(entry.name, operands, attrs, call.span, like)
@@ -169,8 +203,14 @@ class Calls(ABC):
         names = [argument.name for argument in call.args if isinstance(argument, tree.Name)]
         is_parameter = names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}
         if is_parameter and not is_known(call.name.name):
-            return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, and `->` after dims that are summed"
-        return help_for_op(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
+            return (
+                f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, and `->` after"
+                " dims that are summed"
+            )
+        return help_for_op(
+            call.name.name,
+            [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops],
+        )
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
         operands, numbers = self.arguments(call, own.entry)
@@ -191,12 +231,17 @@ class Calls(ABC):
             check_rows(self._builder.types[operand], span)
 
     def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
-        """The operands and the attributes of a call of `entry`; attributes that have their default are left out."""
+        """The operands and the attributes of a call of `entry`; attributes that have their
+        default are left out.
+        """
         given, attributes = arguments(call, entry, self._scope.is_number)
         for operand, expr in given:
             self._parameters.begin(expr, operand.init)
-        stems = [(expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given]
-        operands = tuple(self.tensor(expr, stem) for expr, stem in stems)  # a plain x goes by the op that makes it
+        stems = [
+            (expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given
+        ]
+        # a plain x goes by the op that makes it
+        operands = tuple(self.tensor(expr, stem) for expr, stem in stems)
         before, attrs = self._found.count, dict[str, Attr]()
         with self._found.catch():
             for (operand, expr), value in zip(given, operands, strict=True):
@@ -206,22 +251,30 @@ class Calls(ABC):
             with self._found.catch():
                 attrs[attribute.name] = self._attribute(attribute, expr, operands[0])
         if UNKNOWN in operands or self._found.count > before:
-            check_ranges(entry, Op(entry.name, (), (), tuple(attrs.items()), span=call.span), self._found)
+            check_ranges(
+                entry, Op(entry.name, (), (), tuple(attrs.items()), span=call.span), self._found
+            )
             raise Unknown
         first = self._builder.types[operands[0]]
         for attribute in entry.attributes:
             if attribute.dims == "last" and attribute.name not in attrs:
                 attrs[attribute.name] = first.dims[-1:]
         defaults = {attribute.name: attribute.default for attribute in entry.attributes}
-        return operands, tuple((name, value) for name, value in attrs.items() if value != defaults[name])
+        return operands, tuple(
+            (name, value) for name, value in attrs.items() if value != defaults[name]
+        )
 
     def _check_kind(self, entry: OpDef, operand: Operand, value: str, span: Span) -> None:
-        """Token ids go where they are looked up, labels into the loss, and numbers everywhere else."""
+        """Token ids go where they are looked up, labels into the loss, and numbers everywhere
+        else.
+        """
         given = value if self._builder.types[value].dtype not in FLOATS else ""
         if given != operand.given:
             wanted = f"the input `{operand.given}`" if operand.given else "numbers"
             help = f"it is written `{signature(entry)}`"
-            raise wrong("E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`", help)
+            raise wrong(
+                "E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`", help
+            )
 
     def _attribute(self, attribute: Attribute, expr: tree.Expr, first: str) -> Attr:
         """The value of an attribute; `first` is the first operand, whose dims it may name."""
@@ -229,7 +282,9 @@ class Calls(ABC):
             return self._dim(expr, self._scope.dims)
         if attribute.dims == "several":
             if len(_items(expr)) < 2:
-                raise wrong("E0307", "several dims are needed here", expr.span, "as in `[heads_dim, rest]`")
+                raise wrong(
+                    "E0307", "several dims are needed here", expr.span, "as in `[heads_dim, rest]`"
+                )
             return tuple(self._dim(item, self._scope.dims) for item in _items(expr))
         if attribute.dims:
             return tuple(self._dim(item, self._builder.types[first].dims) for item in _items(expr))
@@ -250,7 +305,9 @@ class Calls(ABC):
         if attribute.kinds != (int,):
             return value
         if value % 1:
-            raise wrong("E0313", f"`{attribute.name}` is a whole number", expr.span, f"is {value:g}")
+            raise wrong(
+                "E0313", f"`{attribute.name}` is a whole number", expr.span, f"is {value:g}"
+            )
         return int(value)
 
     def _dim(self, expr: tree.Expr, known: Sequence[str]) -> str:
@@ -263,7 +320,12 @@ class Calls(ABC):
             label, help = f"its dims are [{', '.join(known)}]", did_you_mean(expr.name, known)
             raise wrong("E0307", f"`{expr}` is not a dim of this operand", expr.span, label, help)
         if expr.name == BATCH:
-            raise wrong("E0307", "no op works along `batch`", expr.span, "samples are independent of each other")
+            raise wrong(
+                "E0307",
+                "no op works along `batch`",
+                expr.span,
+                "samples are independent of each other",
+            )
         return expr.name
 
 

@@ -26,7 +26,13 @@ def check_causality(program: Program, found: Diagnostics) -> None:
     """Each op through which a loss depends on a later token or another document is a mistake."""
     for leak in leaks(program):
         help = _help(program, leak)
-        found.error("E0224", f"{MESSAGES[leak.what]}: by {_name(leak.op)}", leak.op.span, _example(leak), help=help)
+        found.error(
+            "E0224",
+            f"{MESSAGES[leak.what]}: by {_name(leak.op)}",
+            leak.op.span,
+            _example(leak),
+            help=help,
+        )
 
 
 def _name(op: Op) -> str:
@@ -42,7 +48,10 @@ def _example(leak: Leak) -> str:
     if leak.token > leak.length // 2:
         from_end = leak.length - 1 - leak.token
         token = "the last token" if from_end == 0 else f"the last token but {from_end}"
-    return f"position {leak.position} depends on {token}{' of another document' * (leak.what == 'document')}"
+    return (
+        f"position {leak.position} depends on"
+        f" {token}{' of another document' * (leak.what == 'document')}"
+    )
 
 
 def _help(program: Program, leak: Leak) -> str:
@@ -54,7 +63,13 @@ def _help(program: Program, leak: Leak) -> str:
         argument = "mask=causal" if leak.what == "later" else f"{DOCUMENTS}={DOCUMENTS}"
         return f"write `{argument}`; {purpose}"
     if op.kind == "call" and leak.what == "later":
-        return f"if no position sees a later one, write `causal` and the dim before `from` in its `op`; {purpose}"
+        return (
+            "if no position sees a later one, write `causal` and the dim before `from` in its"
+            f" `op`; {purpose}"
+        )
     if OPS[op.kind].permutes:
-        return f"`{op.kind}` is circular: positions at one end get tokens of the other end; leave it out; {purpose}"
+        return (
+            f"`{op.kind}` is circular: positions at one end get tokens of the other end; leave"
+            f" it out; {purpose}"
+        )
     return f"leave `{SEQUENCE}` out of its dims; {purpose}"

@@ -1,4 +1,6 @@
-"""Files of training data that are there when a plan is compiled: whether they hold what the plan takes them for."""
+"""Files of training data that are there when a plan is compiled: whether they hold what the
+plan takes them for.
+"""
 
 from collections.abc import Iterator
 
@@ -8,7 +10,9 @@ from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note
 
 MATCHES, READ = 1000, 32
-"""The most files of a pattern that are found, and that are read: editors compile a plan at each pause."""
+"""The most files of a pattern that are found, and that are read: editors compile a plan at each
+pause.
+"""
 
 
 def check_files(train: tree.Section, data: Data, found: Diagnostics) -> None:
@@ -24,7 +28,9 @@ def check_files(train: tree.Section, data: Data, found: Diagnostics) -> None:
 
 
 def _check_pattern(pattern: tree.String, dtype: str, found: Diagnostics) -> None:
-    """Adds the mistake of the first file of another format; one that cannot be read is left to the run."""
+    """Adds the mistake of the first file of another format; one that cannot be read is left to
+    the run.
+    """
     for path in some(files_of(pattern.value, MATCHES), READ):
         try:
             mistake = foreign(path, dtype)

@@ -1,4 +1,5 @@
-"""An axis with a range of sizes, `mesh { dp = 4..8 }`: which ranges there may be, and the size that a plan begins with.
+"""An axis with a range of sizes, `mesh { dp = 4..8 }`: which ranges there may be, and the size that
+a plan begins with.
 
 Non-goals: the program at each size (`analysis.elastic`).
 """
@@ -25,13 +26,27 @@ MOST = 2**20
 def range_of(written: tree.Range, found: Diagnostics) -> tuple[int, int] | None:
     """The least and the most ranks; None if there are mistakes, which are added to `found`."""
     match written:
-        case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if 0 < least <= most <= MOST:
+        case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if (
+            0 < least <= most <= MOST
+        ):
             return least, most
-        case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if 0 < most < least:
+        case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if (
+            0 < most < least
+        ):
             help = f"write `{most}..{least}`, the least first"
-            found.error("E0520", "this range has no sizes", written.span, f"{least} is more than {most}", help=help)
+            found.error(
+                "E0520",
+                "this range has no sizes",
+                written.span,
+                f"{least} is more than {most}",
+                help=help,
+            )
         case tree.Range(first, last):
-            help = spelled(first) or spelled(last) or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
+            help = (
+                spelled(first)
+                or spelled(last)
+                or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
+            )
             found.error("E0501", "this is not a range of sizes", written.span, help=help)
     return None
 
@@ -42,21 +57,33 @@ def check_ranges(axes: Sequence[Axis], rules: Sequence[tree.Rule], found: Diagno
     for axis in elastic[1:]:
         notes = [Note(elastic[0].span, "the first one")]
         help = "one axis gives up ranks where nodes are lost: write one size for the other"
-        found.error("E0520", "two axes have ranges", axis.span, "a second one", notes=notes, help=help)
+        found.error(
+            "E0520", "two axes have ranges", axis.span, "a second one", notes=notes, help=help
+        )
     for axis in elastic[:1]:
         over = (rule for rule in rules if axis.name in map(str, rule.axes))
         for dim in [dim for rule in over for dim in rule.dims if str(dim) != BATCH][:1]:
             notes = [Note(axis.span, "may have several sizes")]
             message = f"`{dim}` is sharded over `{axis.name}`, which has a range"
-            help = f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size, and its work too"
+            help = (
+                f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size,"
+                " and its work too"
+            )
             found.error("E0520", message, dim.span, notes=notes, help=help)
 
 
-def begun_at(axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, found: Diagnostics) -> tuple[Axis, ...]:
-    """The axes, an elastic one with the largest of its sizes at which a step is whole microbatches."""
+def begun_at(
+    axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, found: Diagnostics
+) -> tuple[Axis, ...]:
+    """The axes, an elastic one with the largest of its sizes at which a step is whole
+    microbatches.
+    """
     names = {str(name) for rule in rules if BATCH in map(str, rule.dims) for name in rule.axes}
     others = prod(axis.size for axis in axes if axis.name in names and not axis.within)
-    return tuple(_begun_at(axis, others, train, found) if axis.within and axis.name in names else axis for axis in axes)
+    return tuple(
+        _begun_at(axis, others, train, found) if axis.within and axis.name in names else axis
+        for axis in axes
+    )
 
 
 def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis:
@@ -64,7 +91,10 @@ def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis
     unit = train.microbatch * others
     fits = [size for size in range(most, least - 1, -1) if train.global_batch % (unit * size) == 0]
     if not fits:
-        each = f"{train.microbatch} sequences × {f'{others} × ' if others > 1 else ''}{least} … {most} ranks"
+        each = (
+            f"{train.microbatch} sequences × {f'{others} × ' if others > 1 else ''}{least} …"
+            f" {most} ranks"
+        )
         whole = unit * most
         rows = Note(train.spans["microbatch"], "sequences of a microbatch on each rank")
         found.error(
@@ -73,7 +103,8 @@ def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis
             train.spans["global_batch"],
             f"{train.global_batch} / ({each}) is not whole",
             notes=[Note(axis.span, "the range"), rows],
-            help=f"multiples of {whole} are with {most}, for instance {-(-train.global_batch // whole) * whole}",
+            help=f"multiples of {whole} are with {most}, for instance"
+            f" {-(-train.global_batch // whole) * whole}",
         )
         found.doubt(section="mesh")
     return evolve(axis, size=fits[0], within=axis.within) if fits else evolve(axis, within=None)
@@ -99,6 +130,10 @@ def check_rows(program: Program, found: Diagnostics) -> None:
             rows(pipeline, ranks, count * largest // size)
         except ScheduleError as error:
             found.error(
-                "E0520", f"`{kind}` has no rows for `{axis.name}` = {size}", axis.span, error.why, help=error.help
+                "E0520",
+                f"`{kind}` has no rows for `{axis.name}` = {size}",
+                axis.span,
+                error.why,
+                help=error.help,
             )
             return

@@ -21,7 +21,13 @@ def check_name(name: tree.Name) -> None:
 def check_dim(dim: tree.Name, known: Iterable[str]) -> None:
     """The model has such a dim."""
     if dim.name not in (names := sorted(known)):
-        raise wrong("E0201", f"there is no dim `{dim}`", dim.span, "not a dim", did_you_mean(dim.name, names))
+        raise wrong(
+            "E0201",
+            f"there is no dim `{dim}`",
+            dim.span,
+            "not a dim",
+            did_you_mean(dim.name, names),
+        )
 
 
 def check_count(results: int, names: Sequence[str], span: Span) -> None:
@@ -37,4 +43,9 @@ def check_count(results: int, names: Sequence[str], span: Span) -> None:
 def check_not_data(dim: tree.Name, what: str) -> None:
     """Parameters and repeats go over dims of the model."""
     if dim.name in (*DATA_DIMS, MICROBATCHES):
-        raise wrong("E0216", f"{what} cannot go over `{dim}`", dim.span, "a dim of the data, not of the model")
+        raise wrong(
+            "E0216",
+            f"{what} cannot go over `{dim}`",
+            dim.span,
+            "a dim of the data, not of the model",
+        )

@@ -1,4 +1,6 @@
-"""Rules of a route's body: from each row of tokens it computes a row, by parameters that each expert has of its own."""
+"""Rules of a route's body: from each row of tokens it computes a row, by parameters that each
+expert has of its own.
+"""
 
 from collections.abc import Sequence, Set
 
@@ -16,14 +18,20 @@ ROW_BY_ROW = tuple(sorted(op.name for op in (*FUNCTIONS, CONCAT, SPLIT)))
 def check_op(name: tree.Name) -> None:
     """Raises PlanError unless experts have the op."""
     if name.name not in ROW_BY_ROW:
-        help = f"use it before the route or after it; experts have `@`, arithmetic, user ops, {listing(ROW_BY_ROW)}"
+        help = (
+            "use it before the route or after it; experts have `@`, arithmetic, user ops,"
+            f" {listing(ROW_BY_ROW)}"
+        )
         raise wrong("E0220", f"experts have no `{name}`", name.span, "in a route", help)
 
 
 def check_rows(type: Type, span: Span) -> None:
     """Raises PlanError where an operand has no tokens."""
     if BATCH not in type.dims:
-        help = "a parameter of experts is the right side of a product or a sum, `y @ w[hidden -> ffn] + b[ffn]`"
+        help = (
+            "a parameter of experts is the right side of a product or a sum, `y @ w[hidden ->"
+            " ffn] + b[ffn]`"
+        )
         label = f"has [{', '.join(type.dims)}]"
         raise wrong("E0220", "experts compute with tokens, and this has none", span, label, help)
 
@@ -31,26 +39,48 @@ def check_rows(type: Type, span: Span) -> None:
 def check_user_op(op: Op, experts: str) -> None:
     """Raises PlanError where a function is to see more of the tokens than a row."""
     if {experts, *DATA_DIMS} & {dim for words in op.names("takes") for dim in words.split()}:
-        help = "a signature such as `op f(x[.., d]) -> [.., d] over ..` leaves the dims of tokens to `..`"
-        raise wrong("E0220", "experts see each token by itself", op.span, "takes dims of tokens", help)
+        help = (
+            "a signature such as `op f(x[.., d]) -> [.., d] over ..` leaves the dims of tokens"
+            " to `..`"
+        )
+        raise wrong(
+            "E0220", "experts see each token by itself", op.span, "takes dims of tokens", help
+        )
 
 
 def check_declared(use: tree.ParamUse, experts: str, routed: Set[str]) -> None:
-    """Raises PlanError where a parameter names one of the dims `routed`; `experts` is that of the route around it."""
+    """Raises PlanError where a parameter names one of the dims `routed`; `experts` is that of
+    the route around it.
+    """
     for dim in (*use.outs, *use.ins):
         if dim.name == experts:
             help = "leave it out: each parameter in the route has it by itself, in front"
-            raise wrong("E0220", f"`{use.name}` has `{dim}` twice", dim.span, f"in a route to `{dim}`", help)
+            raise wrong(
+                "E0220", f"`{use.name}` has `{dim}` twice", dim.span, f"in a route to `{dim}`", help
+            )
         if dim.name in routed:
-            help = f"logits are written in the route, `by top(y @ router[hidden -> {dim}], 2)`; all else has other dims"
+            help = (
+                f"logits are written in the route, `by top(y @ router[hidden -> {dim}], 2)`;"
+                " all else has other dims"
+            )
             message = f"`{dim}` is the dim of a route's logits and of the parameters in it"
             raise wrong("E0220", message, dim.span, "outside of both", help)
 
 
 def check_used(param: Param, own: Sequence[str], around: Sequence[str], span: Span) -> None:
-    """Raises PlanError where a parameter of the experts `own` is used in a route to others, `around`."""
+    """Raises PlanError where a parameter of the experts `own` is used in a route to others,
+    `around`.
+    """
     if (*own,) != (*around,):
-        where, used = (f"in a route to `{dims[0]}`" if dims else "outside of routes" for dims in (own, around))
-        help = "" if own else f"declare another one in the route, of which each of the `{around[0]}` has its own"
+        where, used = (
+            f"in a route to `{dims[0]}`" if dims else "outside of routes" for dims in (own, around)
+        )
+        help = (
+            ""
+            if own
+            else f"declare another one in the route, of which each of the `{around[0]}` has its own"
+        )
         notes = (Note(param.span, "declared here"),)
-        raise wrong("E0220", f"`{param.name}` is declared {where}", span, f"used {used}", help, notes=notes)
+        raise wrong(
+            "E0220", f"`{param.name}` is declared {where}", span, f"used {used}", help, notes=notes
+        )

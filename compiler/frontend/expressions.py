@@ -30,7 +30,9 @@ class Expressions(Calls):
     """Writes the ops of expressions; the base of `Routes`."""
 
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
-        """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where it has a mistake."""
+        """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where
+        it has a mistake.
+        """
         with self._found.catch():
             return self._tensor(expr, like)
         return UNKNOWN
@@ -81,7 +83,12 @@ class Expressions(Calls):
             return self._parameters.use(params[name.name], name.span)
         if name.name in self._scope.elsewhere:
             help = "make it inside the route"
-            raise wrong("E0220", f"experts see what they are sent, and `{name}` is of all tokens", name.span, help=help)
+            raise wrong(
+                "E0220",
+                f"experts see what they are sent, and `{name}` is of all tokens",
+                name.span,
+                help=help,
+            )
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
         given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
@@ -105,14 +112,18 @@ class Expressions(Calls):
         return value
 
     def _either(self, expr: tree.Expr) -> str | Scalar:
-        """The value that `expr` computes, or the number that it is; UNKNOWN where it has a mistake."""
+        """The value that `expr` computes, or the number that it is; UNKNOWN where it has a
+        mistake.
+        """
         if not self._scope.is_number(expr):
             return self.tensor(expr)
         with self._found.catch():
             return evaluate(expr, self._scope.numbers)
         return UNKNOWN
 
-    def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
+    def _binary(
+        self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str
+    ) -> str | Scalar:
         if isinstance(left, str):
             self.require_rows((left,), link.left.span)
             if isinstance(right, str):
@@ -134,15 +145,20 @@ class Expressions(Calls):
             return self._builder.op("contract", (left, right), over, link.span, like)
         if experts and link.op == "+":
             rows, own = (self._builder.types[value].dims for value in (left, right))
-            if own == tuple(dim for dim in rows if dim not in DATA_DIMS):  # a parameter of experts, a row of each
+            # a parameter of experts, a row of each
+            if own == tuple(dim for dim in rows if dim not in DATA_DIMS):
                 return self._builder.op(BIASED.name, (left, right, *order), (), link.span, like)
         self.require_rows((right,), link.right.span)
         if link.op == "-":
             right = self._by("scale", right, -1, link)
         return self._builder.op(ELEMENTWISE[link.op], (left, right), (), link.span, like)
 
-    def _with_number(self, link: tree.Binary, tensor: str, number: Scalar, is_last: bool, like: str) -> str:
-        """A sum, difference, product or quotient of a tensor and a number, which is first or last."""
+    def _with_number(
+        self, link: tree.Binary, tensor: str, number: Scalar, is_last: bool, like: str
+    ) -> str:
+        """A sum, difference, product or quotient of a tensor and a number, which is first or
+        last.
+        """
         match link.op:
             case "+":
                 return self._by("shift", tensor, number, link, like)
@@ -155,30 +171,60 @@ class Expressions(Calls):
             case "/" if is_last and number:
                 return self._by("scale", tensor, 1 / exact(number), link, like)
             case "/" if not is_last:
-                help = "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 + exp(-x))"
-                raise wrong("E0604", "a number cannot be divided by a tensor", link.span, "a number / a tensor", help)
+                help = (
+                    "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 +"
+                    " exp(-x))"
+                )
+                raise wrong(
+                    "E0604",
+                    "a number cannot be divided by a tensor",
+                    link.span,
+                    "a number / a tensor",
+                    help,
+                )
             case _:
-                help = "a tensor may be multiplied by a number, divided by one that is not 0, and added to one"
-                raise wrong("E0604", f"`{link.op}` cannot combine these", link.span, "a tensor and a number", help)
+                help = (
+                    "a tensor may be multiplied by a number, divided by one that is not 0, and"
+                    " added to one"
+                )
+                raise wrong(
+                    "E0604",
+                    f"`{link.op}` cannot combine these",
+                    link.span,
+                    "a tensor and a number",
+                    help,
+                )
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
         self.require_rows((value,), at.span)
         if abs(by) > sys.float_info.max:
-            raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
+            raise wrong(
+                "E0302", "a number that is too large", at.span, "beyond 64-bit floating point"
+            )
         return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
 
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
-        """The dims that `@` sums over: those before the arrow, or all that both operands have but experts."""
+        """The dims that `@` sums over: those before the arrow, or all that both operands have
+        but experts.
+        """
         x, w = self._builder.types[left], self._builder.types[right]
         if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
         arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
-        over = arrow or tuple(dim for dim in x.dims if dim in w.dims and dim != self._parameters.experts)
+        over = arrow or tuple(
+            dim for dim in x.dims if dim in w.dims and dim != self._parameters.experts
+        )
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
             return over
-        raise wrong("E0306", "these operands cannot be multiplied", link.span, _dims(x, w), _arrow(link.right, x))
+        raise wrong(
+            "E0306",
+            "these operands cannot be multiplied",
+            link.span,
+            _dims(x, w),
+            _arrow(link.right, x),
+        )
 
 
 def _dims(x: Type, w: Type) -> str:
@@ -198,9 +244,20 @@ def _arrow(right: tree.Expr, x: Type) -> str:
 
 
 def _activations(link: tree.Binary, x: Type, w: Type) -> PlanError:
-    """Both sides of a product have samples: a sum over these would depend on which share a microbatch."""
+    """Both sides of a product have samples: a sum over these would depend on which share a
+    microbatch.
+    """
     shared = [dim for dim in x.dims if dim in w.dims]
-    notes = (Note(None, f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}"),)
-    inner = f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`" if x.dims == w.dims else ""
+    notes = (
+        Note(
+            None,
+            f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}",
+        ),
+    )
+    inner = (
+        f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`"
+        if x.dims == w.dims
+        else ""
+    )
     help = f"queries and keys are multiplied in `attention(q, k, v, mask=causal)`{inner}"
     return wrong("E0613", "a product of two activations", link.span, _dims(x, w), help, notes=notes)

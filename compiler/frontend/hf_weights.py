@@ -1,4 +1,6 @@
-"""Whether `names hf` fits the model: each parameter has a place in the files, and each place one parameter."""
+"""Whether `names hf` fits the model: each parameter has a place in the files, and each place
+one parameter.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -38,7 +40,9 @@ def stored(
 
 
 def _fits(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
-    """The name has the indices of the parameter's repeats and of its experts; what is transposed is a matrix."""
+    """The name has the indices of the parameter's repeats and of its experts; what is
+    transposed is a matrix.
+    """
     outer = program.outer(param)
     if each.indices != (wanted := (*INDICES[: param.stacked], *outer[param.stacked :])):
         message = (
@@ -48,29 +52,55 @@ def _fits(each: HFWeight, param: Param, program: Program, found: Diagnostics) ->
         )
         inside = f"inside {param.stacked} repeats" if param.stacked else "outside of repeats"
         note = Note(
-            param.span, f"declared {inside}" + "".join(f", in a route to `{it}`" for it in outer[param.stacked :])
+            param.span,
+            f"declared {inside}"
+            + "".join(f", in a route to `{it}`" for it in outer[param.stacked :]),
         )
         found.error("E0405", message, each.span, notes=[note])
     if each.transposed and len(param.type.dims) - len(outer) < 2:
         found.error(
-            "E0405", f"`{param.name}` is not a matrix", each.span, "transposed", notes=[Note(param.span, "declared")]
+            "E0405",
+            f"`{param.name}` is not a matrix",
+            each.span,
+            "transposed",
+            notes=[Note(param.span, "declared")],
         )
 
 
 def _pairs(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
-    """The parameter's rows are those of heads, or with some skipped of one, which have those that are interleaved."""
+    """The parameter's rows are those of heads, or with some skipped of one, which have those
+    that are interleaved.
+    """
     rows = param.type.dims[len(program.outer(param)) : len(param.type.dims) - param.inner]
-    if len(rows) < (1 if each.skipped else 2) or SEQUENCE in rows or param.name in map(base, tables(program)):
-        help = "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of `bq[heads, head_dim]`"
+    if (
+        len(rows) < (1 if each.skipped else 2)
+        or SEQUENCE in rows
+        or param.name in map(base, tables(program))
+    ):
+        help = (
+            "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of"
+            " `bq[heads, head_dim]`"
+        )
         notes = [Note(param.span, "declared")]
-        found.error("E0405", f"`{param.name}` has no heads", each.span, "interleaved", notes=notes, help=help)
+        found.error(
+            "E0405",
+            f"`{param.name}` has no heads",
+            each.span,
+            "interleaved",
+            notes=notes,
+            help=help,
+        )
     elif (last := each.skipped + each.interleaved) > (most := program.valid(rows[-1])):
         message = f"a head of `{param.name}` has {most} rows"
-        found.error("E0405", message, each.span, f"not {last}", notes=[Note(param.span, "declared")])
+        found.error(
+            "E0405", message, each.span, f"not {last}", notes=[Note(param.span, "declared")]
+        )
 
 
 def _shared(names: Iterable[HFWeight], params: dict[str, Param], found: Diagnostics) -> None:
-    """A tensor of one parameter is its alone; one of several has each of their parts once, of the same inner dims."""
+    """A tensor of one parameter is its alone; one of several has each of their parts once, of
+    the same inner dims.
+    """
     of = defaultdict[str, list[HFWeight]](list)
     for each in names:
         if each.param in params:

@@ -16,7 +16,10 @@ def checked_inputs(model: tree.Model, found: Diagnostics) -> tuple[tree.Input, .
     known = [(name, DATA_DIMS) for name in INPUTS]
     if written not in (known, known[:-1]):
         span = model.inputs[0].span.to(model.inputs[-1].span)
-        help = "write `(tokens[batch, seq], labels[batch, seq])`, or add `documents[batch, seq]` after these two"
+        help = (
+            "write `(tokens[batch, seq], labels[batch, seq])`, or add `documents[batch, seq]`"
+            " after these two"
+        )
         message = "a model's inputs are tokens, labels and, optionally, documents"
         found.error("E0213", message, span, "others", help=help)
         dims = tuple(tree.Name(dim, span) for dim in DATA_DIMS)
@@ -44,7 +47,10 @@ def _check_documents(model: tree.Model, program: Program, data: Data, found: Dia
         notes = [Note(given.span, "the model is given documents")]
         found.error("E0402", f"`data {data.kind}` needs `separator`", span, notes=notes, help=help)
     elif data.separator is not None and not given:
-        help = "add `documents[batch, seq]` to the model's inputs, and `documents=documents` to its attention"
+        help = (
+            "add `documents[batch, seq]` to the model's inputs, and `documents=documents` to"
+            " its attention"
+        )
         notes = [Note(model.name.span, "this model")]
         message = "a separator ends documents, but the model has no input `documents`"
         found.error("E0409", message, span, notes=notes, help=help)
@@ -74,6 +80,13 @@ def _check_ids(program: Program, data: Data, found: Diagnostics) -> None:
         ("mask_token", data.mask_token, data.mask_id),
     ):
         if isinstance(token, str) and data.kind != "text":
-            found.error("E0404", f"`{name}` must be a token id unless tokens are bytes", data.spans[name])
+            found.error(
+                "E0404", f"`{name}` must be a token id unless tokens are bytes", data.spans[name]
+            )
         elif id is not None and id >= known:
-            found.error("E0405", f"`{name}` is {id}, and the vocabulary {known}", data.spans[name], "no token")
+            found.error(
+                "E0405",
+                f"`{name}` is {id}, and the vocabulary {known}",
+                data.spans[name],
+                "no token",
+            )

@@ -20,7 +20,9 @@ ONE_OF_A_KIND = ("data", "optimizer")
 """Sections that a plan has once: one of another name replaces the whole section."""
 
 EITHER = {"files": "set", "set": "files"}
-"""Entries of which a section has one kind or the other: one in the braces replaces those of the other kind."""
+"""Entries of which a section has one kind or the other: one in the braces replaces those of the
+other kind.
+"""
 
 
 @frozen
@@ -33,7 +35,9 @@ class Document:
     ops: tuple[tree.UserOp, ...]
 
 
-def gather(source: Source, found: Diagnostics, over: Source | None = None, read: Reader = load) -> Document:
+def gather(
+    source: Source, found: Diagnostics, over: Source | None = None, read: Reader = load
+) -> Document:
     """The document of a plan and the files that it uses, with sections `over` its own.
 
     Raises PlanError where there is no model, or several; other mistakes are added to `found`.
@@ -45,7 +49,10 @@ def gather(source: Source, found: Diagnostics, over: Source | None = None, read:
         return Document(source, models[0], sections, tuple(ops))
     if not models:
         found.check()
-        own, used = "model NAME(tokens[batch, seq], labels[batch, seq]) { … }", f'use "{SHIPPED}models/llama.scale"'
+        own, used = (
+            "model NAME(tokens[batch, seq], labels[batch, seq]) { … }",
+            f'use "{SHIPPED}models/llama.scale"',
+        )
         help = f"write `{own}`, or `{used}`"
         raise wrong("E0202", "this plan has no model", source.whole(), help=help)
     notes = (Note(models[0].name.span, "the first model"),)
@@ -76,7 +83,9 @@ def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Re
             used, theirs, more = _used(item, source, (*users, source.path), found, read)
             ops += more
             models += [_overridden(model, item.sections) for model in used]
-            others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
+            others = [
+                section for section in item.sections if section.kind.name not in ("dims", "const")
+            ]
             sections |= theirs
             for section in others:
                 _add(section, sections, found)
@@ -84,7 +93,13 @@ def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Re
     for section in plan.sections():
         if first := own.get(section.kind.name):
             notes = [Note(first.head, "the first one")]
-            found.error("E0204", f"section `{section.kind}` is given twice", section.head, "repeated", notes=notes)
+            found.error(
+                "E0204",
+                f"section `{section.kind}` is given twice",
+                section.head,
+                "repeated",
+                notes=notes,
+            )
         own[section.kind.name] = section
         _add(section, sections, found)
     within = [s for m in models for s in m.body if isinstance(s, tree.Section)]
@@ -92,7 +107,9 @@ def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Re
     return models + [item for item in plan.items if isinstance(item, tree.Model)], sections, ops
 
 
-def _used(use: tree.Use, source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader) -> Gathered:
+def _used(
+    use: tree.Use, source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader
+) -> Gathered:
     with found.catch():
         return _gather(opened(use, source, read, users), users, found, read)
     found.doubt(section="model")
@@ -104,10 +121,17 @@ def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:
     for section in sections:
         for entry in section.entries:
             if isinstance(entry, tree.Setting) and entry.pad and section.kind.name != "dims":
-                found.error("E0406", "only a dim is padded", entry.pad.span, f"not what `{section.kind}` sets")
+                found.error(
+                    "E0406",
+                    "only a dim is padded",
+                    entry.pad.span,
+                    f"not what `{section.kind}` sets",
+                )
             if isinstance(entry, tree.Setting) and entry.every and section.kind.name != "watch":
                 help = f"write `{entry.key} = {entry.value.span.words}`"
-                found.error("E0406", "only `watch` has settings with `every`", entry.span, help=help)
+                found.error(
+                    "E0406", "only `watch` has settings with `every`", entry.span, help=help
+                )
         _check_forms([entry for entry in section.entries if isinstance(entry, tree.Section)], found)
 
 
@@ -118,7 +142,9 @@ def _add(section: tree.Section, sections: dict[str, tree.Section], found: Diagno
         sections[section.kind.name] = merge(base, section) if base else section
 
 
-def opened(use: tree.Use, source: Source, read: Reader = load, users: tuple[str, ...] = ()) -> Source:
+def opened(
+    use: tree.Use, source: Source, read: Reader = load, users: tuple[str, ...] = ()
+) -> Source:
     """The file that a plan uses, shown with its folder where a user has its name.
 
     Raises PlanError where it cannot be read, or is one of its `users`.
@@ -132,7 +158,10 @@ def opened(use: tree.Use, source: Source, read: Reader = load, users: tuple[str,
 
 
 def used_path(use: tree.Use, source: Source) -> Path:
-    """The path of a file that a plan uses.  Raises PlanError where it is said to come with scalec, and does not."""
+    """The path of a file that a plan uses.
+
+    Raises PlanError where it is said to come with scalec, and does not.
+    """
     written = use.path.value
     if not written.startswith(SHIPPED):
         return Path(source.path).parent / written
@@ -140,7 +169,9 @@ def used_path(use: tree.Use, source: Source) -> Path:
     if path is None:
         files = shipped_files()
         help = did_you_mean(written, files) or f"there are {listing(files)}"
-        raise wrong("E0205", f"`{written}` is not part of scalec", use.path.span, "not there", help=help)
+        raise wrong(
+            "E0205", f"`{written}` is not part of scalec", use.path.span, "not there", help=help
+        )
     return path
 
 
@@ -148,8 +179,14 @@ def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.
     """The model with `dims` and `const` of a `use` merged over its own."""
     body = model.body
     for over in (over for over in overrides if over.kind.name in ("dims", "const")):
-        base = next((s for s in body if isinstance(s, tree.Section) and s.kind.name == over.kind.name), None)
-        body = tuple(merge(base, over) if item is base else item for item in body) if base else (over, *body)
+        base = next(
+            (s for s in body if isinstance(s, tree.Section) and s.kind.name == over.kind.name), None
+        )
+        body = (
+            tuple(merge(base, over) if item is base else item for item in body)
+            if base
+            else (over, *body)
+        )
     return evolve(model, body=body)
 
 
@@ -157,21 +194,25 @@ def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.
 
 
 def merge(base: tree.Section, over: tree.Section) -> tree.Section:
-    """`base` with the entries of `over` in the place of those of the same key, and the others of `over` after them.
+    """`base` with the entries of `over` in the place of those of the same key, and the others of
+    `over` after them.
 
-    Sections in sections merge likewise, if they have the same name or `over` gives none.  A section of a kind that
-    there is one of replaces that of another name.  Rules of `over` replace all rules of `base`, since their order is
-    their priority; sets of data replace its files.  Axes of a mesh are in an order too.  Raises PlanError where `over`
-    leaves that open.
+    Sections in sections merge likewise, if they have the same name or `over` gives none.  A section
+    of a kind that there is one of replaces that of another name.  Rules of `over` replace all rules
+    of `base`, since their order is their priority; sets of data replace its files.  Axes of a mesh
+    are in an order too.  Raises PlanError where `over` leaves that open.
     """
     if base.kind.name == MESH and _gives_order(base, over):
         return evolve(base, entries=over.entries)
     rules = any(isinstance(entry, tree.Rule) for entry in over.entries)
     replaced = {EITHER.get(_key(entry)) for entry in over.entries}
     entries = [
-        entry for entry in base.entries if not (rules and isinstance(entry, tree.Rule)) and _key(entry) not in replaced
+        entry
+        for entry in base.entries
+        if not (rules and isinstance(entry, tree.Rule)) and _key(entry) not in replaced
     ]
-    unmatched = list(range(len(entries)))  # each is replaced once, so that a key given twice in `over` stays visible
+    # each is replaced once, so that a key given twice in `over` stays visible
+    unmatched = list(range(len(entries)))
     for entry in over.entries:
         at = next((i for i in unmatched if _same(entries[i], entry)), None)
         if at is None:
@@ -179,7 +220,10 @@ def merge(base: tree.Section, over: tree.Section) -> tree.Section:
         else:
             unmatched.remove(at)
             match entries[at], entry:
-                case tree.Section(name=known) as part, tree.Section(name=name) if name in (None, known):
+                case tree.Section(name=known) as part, tree.Section(name=name) if name in (
+                    None,
+                    known,
+                ):
                     entries[at] = merge(part, entry)
                 case _:
                     entries[at] = entry
@@ -187,7 +231,9 @@ def merge(base: tree.Section, over: tree.Section) -> tree.Section:
 
 
 def _gives_order(base: tree.Section, over: tree.Section) -> bool:
-    """Whether the order of axes is that of `over`, which names all; else it is that of `base`, with no axis more."""
+    """Whether the order of axes is that of `over`, which names all; else it is that of `base`,
+    with no axis more.
+    """
     known, given = _keys(base), _keys(over)
     if set(known) <= set(given):
         return True
@@ -204,12 +250,18 @@ def _gives_order(base: tree.Section, over: tree.Section) -> bool:
     span = next(entry.span for entry in entries if entry.key.name in (added or given))
     note = Note(base.head, f"has {listing(known)}, outermost first")
     help = f"the order of axes matters: name {unnamed} here too, outermost first"
-    raise wrong("E0519", message, span, "added" if added else "not in this order", help, notes=(note,))
+    raise wrong(
+        "E0519", message, span, "added" if added else "not in this order", help, notes=(note,)
+    )
 
 
 def _keys(section: tree.Section) -> list[str]:
     """Each key once."""
-    return list(dict.fromkeys(entry.key.name for entry in section.entries if isinstance(entry, tree.Setting)))
+    return list(
+        dict.fromkeys(
+            entry.key.name for entry in section.entries if isinstance(entry, tree.Setting)
+        )
+    )
 
 
 def _key(entry: tree.Entry) -> str:
@@ -226,6 +278,8 @@ def _same(base: tree.Entry, over: tree.Entry) -> bool:
         case tree.Setting(), tree.Setting():
             return base.key == over.key
         case tree.Section(), tree.Section():
-            return base.kind == over.kind and (over.kind.name in ONE_OF_A_KIND or over.name in (None, base.name))
+            return base.kind == over.kind and (
+                over.kind.name in ONE_OF_A_KIND or over.name in (None, base.name)
+            )
         case _:
             return False

@@ -1,8 +1,10 @@
-"""Whether the logits of losses are saved for backward, or computed in chunks and never all in memory.
+"""Whether the logits of losses are saved for backward, or computed in chunks and never all in
+memory.
 
-Chunks cost no time where each rank has the whole vocabulary: their gradient is made with them.  Where a rank has a part
-of it they cost a fourth product of the head's size, since their gradient needs what other ranks have
-(`runtime.kernels`, whose `linear_cross_entropy` counts both).  So a part is made in chunks only where it is large.
+Chunks cost no time where each rank has the whole vocabulary: their gradient is made with them.
+Where a rank has a part of it they cost a fourth product of the head's size, since their gradient
+needs what other ranks have (`runtime.kernels`, whose `linear_cross_entropy` counts both).  So a
+part is made in chunks only where it is large.
 """
 
 from math import prod
@@ -17,7 +19,10 @@ LARGE = 1 << 30
 
 
 def logits_for(program: Program) -> str:
-    """The plan's choice, or the one for its losses.  Raises PlanError where it asks for chunks without kernels."""
+    """The plan's choice, or the one for its losses.
+
+    Raises PlanError where it asks for chunks without kernels.
+    """
     train = program.train
     if train.kernels != TRITON:
         if train.logits == CHUNK:

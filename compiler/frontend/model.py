@@ -1,4 +1,6 @@
-"""Layers a model's statements into a region of ops without placements: the single-device program."""
+"""Layers a model's statements into a region of ops without placements: the single-device
+program.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -37,7 +39,8 @@ def build(
     stored: str,
     found: Diagnostics,
 ) -> Built:
-    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters.
+    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of
+    parameters.
 
     Statements with mistakes, which are added to `found`, are left out.
     """
@@ -98,7 +101,9 @@ class _Statements(Routes):
             if isinstance(item, tree.Statement):
                 self._statement(item, self.begin)
 
-    def _statement(self, item: tree.Statement, begin: Callable[[tree.Statement], None] = lambda item: None) -> None:
+    def _statement(
+        self, item: tree.Statement, begin: Callable[[tree.Statement], None] = lambda item: None
+    ) -> None:
         body, before, bound = self._builder.body, len(self._builder.body), {**self._scope.bound}
         with self._found.catch():
             begin(item)
@@ -106,8 +111,12 @@ class _Statements(Routes):
             return
         del body[before:]  # what it binds and declares is unknown, but for what it would bind anew
         self._builder.body, self._scope.bound = body, bound
-        self._found.doubt(*({*declarations([item]), *bound_in([item])} - bound.keys()), section="statements")
-        self._found.used |= item.span.names | ({DISPATCH.name} if "route" in item.span.names else set[str]())
+        self._found.doubt(
+            *({*declarations([item]), *bound_in([item])} - bound.keys()), section="statements"
+        )
+        self._found.used |= item.span.names | (
+            {DISPATCH.name} if "route" in item.span.names else set[str]()
+        )
 
     def _read(self, item: tree.Statement) -> None:
         match item:
@@ -154,12 +163,20 @@ class _Statements(Routes):
                 if type != arg.value.type:
                     before, after = (f"[{', '.join(each.dims)}]" for each in (arg.value.type, type))
                     message = f"`{name}` changes its dims in `repeat {item.dim}`"
-                    raise wrong("E0305", message, item.dim.span, f"enters as {before}, leaves as {after}")
-        results = tuple(self._builder.value(name.lstrip("_"), arg.value.type) for name, arg in assigned.items())
+                    raise wrong(
+                        "E0305", message, item.dim.span, f"enters as {before}, leaves as {after}"
+                    )
+        results = tuple(
+            self._builder.value(name.lstrip("_"), arg.value.type) for name, arg in assigned.items()
+        )
         args = (*assigned.values(), *repeat.slices)
-        region = Region("repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span)
+        region = Region(
+            "repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span
+        )
         self._builder.body = [*outside, region]
-        self._scope.bound = outer | {name: value.name for name, value in zip(assigned, results, strict=True)}
+        self._scope.bound = outer | {
+            name: value.name for name, value in zip(assigned, results, strict=True)
+        }
 
     def _carry(self, name: str, item: tree.Repeat) -> Arg:
         source = self._scope.bound[name]
@@ -167,7 +184,13 @@ class _Statements(Routes):
         if not name.startswith(CHOSEN) and BATCH in type.dims and type.dtype not in FLOATS:
             bound = next(each for each in self._assigned(item) if each.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
-            raise wrong("E0607", f"`{name}` is an input, which no iteration can change", bound.span, "bound anew", help)
+            raise wrong(
+                "E0607",
+                f"`{name}` is an input, which no iteration can change",
+                bound.span,
+                "bound anew",
+                help,
+            )
         value = self._builder.value(name.lstrip("_"), type)
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)
@@ -177,6 +200,8 @@ class _Statements(Routes):
             if isinstance(statement, tree.Bind):
                 yield from statement.names
             elif isinstance(statement, tree.Route):
-                yield from (tree.Name(name, statement.value.span) for name in self.assigned(statement))
+                yield from (
+                    tree.Name(name, statement.value.span) for name in self.assigned(statement)
+                )
             elif isinstance(statement, tree.Repeat):
                 yield from self._assigned(statement)

@@ -1,7 +1,9 @@
-"""Ops, arguments and values by the names that PyTorch and other programs give them, and how a plan says the same.
+"""Ops, arguments and values by the names that PyTorch and other programs give them, and how a plan
+says the same.
 
-A row is one wish: the names it goes by, in lower case and without underscores, and the help.  Where no op does it, the
-help names the way out: usually a function of one's own.  In a help `{name}` is the name that the plan has.
+A row is one wish: the names it goes by, in lower case and without underscores, and the help.  Where
+no op does it, the help names the way out: usually a function of one's own.  In a help `{name}` is
+the name that the plan has.
 """
 
 from collections.abc import Iterable
@@ -15,17 +17,25 @@ _ATTENTION = (
     'over .., n causal s from "my_ops:my_attention"`'
 )
 _SINKS = _ATTENTION.replace("v[.., s, n, d])", "v[.., s, n, d], sinks[n])")
-_ALIBI = _ATTENTION.replace("v[.., s, n, d])", "v[.., s, n, d], head=n)") + ", where `head` has the heads' numbers"
+_ALIBI = (
+    _ATTENTION.replace("v[.., s, n, d])", "v[.., s, n, d], head=n)")
+    + ", where `head` has the heads' numbers"
+)
 
 _OPS = {
     # products, shapes, joins
-    "linear matmul mm bmm einsum dot dense outer addmm": "a product is `x @ w[hidden -> ffn]`: `w` is declared there, "
-    "by the dims that are summed over and those it gives",
-    "reshape view flatten unflatten squeeze unsqueeze rearrange": "dims have names, so nothing is reshaped: "
-    "`x @ wq[hidden -> heads, head_dim]` makes heads at once",
+    "linear matmul mm bmm einsum dot dense outer addmm": (
+        "a product is `x @ w[hidden -> ffn]`: `w` is declared there, "
+        "by the dims that are summed over and those it gives"
+    ),
+    "reshape view flatten unflatten squeeze unsqueeze rearrange": (
+        "dims have names, so nothing is reshaped: "
+        "`x @ wq[hidden -> heads, head_dim]` makes heads at once"
+    ),
     "transpose permute swapaxes t": "dims have names, and ops find them by these: leave it out",
-    "expand repeatinterleave repeatkv tile broadcastto": "leave it out: dims go by name, and each key/value head "
-    "serves several query heads",
+    "expand repeatinterleave repeatkv tile broadcastto": (
+        "leave it out: dims go by name, and each key/value head serves several query heads"
+    ),
     "cat concatenate stack hstack": "write `concat(x, y, as=both)`, where `both` is a dim: "
     "`dims { both = left + right }`",
     "chunk slice narrow unbind gather": "write `split(x, [left, right])`, by dims of the model",
@@ -44,55 +54,78 @@ _OPS = {
     "swiglu": "write `silu(x @ w_gate[hidden -> ffn]) * (x @ w_up[hidden -> ffn])`",
     "geglu": "write `gelu(x @ w_gate[hidden -> ffn]) * (x @ w_up[hidden -> ffn])`",
     "reglu": "write `relu(x @ w_gate[hidden -> ffn]) * (x @ w_up[hidden -> ffn])`",
-    "sqrt": "`sqrt` takes numbers, dims and constants; of a tensor it can be a function of your own: "
+    "sqrt": "`sqrt` takes numbers, dims and constants; of a tensor it can be a function of your"
+    " own: "
     '`op sqrt(x[..]) -> [..] over .. from "my_ops:sqrt"`',
-    "log log2 log1p logsigmoid rsqrt sin cos tan erf softplus mish elu selu celu hardswish hardsigmoid clamp clip sign "
+    "log log2 log1p logsigmoid rsqrt sin cos tan erf softplus mish elu selu celu hardswish"
+    " hardsigmoid clamp clip sign "
     "floor round nantonum": "write it as a function of your own: "
     '`op {name}(x[..]) -> [..] over .. from "my_ops:{name}"`',
     "where maskedfill lerp fmod atan2 eq gt lt": "write it as a function of your own: "
     '`op {name}(x[..], y[..]) -> [..] over .. from "my_ops:{name}"`',
     # functions along a dim
     "var variance": "write `mean(x * x, over=hidden)`, of an `x` whose mean is 0",
-    "std norm l2norm normalize": "`rmsnorm(x, norm[hidden], eps)` divides by the root mean square; else write a "
-    'function of your own: `op {name}(x[.., d]) -> [.., d] over .. from "my_ops:{name}"`',
-    "logsumexp prod argmax argsort sort cumprod": "write it as a function of your own, which needs the dim whole: "
-    '`op {name}(x[.., d]) -> [.., d] over .. from "my_ops:{name}"`',
-    "conv conv1d causalconv1d cumsum scan associativescan selectivescan mamba mamba2 ssm retention rwkv "
-    "gateddeltanet deltanet lstm gru rnn": "write it as a function of your own that looks back along the sequence: "
-    '`op {name}(x[.., s, d]) -> [.., s, d] over .., d causal s from "my_ops:{name}"`',
+    "std norm l2norm normalize": (
+        "`rmsnorm(x, norm[hidden], eps)` divides by the root mean square; else write a "
+        'function of your own: `op {name}(x[.., d]) -> [.., d] over .. from "my_ops:{name}"`'
+    ),
+    "logsumexp prod argmax argsort sort cumprod": (
+        "write it as a function of your own, which needs the dim whole: "
+        '`op {name}(x[.., d]) -> [.., d] over .. from "my_ops:{name}"`'
+    ),
+    "conv conv1d causalconv1d cumsum scan associativescan selectivescan mamba mamba2 ssm"
+    " retention rwkv "
+    "gateddeltanet deltanet lstm gru rnn": (
+        "write it as a function of your own that looks back along the sequence: "
+        '`op {name}(x[.., s, d]) -> [.., s, d] over .., d causal s from "my_ops:{name}"`'
+    ),
     # parts of models
-    "scaleddotproductattention sdpa multiheadattention flashattention flashattn flashattnfunc flashattnvarlenfunc "
-    "flexattention selfattention memoryefficientattention": "write `attention(q, k, v, mask=causal)`, of queries, "
-    "keys and values with heads",
+    "scaleddotproductattention sdpa multiheadattention flashattention flashattn flashattnfunc"
+    " flashattnvarlenfunc "
+    "flexattention selfattention memoryefficientattention": (
+        "write `attention(q, k, v, mask=causal)`, of queries, keys and values with heads"
+    ),
     "crossattention": "there is one sequence, `seq`: queries, keys and values come from it alone",
     "alibi relativepositionbias t5bias": _ALIBI,
-    "rotary rotaryembedding applyrotarypos applyrotaryemb applyrotaryposemb": "it is called `rope`: "
-    "`rope(x @ wq[hidden -> heads, head_dim], theta)`",
+    "rotary rotaryembedding applyrotarypos applyrotaryemb applyrotaryposemb": (
+        "it is called `rope`: `rope(x @ wq[hidden -> heads, head_dim], theta)`"
+    ),
     "groupnorm batchnorm instancenorm": "there are `rmsnorm(x, norm[hidden], eps)` and "
     "`layernorm(x, norm[hidden], bias[hidden], eps)`",
     "route router top topk moe experts mixtureofexperts sparsemoe": "write "
-    "`route y to experts by top(y @ router[hidden -> experts], 2) { … }`, a statement whose braces are an expert",
+    "`route y to experts by top(y @ router[hidden -> experts], 2) { … }`, a statement whose"
+    " braces are an expert",
     "lora loralinear": "write `x @ w[hidden -> ffn] + x @ a[hidden -> rank] @ b[rank -> ffn]`; "
     "all parameters are trained, `w` too",
     "onehot": "an embedding looks rows up: `embedding(tokens, wte[vocab, hidden])`",
-    "arange linspace": "positions are a parameter, `x + wpe[seq, hidden]`, or `rope(q, theta)`; an op of your own may "
-    "ask for them: `head=n` in its signature",
-    "ones zeros empty full rand randn tensor parameter": "a tensor is a parameter, declared where it is used: "
-    "`x + b[hidden]`, with `init b ~ zeros`",
+    "arange linspace": (
+        "positions are a parameter, `x + wpe[seq, hidden]`, or `rope(q, theta)`; an op of your"
+        " own may "
+        "ask for them: `head=n` in its signature"
+    ),
+    "ones zeros empty full rand randn tensor parameter": (
+        "a tensor is a parameter, declared where it is used: `x + b[hidden]`, with `init b ~ zeros`"
+    ),
     "detach stopgradient nograd": "gradients flow through every op; an optimizer's group with "
     "`lr_scale = 0  weight_decay = 0` keeps parameters as they are",
     # losses
     "logsoftmax": "`cross_entropy` takes logits as they are",
-    "nllloss crossentropyloss ce linearcrossentropy": "write `cross_entropy(logits, labels)`, of logits as they are",
-    "mse mseloss l1loss bce bceloss bcewithlogits kldiv huberloss contrastive": "the loss is `cross_entropy(logits, "
-    "labels)` or a sum of such; there are no other losses",
+    "nllloss crossentropyloss ce linearcrossentropy": (
+        "write `cross_entropy(logits, labels)`, of logits as they are"
+    ),
+    "mse mseloss l1loss bce bceloss bcewithlogits kldiv huberloss contrastive": (
+        "the loss is `cross_entropy(logits, labels)` or a sum of such; there are no other losses"
+    ),
     # what is no op
     "print": "a plan prints nothing; `scalec ir` shows each value with its dims",
     "checkpoint remat": "write `recompute = full` in `train`, or `selective(attention)`",
     "compile": "write `compile = on` in `train`",
-    "to float half bfloat16 cast type": "write `precision = bf16` in `train`; ops keep statistics in fp32",
-    "allreduce allgather reducescatter alltoall broadcast send recv": "leave it out: the rules of `shard` say where "
-    "dims lie, and scalec inserts the collectives",
+    "to float half bfloat16 cast type": (
+        "write `precision = bf16` in `train`; ops keep statistics in fp32"
+    ),
+    "allreduce allgather reducescatter alltoall broadcast send recv": (
+        "leave it out: the rules of `shard` say where dims lie, and scalec inserts the collectives"
+    ),
 }
 """Ops that a plan has by another name or not at all."""
 
@@ -100,14 +133,18 @@ _ARGUMENTS = {
     "dim axis dims": "dims go by name, as in `over=hidden`",
     "iscausal causal attnmask attentionmask": "write `mask=causal` or `mask=full`",
     "inplace training keepdim out dtype device": "leave it out",
-    "reduction": "leave it out: a loss is the sum over tokens, which the step divides by their number",
+    "reduction": (
+        "leave it out: a loss is the sum over tokens, which the step divides by their number"
+    ),
     "ignoreindex": "leave it out: labels below 0 are ignored",
     "labelsmoothing": "it is called `smoothing`",
     "zloss zlossweight": "it is called `z`",
     "weight classweights": "each token counts the same; labels below 0 do not count",
     "enablegqa": "leave it out: each key/value head serves the same number of query heads",
     "base ropetheta": "it is called `theta`",
-    "implementation backend attnimplementation useflash": "leave it out: torch chooses flash attention where it can",
+    "implementation backend attnimplementation useflash": (
+        "leave it out: torch chooses flash attention where it can"
+    ),
 }
 """Arguments of any op."""
 
@@ -118,8 +155,12 @@ _ATTENTION_ARGUMENTS = {
     "softmaxscale scaling": "it is called `scale`",
     "logitcap logitscap attnlogitsoftcapping logitssoftcap": "it is called `softcap`",
     "slidingwindow windowsize localwindow": "it is called `window`",
-    "cuseqlens seqlens maxseqlen blockmask": "add the input `documents[batch, seq]` and write `documents=documents`",
-    "pastkeyvalue pastkeyvalues kvcache usecache cache": "leave it out: a plan trains, and keeps no keys",
+    "cuseqlens seqlens maxseqlen blockmask": (
+        "add the input `documents[batch, seq]` and write `documents=documents`"
+    ),
+    "pastkeyvalue pastkeyvalues kvcache usecache cache": (
+        "leave it out: a plan trains, and keeps no keys"
+    ),
 }
 """Arguments of `attention` alone."""
 
@@ -134,8 +175,10 @@ _CHOICES = {
     "slidingwindow sliding local window swa": "write `mask=causal, window=4096`",
     "bidirectional none no off noncausal": "write `mask=full`",
     "lowertriangular tril autoregressive decoder": "write `mask=causal`",
-    "document documents blockdiagonal packed": "write `mask=causal, documents=documents`, and add the input "
-    "`documents[batch, seq]` to the model",
+    "document documents blockdiagonal packed": (
+        "write `mask=causal, documents=documents`, and add the input "
+        "`documents[batch, seq]` to the model"
+    ),
     "erf exact": "leave `approximate` out",
 }
 """Words for choices: masks, approximations."""
@@ -198,7 +241,9 @@ def help_for_op(name: str, known: Iterable[str]) -> str:
 
 
 def help_for_argument(op: str, name: str, known: Iterable[str]) -> str:
-    """How a plan writes the argument of `op` that is called `name` elsewhere; "" where it is like none."""
+    """How a plan writes the argument of `op` that is called `name` elsewhere; "" where it is
+    like none.
+    """
     word = _folded(name)
     if op == "attention" and word in _ATTENTION_HELP:
         return _ATTENTION_HELP[word]

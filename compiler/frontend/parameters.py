@@ -1,4 +1,6 @@
-"""Names of a model: numbers, dims and values; parameters, their slices in repeats and initial values; dropout seeds."""
+"""Names of a model: numbers, dims and values; parameters, their slices in repeats and initial
+values; dropout seeds.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,7 +18,9 @@ from .expert_rules import check_declared, check_used
 
 
 class Scope:
-    """Numbers and dims, inputs and parameters as declared, and the value that each name is bound to."""
+    """Numbers and dims, inputs and parameters as declared, and the value that each name is
+    bound to.
+    """
 
     def __init__(self, numbers: Mapping[str, Scalar], dims: Iterable[str]) -> None:
         self.numbers, self.dims = numbers, sorted(dims)
@@ -25,11 +29,19 @@ class Scope:
         self.declared: dict[str, tree.Name] = {}
 
     def check_free(self, name: tree.Name) -> None:
-        """Raises PlanError where `name` cannot be bound: it is an input or a parameter, or no name."""
+        """Raises PlanError where `name` cannot be bound: it is an input or a parameter, or no
+        name.
+        """
         check_name(name)
         if first := self.declared.get(name.name):
             notes = [Note(first.span, "declared here")]
-            raise wrong("E0207", f"`{name}` is an input or a parameter", name.span, "rebound here", notes=notes)
+            raise wrong(
+                "E0207",
+                f"`{name}` is an input or a parameter",
+                name.span,
+                "rebound here",
+                notes=notes,
+            )
 
     def is_number(self, expr: tree.Expr) -> bool:
         """Whether all that an expression is made of are numbers."""
@@ -50,7 +62,9 @@ class Scope:
 
 
 class OpenRepeat:
-    """A repeat whose body is being read: what it takes slices of, the parameters declared in it among these."""
+    """A repeat whose body is being read: what it takes slices of, the parameters declared in it
+    among these.
+    """
 
     def __init__(self, dim: str, outside: list[Stmt]) -> None:
         """`outside` are the statements before it."""
@@ -72,8 +86,10 @@ class Parameters:
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
         self.repeats: list[OpenRepeat] = []
         self.experts = ""  # in a route, the dim that its parameters have in front
-        self.order: tuple[str, ...] = ()  # in a route, the order of rows, where these are not padded
-        self.twins: Mapping[str, str] = {}  # in the logits of a route, the dim in place of the experts
+        # in a route, the order of rows, where these are not padded
+        self.order: tuple[str, ...] = ()
+        # in the logits of a route, the dim in place of the experts
+        self.twins: Mapping[str, str] = {}
 
     def declare(self, use: tree.ParamUse) -> str:
         """The value of a parameter where it is first used."""
@@ -86,7 +102,9 @@ class Parameters:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
             raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "repeated", help)
-        param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
+        param = Param(
+            name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span
+        )
         self.all[name] = param
         leaf = self._builder.value(name, evolve(param.type, dtype=self._dtype))
         self.leaves[name] = Op("leaf", (name,), (leaf,), (), span=use.span)
@@ -104,7 +122,9 @@ class Parameters:
         self._scope.declared[name] = use.name
         own = (self.twins.get(dim.name, dim.name) for dim in use.outs)
         type = Type("f32", (*stack, *own))
-        self.buffers[name] = Buffer(name, type, len(stack), 0, Init("zeros"), rate=rate, route=route, span=use.span)
+        self.buffers[name] = Buffer(
+            name, type, len(stack), 0, Init("zeros"), rate=rate, route=route, span=use.span
+        )
         self._builder.types[name] = type
         for repeat in self.repeats:
             slice = self._builder.value(name, self._builder.types[name].inside(repeat.dim))
@@ -114,14 +134,23 @@ class Parameters:
 
     def use(self, param: Param, span: Span) -> str:
         """The value of a parameter declared before: its slice in the repeat that declared it."""
-        own, around = self._builder.program.outer(param)[param.stacked :], (self.experts,) if self.experts else ()
+        own, around = (
+            self._builder.program.outer(param)[param.stacked :],
+            (self.experts,) if self.experts else (),
+        )
         check_used(param, own, around, span)
         for repeat in reversed(self.repeats):
             if param.name in repeat.holds:
                 return repeat.holds[param.name]
         if param.stacked:
             notes = [Note(param.span, "declared here")]
-            raise wrong("E0209", f"`{param.name}` has one value per repetition", span, "used outside", notes=notes)
+            raise wrong(
+                "E0209",
+                f"`{param.name}` has one value per repetition",
+                span,
+                "used outside",
+                notes=notes,
+            )
         return self.leaves[param.name].outputs[0].name
 
     def begin(self, expr: tree.Expr, init: str) -> None:
@@ -141,9 +170,16 @@ class Parameters:
         if first := self._scope.declared.get(name):
             help = f"write `{name}` without brackets to reuse it"
             notes = (Note(first.span, "declared here"),)
-            raise wrong("E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes)
+            raise wrong(
+                "E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes
+            )
         if name in self._scope.bound or name in self._scope.elsewhere:
-            raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
+            raise wrong(
+                "E0207",
+                f"`{name}` is already a value",
+                use.name.span,
+                "declared as a parameter here",
+            )
         wrong_dims = Diagnostics()
         for dim in (*use.outs, *use.ins):
             with wrong_dims.catch():
@@ -162,18 +198,26 @@ def initialised(
     scope: Mapping[str, Scalar],
     found: Diagnostics,
 ) -> Iterator[Param]:
-    """The parameters with their initial values: by name, else by role, else by the model's `init ~ …`."""
+    """The parameters with their initial values: by name, else by role, else by the model's
+    `init ~ …`.
+    """
     explicit, default = _inits(model, scope, found)
     for param in params.values():
-        init = explicit.get(param.name) or (Init(roles[param.name]) if param.name in roles else default)
+        init = explicit.get(param.name) or (
+            Init(roles[param.name]) if param.name in roles else default
+        )
         if init is None:
             message = f"`{param.name}` has no initial value"
             raise wrong("E0210", message, param.span, help="add `init ~ normal(0.02)`")
         yield evolve(param, init=init)
 
 
-def _inits(model: tree.Model, scope: Mapping[str, Scalar], found: Diagnostics) -> tuple[dict[str, Init], Init | None]:
-    """Initial values of single parameters, and of all others; 0 in place of mistakes, which are added to `found`."""
+def _inits(
+    model: tree.Model, scope: Mapping[str, Scalar], found: Diagnostics
+) -> tuple[dict[str, Init], Init | None]:
+    """Initial values of single parameters, and of all others; 0 in place of mistakes, which are
+    added to `found`.
+    """
     explicit: dict[str, Init] = {}
     default: Init | None = None
     for item in model.body:
@@ -194,17 +238,28 @@ def _distribution(dist: tree.Name | tree.Call, scope: Mapping[str, Scalar]) -> I
         case tree.Call(tree.Name("normal"), (std,), ()):
             deviation = float(evaluate(std, scope))
             if deviation < 0:
-                raise wrong("E0313", "a standard deviation cannot be negative", std.span, f"is {deviation:g}")
+                raise wrong(
+                    "E0313",
+                    "a standard deviation cannot be negative",
+                    std.span,
+                    f"is {deviation:g}",
+                )
             return Init("normal", (deviation,))
         case tree.Name("normal") | tree.Call(tree.Name("normal")):
             help = "write `normal(0.02)`: its mean is 0"
-            raise wrong("E0211", "`normal` takes one number, the standard deviation", dist.span, help=help)
+            raise wrong(
+                "E0211", "`normal` takes one number, the standard deviation", dist.span, help=help
+            )
         case _:
-            raise wrong("E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`")
+            raise wrong(
+                "E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`"
+            )
 
 
 class Draws:
-    """The model's input of draws, which there is from the first dropout on, and its forks for the `repeats` around."""
+    """The model's input of draws, which there is from the first dropout on, and its forks for
+    the `repeats` around.
+    """
 
     def __init__(self, builder: ModelBuilder, repeats: Sequence[OpenRepeat]) -> None:
         self._builder, self._repeats = builder, repeats
@@ -221,7 +276,9 @@ class Draws:
             if not repeat.draws:  # those of each iteration are made before the repeat
                 type = self._builder.types[held]
                 all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
-                repeat.outside.append(Op(FORK.name, (held,), (all_,), (("repeat", repeat.dim),), span=span))
+                repeat.outside.append(
+                    Op(FORK.name, (held,), (all_,), (("repeat", repeat.dim),), span=span)
+                )
                 own = self._value(type)
                 repeat.slices.append(Arg(own, all_.name, Enter.EACH))
                 repeat.draws = own.name

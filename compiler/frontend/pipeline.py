@@ -1,4 +1,6 @@
-"""The section `pipeline`, and the rules of `shard` that split repeats over an axis into stages; rows from a file."""
+"""The section `pipeline`, and the rules of `shard` that split repeats over an axis into stages;
+rows from a file.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +19,18 @@ from ..syntax.source import Span
 
 
 def pipelined(
-    program: Program, given: Pipelining | None, head: Span, laid: Sequence[Claim], found: Diagnostics
+    program: Program,
+    given: Pipelining | None,
+    head: Span,
+    laid: Sequence[Claim],
+    found: Diagnostics,
 ) -> Program:
-    """The program with the claims of repeats taken for its pipeline; `laid` has those over axes of size 1 too, on which
-    there is one stage: the model as it is.  `head` is that of the section, if settings are given.
+    """The program with the claims of repeats taken for its pipeline; `laid` has those over axes of
+    size 1 too, on which there is one stage: the model as it is.  `head` is that of the section, if
+    settings are given.
 
-    Where there are mistakes, which are added to `found`, the program has neither these claims nor a pipeline.
+    Where there are mistakes, which are added to `found`, the program has neither these claims nor a
+    pipeline.
     """
     repeats = regions_in(program.region.body)
     dims = {region.dim for region in walk_regions(repeats)}
@@ -46,12 +54,18 @@ def pipelined(
     if found.count > before:
         found.used.update(claim.axis for claim in cuts)
         return evolve(program, claims=claims)
-    outermost = tuple(repeat.dim for repeat in repeats if repeat.dim in {claim.dim for claim in cuts})
-    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, outermost, settings, rows))
+    outermost = tuple(
+        repeat.dim for repeat in repeats if repeat.dim in {claim.dim for claim in cuts}
+    )
+    return evolve(
+        program, claims=claims, pipeline=Pipeline(cuts[0].axis, outermost, settings, rows)
+    )
 
 
 def _unset(laid: Span) -> Pipelining:
-    """The settings of a plan without `pipeline`; their place is where the repeats are laid over their axis."""
+    """The settings of a plan without `pipeline`; their place is where the repeats are laid over
+    their axis.
+    """
     spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
     return Pipelining(Order(spans=spans), spans=spans)
 
@@ -63,17 +77,30 @@ def check_file(settings: Pipelining) -> None:
         return
     if order.path is None:
         found.error(
-            "E0402", f"`{FILE}` needs a path", order.spans["kind"], help=f'write `schedule = {FILE}("rows.csv")`'
+            "E0402",
+            f"`{FILE}` needs a path",
+            order.spans["kind"],
+            help=f'write `schedule = {FILE}("rows.csv")`',
         )
     if order.chunks is not None:
         message = f"`chunks` is not a setting of `{FILE}`"
-        found.error("E0401", message, order.spans["chunks"], "the rows of the file say which stages a rank has")
+        found.error(
+            "E0401",
+            message,
+            order.spans["chunks"],
+            "the rows of the file say which stages a rank has",
+        )
     found.check()
 
 
-def _check(program: Program, cuts: Sequence[Claim], repeats: Sequence[Region], found: Diagnostics) -> None:
+def _check(
+    program: Program, cuts: Sequence[Claim], repeats: Sequence[Region], found: Diagnostics
+) -> None:
     """Checks that cut repeats are outermost, each over the one axis that nothing else lies over."""
-    axis, inner = cuts[0].axis, {region.dim for repeat in repeats for region in walk_regions(repeat.body)}
+    axis, inner = (
+        cuts[0].axis,
+        {region.dim for repeat in repeats for region in walk_regions(repeat.body)},
+    )
     told: set[object] = set()
     for claim in cuts:
         place = (claim.span, claim.axis)  # the same for all parts of a repeat with branches
@@ -83,20 +110,36 @@ def _check(program: Program, cuts: Sequence[Claim], repeats: Sequence[Region], f
         heads = [repeat.span for repeat in repeats if repeat.dim == claim.dim]
         if claim.dim in inner:
             help = "split the repeat around it"
-            found.error("E0513", f"`{claim.dim}` is the dim of another repeat", claim.span, "cannot be cut", help=help)
+            found.error(
+                "E0513",
+                f"`{claim.dim}` is the dim of another repeat",
+                claim.span,
+                "cannot be cut",
+                help=help,
+            )
         elif len(heads) > 1:
             notes = [Note(heads[0], "the first one"), Note(heads[1], "the second one")]
             message = f"`{claim.dim}` is repeated {len(heads)} times"
-            found.error("E0513", message, claim.span, notes=notes, help="give each a dim of its own")
+            found.error(
+                "E0513", message, claim.span, notes=notes, help="give each a dim of its own"
+            )
         elif claim.axis != axis:
             message = f"repeats are split over one axis, not over `{axis}` and `{claim.axis}`"
             notes = [Note(cuts[0].span, "split here")] if cuts[0].span != claim.span else []
-            found.error("E0513", message, claim.span, notes=notes, help=f"put them over `{axis}` alone")
+            found.error(
+                "E0513", message, claim.span, notes=notes, help=f"put them over `{axis}` alone"
+            )
     for claim in program.claims:
         if claim.axis == axis and claim not in cuts:
             note = Note(cuts[0].span, "split into stages here")
             help = "give the stages an axis of their own in `mesh`"
-            found.error("E0513", f"`{claim.dim}` is sharded over the stages' axis", claim.span, notes=[note], help=help)
+            found.error(
+                "E0513",
+                f"`{claim.dim}` is sharded over the stages' axis",
+                claim.span,
+                notes=[note],
+                help=help,
+            )
 
 
 MOST_BYTES = 2**20
@@ -120,9 +163,14 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     schedule = evolve(schedule, rows=tuple(rows))
     _fits(schedule, program, axis, order)
     if found := problems(schedule):
-        told = [_told(problem, order, "both counted from 0, cells without empty ones") for problem in found[:MOST_TOLD]]
+        told = [
+            _told(problem, order, "both counted from 0, cells without empty ones")
+            for problem in found[:MOST_TOLD]
+        ]
         if (more := len(found) - MOST_TOLD) > 0:
-            told.append(Diagnostic("E0517", f"`{order.path}`: {more} more like these", order.spans["path"]))
+            told.append(
+                Diagnostic("E0517", f"`{order.path}`: {more} more like these", order.spans["path"])
+            )
         raise PlanError(told)
     return schedule
 
@@ -145,7 +193,9 @@ def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> Non
             f"`{order.path}` is for {has} {what}, the plan has {needed}",
             order.spans["path"],
             notes=(note,),
-            help="write a row for each rank" if what == "ranks" else "each stage runs once per microbatch",
+            help="write a row for each rank"
+            if what == "ranks"
+            else "each stage runs once per microbatch",
         )
         for what, has, needed, note in pairs
         if has != needed
@@ -157,5 +207,10 @@ def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> Non
 def _told(problem: Problem, order: Order, counted: str) -> Diagnostic:
     """A problem in another file, shown where the plan names that file."""
     cell = "" if problem.cell is None else f", cell {problem.cell}"
-    label, notes = f"rank {problem.rank}{cell}", () if problem.cell is None else (Note(None, counted),)
-    return Diagnostic("E0517", f"`{order.path}`: {problem.why}", order.spans["path"], label, notes, problem.help)
+    label, notes = (
+        f"rank {problem.rank}{cell}",
+        () if problem.cell is None else (Note(None, counted),),
+    )
+    return Diagnostic(
+        "E0517", f"`{order.path}`: {problem.why}", order.spans["path"], label, notes, problem.help
+    )

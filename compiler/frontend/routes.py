@@ -1,4 +1,5 @@
-"""Routes: `route y to experts by top(logits, k, …) { … }`, a body that each expert applies to the tokens it is sent.
+"""Routes: `route y to experts by top(logits, k, …) { … }`, a body that each expert applies to the
+tokens it is sent.
 
 Purpose: the dims of choices and of logits, which no plan names; the ops before and after the body.
 Non-goals: the statements of the body (`model`), which are ordinary ones on rows.
@@ -42,12 +43,18 @@ FACTORS = tuple(
     for name in ("capacity", "balance", "z")
 )
 AUX_LOSS_FACTOR = Attribute("aux_loss", default=0.0, range=(lambda value: value >= 0, "0 or above"))
-AUX_BATCH = Attribute("aux_batch", default=1, kinds=(int,), range=(lambda value: value >= 1, "1 or above"))
+AUX_BATCH = Attribute(
+    "aux_batch", default=1, kinds=(int,), range=(lambda value: value >= 1, "1 or above")
+)
 RATE = Attribute("rate", default=0.0, range=(lambda value: value > 0, "above 0"))
 CALL = evolve(
-    TOP, operands=TOP.operands[:1], attributes=(CHOICES, *TOP.attributes, *FACTORS, RATE, AUX_LOSS_FACTOR, AUX_BATCH)
+    TOP,
+    operands=TOP.operands[:1],
+    attributes=(CHOICES, *TOP.attributes, *FACTORS, RATE, AUX_LOSS_FACTOR, AUX_BATCH),
 )
-"""`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
+"""`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and
+capacity are ops.
+"""
 
 PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.implied]
 """Its arguments in the order in which a plan may write them without their names."""
@@ -56,7 +63,9 @@ ROUTER_LOSS = "_router_loss"
 """The name in a model's scope of the sum of its routers' losses."""
 
 SCORES, CHOSEN = "_scores_", "_choices_"
-"""The beginnings of the names in a model's scope of what routes to experts have summed for their auxiliary loss."""
+"""The beginnings of the names in a model's scope of what routes to experts have summed for
+their auxiliary loss.
+"""
 
 LOAD = "_load"
 """The beginning of the names in a model's scope of its routes' loads."""
@@ -65,13 +74,18 @@ LOAD = "_load"
 def route_dims(
     model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics
 ) -> dict[str, Dim]:
-    """The dims of experts, which now have one of choices; these; and twins: for logits, and for loads of all layers.
+    """The dims of experts, which now have one of choices; these; and twins: for logits, and for
+    loads of all layers.
 
     Where the number of choices cannot be known it is 1.
     """
     made: dict[str, Dim] = {}
     for route, repeats in _routes(model.body):
-        for name in (name for name in repeats if name in dims and name not in {dim.twin for dim in made.values()}):
+        for name in (
+            name
+            for name in repeats
+            if name in dims and name not in {dim.twin for dim in made.values()}
+        ):
             all_ = _free(f"all_{name}", name, {*dims, *made})
             made[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
         with found.catch():
@@ -96,7 +110,10 @@ def _route_dims(
         found.doubt(str(route.by))
     if experts.name in made:
         if made[made[experts.name].chosen].size != count:
-            help = f"give the experts of one of the routes a dim of their own, as large as `{experts.name}`"
+            help = (
+                "give the experts of one of the routes a dim of their own, as large as"
+                f" `{experts.name}`"
+            )
             label = "another route to them chooses another number"
             message = f"two routes to `{experts.name}` choose different numbers"
             found.error("E0316", message, route.span, label, help=help)
@@ -110,11 +127,16 @@ def _route_dims(
 def costs(item: tree.Statement) -> bool:
     """Whether a statement has a route that adds to the loss."""
     calls = [route.by for route, _ in _routes((item,))]
-    given = [*(PLACES[: len(call.args)] for call in calls), *([key.key.name for key in call.kwargs] for call in calls)]
+    given = [
+        *(PLACES[: len(call.args)] for call in calls),
+        *([key.key.name for key in call.kwargs] for call in calls),
+    ]
     return any(not {"balance", "z"}.isdisjoint(names) for names in given)
 
 
-def _routes(body: Sequence[object], repeats: tuple[str, ...] = ()) -> Iterator[tuple[tree.Route, tuple[str, ...]]]:
+def _routes(
+    body: Sequence[object], repeats: tuple[str, ...] = ()
+) -> Iterator[tuple[tree.Route, tuple[str, ...]]]:
     """At any depth, with the dims of the repeats around."""
     for item in body:
         match item:
@@ -132,16 +154,30 @@ def _count(route: tree.Route, experts: int, numbers: Mapping[str, Scalar]) -> in
     """The number of each token's choices."""
     if route.by.name.name != TOP.name:
         help = f"write `by {TOP.name}(y @ router[hidden -> {route.dim}], 2)`"
-        raise wrong("E0605", f"`{route.by.name}` does not choose experts", route.by.name.span, "unknown here", help)
+        raise wrong(
+            "E0605",
+            f"`{route.by.name}` does not choose experts",
+            route.by.name.span,
+            "unknown here",
+            help,
+        )
     named = (setting.value for setting in route.by.kwargs if setting.key.name == CHOICES.name)
     given = next(named, route.by.args[1] if len(route.by.args) > 1 else None)
     if given is None:
         help = f"write `{TOP.name}(…, 2)`"
-        raise wrong("E0606", "`top` needs an argument `k`", route.by.span, "how many experts each token has", help)
+        raise wrong(
+            "E0606",
+            "`top` needs an argument `k`",
+            route.by.span,
+            "how many experts each token has",
+            help,
+        )
     count = evaluate(given, numbers)
     if count != int(count) or not 1 <= count <= experts:
         label = f"`{route.dim}` is {experts}"
-        raise wrong("E0316", f"{float(count):g} of {experts} experts cannot be chosen", given.span, label)
+        raise wrong(
+            "E0316", f"{float(count):g} of {experts} experts cannot be chosen", given.span, label
+        )
     return int(count)
 
 
@@ -154,7 +190,9 @@ def _free(name: str, experts: str, taken: set[str]) -> str:
 
 @frozen
 class _AuxLoss:
-    """A route's part of the auxiliary loss: the factor, the sequences of a group, and the route's layers."""
+    """A route's part of the auxiliary loss: the factor, the sequences of a group, and the
+    route's layers.
+    """
 
     factor: float
     sequences: int
@@ -164,36 +202,54 @@ class _AuxLoss:
 
 @frozen
 class Routes(Expressions):
-    """Writes the ops around the bodies of routes; the base of the class that reads statements (`model`)."""
+    """Writes the ops around the bodies of routes; the base of the class that reads statements
+    (`model`).
+    """
 
-    _loads: dict[int, str] = field(factory=dict[int, str])  # the names in the scope of routes' loads, by identity
-    _aux: dict[str, list[_AuxLoss]] = field(factory=dict[str, list["_AuxLoss"]])  # by dim of experts
+    # the names in the scope of routes' loads, by identity
+    _loads: dict[int, str] = field(factory=dict[int, str])
+    # by dim of experts
+    _aux: dict[str, list[_AuxLoss]] = field(factory=dict[str, list["_AuxLoss"]])
 
     def begin(self, item: tree.Statement) -> None:
-        """Begins the loads of a statement's routes, and the sum of routers' losses before the first that adds to it."""
+        """Begins the loads of a statement's routes, and the sum of routers' losses before the
+        first that adds to it.
+        """
         for route, repeats in _routes((item,)):
             with self._found.catch():
                 self._begin_load(route, repeats)
                 if self._has_aux_loss(route):
                     self._begin_aux_loss(route)
         if costs(item) and ROUTER_LOSS not in self._scope.bound:
-            of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
+            of = (
+                name
+                for name in self._scope.bound.values()
+                if self._builder.types[name].dtype in FLOATS
+            )
             first = next(of, UNKNOWN)
-            self._scope.bound[ROUTER_LOSS] = self._builder.op(NO_LOSS.name, (first,), (), item.span, "router_loss")
+            self._scope.bound[ROUTER_LOSS] = self._builder.op(
+                NO_LOSS.name, (first,), (), item.span, "router_loss"
+            )
 
     def _begin_load(self, route: tree.Route, repeats: Sequence[str]) -> None:
         types, dims = self._builder.types, self._builder.program.dims
         name = f"{LOAD}.{len(self._loads)}"
-        tokens = next(value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS)
+        tokens = next(
+            value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS
+        )
         twins = {dim.twin: dim.name for dim in dims if dim.twin}
         if not twins.keys() >= {*repeats, route.dim.name}:
             raise Unknown
         self._loads[id(route)] = name
         attrs = (("dims", tuple(twins[own] for own in (*repeats, route.dim.name))),)
-        self._scope.bound[name] = self._builder.op(NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem)
+        self._scope.bound[name] = self._builder.op(
+            NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem
+        )
 
     def _has_aux_loss(self, route: tree.Route) -> bool:
-        """Whether a route counts for the auxiliary loss of its experts: it has a factor that is not zero."""
+        """Whether a route counts for the auxiliary loss of its experts: it has a factor that is
+        not zero.
+        """
         given = dict(zip(PLACES, route.by.args, strict=False))
         given |= {setting.key.name: setting.value for setting in route.by.kwargs}
         factor = given.get(AUX_LOSS_FACTOR.name)
@@ -206,16 +262,23 @@ class Routes(Expressions):
         experts, types, program = route.dim.name, self._builder.types, self._builder.program
         if f"{SCORES}{experts}" in self._scope.bound:
             return
-        tokens = next(value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS)
+        tokens = next(
+            value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS
+        )
         scored = next(dim.name for dim in program.dims if dim.twin == experts)
         dims, dtype = ("dims", (BATCH, scored)), wide(PRECISIONS[program.train.precision])
         double = (("dtype", dtype),) if dtype == "f64" else ()
-        for beginning, entry, attrs in ((SCORES, NO_SCORES, (dims, *double)), (CHOSEN, NO_CHOICES, (dims,))):
+        for beginning, entry, attrs in (
+            (SCORES, NO_SCORES, (dims, *double)),
+            (CHOSEN, NO_CHOICES, (dims,)),
+        ):
             begun = self._builder.op(entry.name, (tokens,), attrs, route.by.span, entry.stem)
             self._scope.bound[f"{beginning}{experts}"] = begun
 
     def assigned(self, route: tree.Route) -> Iterator[str]:
-        """Names that a route binds anew: its value, the sum of losses if it adds to that, and its load."""
+        """Names that a route binds anew: its value, the sum of losses if it adds to that, and
+        its load.
+        """
         yield route.value.name
         if costs(route):
             yield ROUTER_LOSS
@@ -230,12 +293,16 @@ class Routes(Expressions):
             with self._found.catch():
                 self._end_aux_loss(experts, parts)
         return tuple(
-            self._scope.bound[name] for name in (ROUTER_LOSS, *self._loads.values()) if name in self._scope.bound
+            self._scope.bound[name]
+            for name in (ROUTER_LOSS, *self._loads.values())
+            if name in self._scope.bound
         )
 
     @contextmanager
     def route(self, item: tree.Route) -> Generator[None]:
-        """Within it statements are the body's, which sees what it is sent, and no value of all tokens."""
+        """Within it statements are the body's, which sees what it is sent, and no value of all
+        tokens.
+        """
         if id(item) not in self._loads:
             raise Unknown
         name, experts = item.value.name, item.dim.name
@@ -260,18 +327,32 @@ class Routes(Expressions):
     def _value(self, item: tree.Route) -> str:
         name, bound = item.value, self._scope.bound
         if name.name not in bound:
-            help = f"write `{name} = …` before: the route sends it to experts, and `{name}` is their sum after it"
-            raise wrong("E0220", f"`{name}` is not bound before it is routed", name.span, "not known here", help)
+            help = (
+                f"write `{name} = …` before: the route sends it to experts, and `{name}` is"
+                " their sum after it"
+            )
+            raise wrong(
+                "E0220",
+                f"`{name}` is not bound before it is routed",
+                name.span,
+                "not known here",
+                help,
+            )
         type = self._builder.types[bound[name.name]]
         if BATCH not in type.dims or type.dtype not in FLOATS:
             raise wrong(
-                "E0220", f"`{name}` has no tokens to route", name.span, f"its dims are [{', '.join(type.dims)}]"
+                "E0220",
+                f"`{name}` has no tokens to route",
+                name.span,
+                f"its dims are [{', '.join(type.dims)}]",
             )
         self._scope.check_free(name)
         return bound[name.name]
 
     def _order(self, item: tree.Route, value: Type) -> tuple[str, str]:
-        """Gates, and the order of rows; logits are made in float32, whatever the model computes in."""
+        """Gates, and the order of rows; logits are made in float32, whatever the model computes
+        in.
+        """
         program, experts = self._builder.program, item.dim.name
         scored = next(dim.name for dim in program.dims if dim.twin == experts)
         call, biases = _without_biases(item.by)
@@ -282,26 +363,44 @@ class Routes(Expressions):
             biases = self._biases(item, biases, dict(given).get(RATE.name))
         logits = self._builder.types[operands[0]]
         if logits.dims != (*value.dims[:-1], scored):
-            found, wanted = (f"[{', '.join(dims)}]" for dims in (logits.dims, (*value.dims[:-1], experts)))
+            found, wanted = (
+                f"[{', '.join(dims)}]" for dims in (logits.dims, (*value.dims[:-1], experts))
+            )
             label = f"has {found.replace(scored, experts)}, not {wanted}"
-            message = f"`{TOP.name}` takes logits of the tokens of `{item.value}`, one for each expert"
+            message = (
+                f"`{TOP.name}` takes logits of the tokens of `{item.value}`, one for each expert"
+            )
             raise wrong("E0307", message, item.by.span, label)
         said = {key: value for key, value in given if key != RATE.name}
-        factors = {each.name: _factor(item, each, float(str(said.pop(each.name, 0)))) for each in FACTORS}
+        factors = {
+            each.name: _factor(item, each, float(str(said.pop(each.name, 0)))) for each in FACTORS
+        }
         aux = self._aux_loss(item, said)
         attrs = tuple((key, value) for key, value in said.items() if key != CHOICES.name)
         self._check_groups(item, dict(attrs))
         chosen = (*attrs, ("to", program.dim(experts).chosen))
-        gates, ids = self._builder.several(TOP.name, (*operands, *biases), chosen, item.by.span, ("gates", "ids"))
+        gates, ids = self._builder.several(
+            TOP.name, (*operands, *biases), chosen, item.by.span, ("gates", "ids")
+        )
         self._losses(item, operands[0], ids, dict(attrs), factors)
         if aux.factor:
             self._add_aux_loss(experts, operands[0], ids, dict(attrs), aux)
         train = program.train
         if train.experts == PADDED and not factors["capacity"]:
-            help = f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}` experts take all rows"
+            help = (
+                f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}`"
+                " experts take all rows"
+            )
             notes = (Note(train.spans["experts"], "rows of experts are padded to their capacity"),)
             message = "padded experts need a `capacity`"
-            raise wrong("E0417", message, item.by.span, "any number of tokens to an expert", help, notes=notes)
+            raise wrong(
+                "E0417",
+                message,
+                item.by.span,
+                "any number of tokens to an expert",
+                help,
+                notes=notes,
+            )
         if capacity := factors["capacity"]:
             limits = (("capacity", capacity), ("experts", experts))
             ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
@@ -309,7 +408,9 @@ class Routes(Expressions):
         self._scope.bound[load] = self._builder.op(
             ADD_LOAD.name, (self._scope.bound[load], ids), (), item.by.span, ADD_LOAD.stem
         )
-        return gates, self._builder.op(SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem)
+        return gates, self._builder.op(
+            SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem
+        )
 
     def _biases(self, item: tree.Route, given: tree.Expr | None, rate: object) -> tuple[str, ...]:
         """The biases of a route's experts, which choose and are moved by the load."""
@@ -319,7 +420,9 @@ class Routes(Expressions):
         example = f"`bias=router_bias[{item.dim}], rate=0.001`"
         if given is None or rate is None:
             message = f"`{TOP.name}` has `{one}` and no `{other}`"
-            raise wrong("E0606", message, item.by.span, "the one moves the other", f"write {example}")
+            raise wrong(
+                "E0606", message, item.by.span, "the one moves the other", f"write {example}"
+            )
         if not isinstance(given, tree.ParamUse):
             message = "biases are declared where they are used, and are of one route"
             raise wrong("E0220", message, given.span, "not biases", f"write {example}")
@@ -331,14 +434,23 @@ class Routes(Expressions):
         return (self._parameters.declare_biases(given, moved, [*self._loads].index(id(item))),)
 
     def _losses(
-        self, item: tree.Route, logits: str, ids: str, attrs: Mapping[str, Attr], factors: Mapping[str, float]
+        self,
+        item: tree.Route,
+        logits: str,
+        ids: str,
+        attrs: Mapping[str, Attr],
+        factors: Mapping[str, float],
     ) -> None:
-        """Adds what the router's choice costs: means over the step's sequences, and over its tokens."""
+        """Adds what the router's choice costs: means over the step's sequences, and over its
+        tokens.
+        """
         train, terms = self._builder.program.train, list[str]()
         score = (("score", attrs["score"]),) if "score" in attrs else ()
         if factor := factors["balance"]:
             by = ("by", factor / train.global_batch)
-            terms.append(self._builder.op(BALANCE.name, (logits, ids), (by, *score), item.by.span, ""))
+            terms.append(
+                self._builder.op(BALANCE.name, (logits, ids), (by, *score), item.by.span, "")
+            )
         if factor := factors["z"]:
             by = ("by", factor / (train.global_batch * train.seq))
             terms.append(self._builder.op(ROUTER_Z.name, (logits,), (by,), item.by.span, ""))
@@ -349,35 +461,51 @@ class Routes(Expressions):
 
     def _aux_loss(self, item: tree.Route, said: dict[str, Attr]) -> _AuxLoss:
         """A route's part of the auxiliary loss, by arguments that are taken out of `said`."""
-        numbers = (float(str(said.pop(each.name, each.default))) for each in (AUX_LOSS_FACTOR, AUX_BATCH))
+        numbers = (
+            float(str(said.pop(each.name, each.default))) for each in (AUX_LOSS_FACTOR, AUX_BATCH)
+        )
         ranged = zip((AUX_LOSS_FACTOR, AUX_BATCH), numbers, strict=True)
         factor, sequences = (_factor(item, each, number) for each, number in ranged)
         program = self._builder.program
         microbatch = program.train.microbatch
         if factor and microbatch % sequences:
-            message = f"a loss over {sequences:g} sequences does not fit a microbatch of {microbatch}"
+            message = (
+                f"a loss over {sequences:g} sequences does not fit a microbatch of {microbatch}"
+            )
             label = f"{microbatch} / {sequences:g} = {microbatch / sequences:g}"
-            help = f"write `microbatch = {sequences:g}` or a multiple, or an `aux_batch` that divides it"
+            help = (
+                f"write `microbatch = {sequences:g}` or a multiple, or an `aux_batch` that"
+                " divides it"
+            )
             self._found.doubt(section="loss")  # which lacks what the sums are for
             raise wrong("E0310", message, item.by.span, label, help)
         layers = prod(program.size(repeat.dim) for repeat in self._parameters.repeats)
         return _AuxLoss(factor, int(sequences), layers, item.by.span)
 
-    def _add_aux_loss(self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], own: _AuxLoss) -> None:
+    def _add_aux_loss(
+        self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], own: _AuxLoss
+    ) -> None:
         """Adds a route's scores and choices to the sums of its experts."""
         bound, span, before = self._scope.bound, own.span, self._aux.get(experts, [own])
         if (before[0].factor, before[0].sequences) != (own.factor, own.sequences):
             message = f"two routes to `{experts}` have different `aux_loss` or `aux_batch`"
-            help = "the loss is over all routes to these experts: write the same in both, or other experts"
+            help = (
+                "the loss is over all routes to these experts: write the same in both, or"
+                " other experts"
+            )
             notes = (Note(before[0].span, "the first one"),)
             self._found.doubt(section="loss")
             raise wrong("E0606", message, span, "another loss", help, notes=notes)
         scores, choices = f"{SCORES}{experts}", f"{CHOSEN}{experts}"
         score = (("score", attrs["score"]),) if "score" in attrs else ()
         of_route = self._builder.op(SUM_SCORES.name, (logits,), score, span, SUM_SCORES.stem)
-        bound[scores] = self._builder.op("add", (bound.get(scores, UNKNOWN), of_route), (), span, "scores")
+        bound[scores] = self._builder.op(
+            "add", (bound.get(scores, UNKNOWN), of_route), (), span, "scores"
+        )
         so_far = bound.get(choices, UNKNOWN)
-        bound[choices] = self._builder.op(ADD_CHOICES.name, (so_far, ids), (), span, ADD_CHOICES.stem)
+        bound[choices] = self._builder.op(
+            ADD_CHOICES.name, (so_far, ids), (), span, ADD_CHOICES.stem
+        )
         self._aux.setdefault(experts, []).append(own)
 
     def _end_aux_loss(self, experts: str, parts: Sequence[_AuxLoss]) -> None:
@@ -393,7 +521,9 @@ class Routes(Expressions):
         sums = bound.get(f"{SCORES}{experts}", UNKNOWN), bound.get(f"{CHOSEN}{experts}", UNKNOWN)
         loss = self._builder.op(AUX_LOSS.name, sums, attrs, first.span, "router_loss")
         if ROUTER_LOSS in bound:
-            loss = self._builder.op("add", (bound[ROUTER_LOSS], loss), (), first.span, "router_loss")
+            loss = self._builder.op(
+                "add", (bound[ROUTER_LOSS], loss), (), first.span, "router_loss"
+            )
         bound[ROUTER_LOSS] = loss
 
     def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
@@ -406,14 +536,18 @@ class Routes(Expressions):
         if not 1 <= among <= groups:
             raise _impossible(item, f"{among} of {groups} groups cannot be chosen from")
         if count > (left := size // groups * among):
-            raise _impossible(item, f"{among} of {groups} groups have {left} experts: {count} cannot be chosen")
+            raise _impossible(
+                item, f"{among} of {groups} groups have {left} experts: {count} cannot be chosen"
+            )
 
 
 def _without_biases(call: tree.Call) -> tuple[tree.Call, tree.Expr | None]:
     """A call without its argument `bias`, and that."""
     given = [each for each in call.kwargs if each.key.name == "bias"]
     if given[1:]:
-        raise wrong("E0606", f"`{TOP.name}` takes `bias` once", given[1].key.span, "the second value")
+        raise wrong(
+            "E0606", f"`{TOP.name}` takes `bias` once", given[1].key.span, "the second value"
+        )
     rest = tuple(each for each in call.kwargs if each not in given)
     return evolve(call, kwargs=rest), given[0].value if given else None
 
@@ -421,7 +555,9 @@ def _without_biases(call: tree.Call) -> tuple[tree.Call, tree.Expr | None]:
 def _factor(item: tree.Route, of: Attribute, value: float) -> float:
     """A factor in its range."""
     if of.range and not of.range[0](value):
-        raise wrong("E0313", f"`{TOP.name}`'s {of.name} is {value:g}", item.by.span, help=of.range[1])
+        raise wrong(
+            "E0313", f"`{TOP.name}`'s {of.name} is {value:g}", item.by.span, help=of.range[1]
+        )
     return value
 
 

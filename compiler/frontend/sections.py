@@ -1,4 +1,6 @@
-"""The sections of settings, each by itself and all together; what replaces those that cannot be read."""
+"""The sections of settings, each by itself and all together; what replaces those that cannot be
+read.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -8,7 +10,18 @@ from attrs import evolve, frozen
 from ..config.fields import fields_of
 from ..config.gpus import check_gpu, kernels_for
 from ..config.schema import read
-from ..config.settings import AUTO, ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train, Watch
+from ..config.settings import (
+    AUTO,
+    ON,
+    STDLIB,
+    Cluster,
+    Data,
+    Flow,
+    Optimizer,
+    Pipelining,
+    Train,
+    Watch,
+)
 from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, wrong
@@ -19,7 +32,9 @@ from .sharding import read_flow
 
 @frozen
 class Sections:
-    """The settings of each; `train` is None where it cannot be read, others are as if they were not there."""
+    """The settings of each; `train` is None where it cannot be read, others are as if they were
+    not there.
+    """
 
     train: Train | None
     cluster: Cluster
@@ -40,10 +55,14 @@ def read_settings(
         from ..analysis.hardware import check_hardware
 
         check_hardware(cluster, found)
-    pipeline = read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
+    pipeline = (
+        read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
+    )
     flow = read_flow(sections["state"], found)
     watch = read(Watch, sections["watch"], found, _check_skips)
-    return Sections(train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline if train else None)
+    return Sections(
+        train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline if train else None
+    )
 
 
 def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train | None:
@@ -59,36 +78,52 @@ def _check_skips(watch: Watch) -> None:
     """A rule by which steps are skipped says how many, and each of them is told."""
     if watch.skips and watch.finite > 1:
         help = "leave `finite` out: a look takes some microseconds of the host"
-        raise wrong("E0405", "`skips` needs a look at each step: `finite every 1`", watch.spans["finite"], help=help)
+        raise wrong(
+            "E0405",
+            "`skips` needs a look at each step: `finite every 1`",
+            watch.spans["finite"],
+            help=help,
+        )
     if watch.limited and not watch.skips:
         help = "add `skips = 3`: as many steps in a row may be skipped, and one more ends the run"
         raise wrong("E0402", "`spikes = skip(…)` needs `skips`", watch.spans["spikes"], help=help)
 
 
 def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
-    """Settings by which to look for mistakes of sharding where the section cannot be read: axes divide their dims.
+    """Settings by which to look for mistakes of sharding where the section cannot be read: axes
+    divide their dims.
 
     The sequence divides into two chunks a rank, too.
     """
-    ranks, spans = prod(axis.size for axis in axes), {field.name: section.head for field in fields_of(Train)}
-    return Train(2 * ranks, ranks, 1, 1, Optimizer("sgd", 1.0), Data("text", (STDLIB,)), spans=spans)
+    ranks, spans = (
+        prod(axis.size for axis in axes),
+        {field.name: section.head for field in fields_of(Train)},
+    )
+    return Train(
+        2 * ranks, ranks, 1, 1, Optimizer("sgd", 1.0), Data("text", (STDLIB,)), spans=spans
+    )
 
 
 def element_types(train: Train) -> tuple[str, str]:
-    """Element types of activations and of parameters' state of record.  Raises PlanError where settings contradict."""
+    """Element types of activations and of parameters' state of record.
+
+    Raises PlanError where settings contradict.
+    """
     found = Diagnostics()
     master = train.master or ("fp64" if train.precision == "fp64" else "fp32")
     if master != train.precision and _bytes(master) <= _bytes(train.precision):
         found.error(
             "E0411",
-            f"masters of {master} are less precise than the {train.precision} in which the model computes",
+            f"masters of {master} are less precise than the {train.precision} in which the"
+            " model computes",
             train.spans["master"],
             help=f"leave `master` out, or compute in `precision = {master}`",
         )
     if train.reduce and train.reduce != master and _bytes(train.reduce) >= _bytes(master):
         found.error(
             "E0411",
-            f"sums in {train.reduce} are no more precise than the {master} in which gradients are added up",
+            f"sums in {train.reduce} are no more precise than the {master} in which gradients"
+            " are added up",
             train.spans["reduce"],
             help="leave `reduce` out",
         )
@@ -97,7 +132,8 @@ def element_types(train: Train) -> tuple[str, str]:
             "E0411",
             "without a loss scale gradients are too small for sums in fp16",
             train.spans["reduce"],
-            help="write `reduce = bf16`, which takes as many bytes, or `precision = fp16`, which has a loss scale",
+            help="write `reduce = bf16`, which takes as many bytes, or `precision = fp16`,"
+            " which has a loss scale",
         )
     found.check()
     return PRECISIONS[train.precision], PRECISIONS[master]
@@ -118,7 +154,8 @@ def check_compiled(train: Train) -> None:
                 "torch.compile itself chooses what to recompute in a layer",
                 train.spans["recompute"],
                 notes=[asked],
-                help="write `recompute = full` or `every(2, layers)` for whole layers, or leave `compile` out",
+                help="write `recompute = full` or `every(2, layers)` for whole layers, or leave"
+                " `compile` out",
             )
         if train.gathered == "regather":
             found.error(
@@ -126,7 +163,8 @@ def check_compiled(train: Train) -> None:
                 "a compiled layer saves its gathered activations",
                 train.spans["gathered"],
                 notes=[asked],
-                help="write `recompute = full`, which also regathers in backward, or leave `compile` out",
+                help="write `recompute = full`, which also regathers in backward, or leave"
+                " `compile` out",
             )
     found.check()
 
@@ -138,25 +176,44 @@ def check_rates(train: Train) -> None:
         message = f"the learning rate falls to {schedule.floor:g}, from {optimizer.lr:g}"
         notes = (Note(optimizer.spans["lr"], "the peak"),)
         help = "`floor` is the learning rate at the last step, not a fraction of `lr`"
-        raise wrong("E0416", message, schedule.spans["floor"], "more than the peak", help, notes=notes)
+        raise wrong(
+            "E0416", message, schedule.spans["floor"], "more than the peak", help, notes=notes
+        )
 
 
 def check_sets(train: Train) -> None:
-    """Raises PlanError where data has no files, or files beside sets, or a set that is all but never seen."""
+    """Raises PlanError where data has no files, or files beside sets, or a set that is all but
+    never seen.
+    """
     data, title = train.data, f"data {train.data.kind}"
     if not data.sets and data.files is None:
-        help = 'write `files = ["corpus/*.txt"]`, or `set NAME { files = …  weight = … }` for each of several sets'
+        help = (
+            'write `files = ["corpus/*.txt"]`, or `set NAME { files = …  weight = … }` for'
+            " each of several sets"
+        )
         raise wrong("E0402", f"`{title}` needs `files`", data.spans["files"], help=help)
     if data.sets and data.files is not None:
         notes = (Note(data.sets[0].spans["name"], "a set"),)
         help = "make them a set too: `set NAME { files = … }`"
-        raise wrong("E0406", f"`{title}` has files beside its sets", data.spans["files"], help=help, notes=notes)
+        raise wrong(
+            "E0406",
+            f"`{title}` has files beside its sets",
+            data.spans["files"],
+            help=help,
+            notes=notes,
+        )
     whole = sum(each.weight for each in data.sets)
     for each in data.sets:
         if each.weight * LEAST_SHARE < whole:
             message = f"`{each.name}` is less than one in {LEAST_SHARE:,} sequences"
             help = "leave the set out, or raise its `weight`"
-            raise wrong("E0405", message, each.spans["weight"], "weights are kept to that part of their sum", help)
+            raise wrong(
+                "E0405",
+                message,
+                each.spans["weight"],
+                "weights are kept to that part of their sum",
+                help,
+            )
 
 
 LEAST_SHARE = 10_000

@@ -1,4 +1,6 @@
-"""The sections `mesh`, `shard` and `state`: axes, the dims over them, and how ranks share what a step keeps."""
+"""The sections `mesh`, `shard` and `state`: axes, the dims over them, and how ranks share what
+a step keeps.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,12 +19,16 @@ from ..syntax.synonyms import said_elsewhere
 from .elastic import MOST, range_of
 
 
-def axes_of(section: tree.Section, rules: Sequence[tree.Rule], found: Diagnostics) -> tuple[Axis, ...]:
+def axes_of(
+    section: tree.Section, rules: Sequence[tree.Rule], found: Diagnostics
+) -> tuple[Axis, ...]:
     """The axes of a mesh; one without a size, or of which only rules can be read, is of size 1."""
     axes: dict[str, Axis] = {}
     for entry in section.entries:
         match entry:
-            case tree.Setting(key, tree.Number(int() as size, "")) if 0 < size <= MOST and key.name not in axes:
+            case tree.Setting(key, tree.Number(int() as size, "")) if (
+                0 < size <= MOST and key.name not in axes
+            ):
                 axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
             case tree.Setting(key, tree.Range() as sizes) if key.name not in axes:
                 within = range_of(sizes, found)
@@ -33,12 +39,18 @@ def axes_of(section: tree.Section, rules: Sequence[tree.Rule], found: Diagnostic
                 axes[key.name] = Axis(key.name, within[1], key.name, several, span=entry.span)
             case _:
                 help = spelled(entry.value) if isinstance(entry, tree.Setting) else ""
-                help = help or "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
+                help = (
+                    help
+                    or "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes"
+                    " from 1 to 2^20"
+                )
                 found.error("E0501", "this is not an axis with its size", entry.span, help=help)
                 found.doubt(section="mesh")
                 if isinstance(entry, tree.Setting):  # rules may name it
                     found.doubt(entry.key.name)
-                    axes.setdefault(entry.key.name, Axis(entry.key.name, 1, entry.key.name, span=entry.span))
+                    axes.setdefault(
+                        entry.key.name, Axis(entry.key.name, 1, entry.key.name, span=entry.span)
+                    )
     for axis in (axis for rule in rules for axis in rule.axes if axis.name in found.doubtful):
         axes.setdefault(axis.name, Axis(axis.name, 1, axis.name, span=axis.span))
     return tuple(axes.values())
@@ -58,7 +70,9 @@ def as_rule(entry: tree.Entry) -> str:
     match entry:
         case tree.Setting(key=key, value=tree.Name() as axis):
             return f"{key} over {axis}"
-        case tree.Setting(key=key, value=tree.List(items=items)) if all(isinstance(x, tree.Name) for x in items):
+        case tree.Setting(key=key, value=tree.List(items=items)) if all(
+            isinstance(x, tree.Name) for x in items
+        ):
             return f"{key} over {', '.join(map(str, items))}"
         case _:
             return "heads, ffn over tp"
@@ -67,7 +81,9 @@ def as_rule(entry: tree.Entry) -> str:
 def known_rules(
     rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], found: Diagnostics
 ) -> tuple[tree.Rule, ...]:
-    """The rules without dims and axes that do not exist; axes that they may have meant are not said to be of no use."""
+    """The rules without dims and axes that do not exist; axes that they may have meant are not
+    said to be of no use.
+    """
     names = [axis.name for axis in axes]
     for rule in rules:
         for dim in (dim for dim in rule.dims if dim.name not in dims):
@@ -108,7 +124,9 @@ def claims_of(rules: Sequence[tree.Rule]) -> tuple[Claim, ...]:
 
 
 HOW = {"as": ("contiguous", ZIGZAG), "via": (*STRATEGIES, AUTO)}
-"""Words of a rule for the sequence: of the positions that a rank holds, and of how attention gets other ranks'."""
+"""Words of a rule for the sequence: of the positions that a rank holds, and of how attention
+gets other ranks'.
+"""
 
 
 def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:
@@ -116,7 +134,10 @@ def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:
     for rule in rules:
         for (word, known), said in zip(HOW.items(), (rule.layout, rule.via), strict=True):
             if said and said.name not in known:
-                help = did_you_mean(said.name, known) or f"write {listing([f'{word} {each}' for each in known])}"
+                help = (
+                    did_you_mean(said.name, known)
+                    or f"write {listing([f'{word} {each}' for each in known])}"
+                )
                 found.error("E0518", f"there is no `{word} {said}`", said.span, help=help)
             elif said and [*map(str, rule.dims)] != [SEQUENCE]:
                 others = ", ".join(str(dim) for dim in rule.dims if str(dim) != SEQUENCE)
@@ -124,7 +145,10 @@ def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:
                 help = f"leave `{word} {said}` out, or write `{SEQUENCE}` in a rule of its own"
                 found.error("E0518", message, said.span, f"not of `{others}`", help=help)
         if rule.layout and rule.via and (str(rule.layout), str(rule.via)) == (ZIGZAG, ULYSSES):
-            message = f"with `via {ULYSSES}` every rank has all positions in attention, which leaves nothing to balance"
+            message = (
+                f"with `via {ULYSSES}` every rank has all positions in attention, which leaves"
+                " nothing to balance"
+            )
             found.error("E0518", message, rule.layout.span, help=f"leave `as {ZIGZAG}` out")
 
 
@@ -141,20 +165,31 @@ def state_axes(
     section: tree.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
 ) -> tuple[StateAxes, ...]:
     """The section's rules, those of groups first, in mesh order, without axes of one rank."""
-    states = [_rules(entry, patterns, claims, sizes, found) for entry, patterns, _ in _groups(section, found)]
+    states = [
+        _rules(entry, patterns, claims, sizes, found)
+        for entry, patterns, _ in _groups(section, found)
+    ]
     states.append(_rules(section, ("*",), claims, sizes, found))
-    return tuple(state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES))
+    return tuple(
+        state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES)
+    )
 
 
 def check_patterns(section: tree.Section, program: Program, found: Diagnostics) -> None:
     """Groups are of parameters, each in one."""
-    spans = [span for *_, span in _groups(section, Diagnostics())]  # whose mistakes `state_axes` has told
-    groups = zip((state.of for state in program.state), spans, strict=False)  # after them the rules for all others
+    # whose mistakes `state_axes` has told
+    spans = [span for *_, span in _groups(section, Diagnostics())]
+    # after them the rules for all others
+    groups = zip((state.of for state in program.state), spans, strict=False)
     check_groups(groups, [param.name for param in program.params], found)
 
 
-def _groups(section: tree.Section, found: Diagnostics) -> Iterator[tuple[tree.Section, tuple[str, ...], Span]]:
-    """Each `group NAME { params = ["norm*"]  zero 1 over dp }`, with its patterns and their place."""
+def _groups(
+    section: tree.Section, found: Diagnostics
+) -> Iterator[tuple[tree.Section, tuple[str, ...], Span]]:
+    """Each `group NAME { params = ["norm*"]  zero 1 over dp }`, with its patterns and their
+    place.
+    """
     for entry in (entry for entry in section.entries if isinstance(entry, tree.Section)):
         if entry.kind.name != StateGroup.SECTION:
             help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
@@ -164,7 +199,9 @@ def _groups(section: tree.Section, found: Diagnostics) -> Iterator[tuple[tree.Se
 
 
 def _settings(section: tree.Section, found: Diagnostics, *kinds: type[tree.Entry]) -> tree.Section:
-    """The section with entries of these kinds alone, and without settings that are meant for rules."""
+    """The section with entries of these kinds alone, and without settings that are meant for
+    rules.
+    """
     kept: list[tree.Entry] = []
     for entry in (entry for entry in section.entries if isinstance(entry, kinds)):
         if isinstance(entry, tree.Setting) and entry.key.name in (*STATES, ZERO):
@@ -177,7 +214,11 @@ def _settings(section: tree.Section, found: Diagnostics, *kinds: type[tree.Entry
 
 
 def _rules(
-    section: tree.Section, of: tuple[str, ...], claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+    section: tree.Section,
+    of: tuple[str, ...],
+    claims: tuple[Claim, ...],
+    sizes: dict[str, int],
+    found: Diagnostics,
 ) -> StateAxes:
     said: dict[str, tree.Rule] = {}
     for entry in (entry for entry in section.entries if isinstance(entry, tree.Rule)):
@@ -187,9 +228,14 @@ def _rules(
         for axis in entry.axes:
             _axis(axis, claims, sizes, found)
         _each_once(entry.axes, sizes, found)
-    named = {kind: {axis.name for axis in rule.axes} for kind, rule in said.items() if kind in STATES}
+    named = {
+        kind: {axis.name for axis in rule.axes} for kind, rule in said.items() if kind in STATES
+    }
     several = [axis for axis, size in sizes.items() if size > 1]
-    state = StateAxes(of, **{kind: tuple(axis for axis in several if axis in axes) for kind, axes in named.items()})
+    state = StateAxes(
+        of,
+        **{kind: tuple(axis for axis in several if axis in axes) for kind, axes in named.items()},
+    )
     _nested(state, said, found)
     return state
 
@@ -211,14 +257,25 @@ def _help_for_axis(name: str, names: Iterable[str]) -> str:
     return did_you_mean(name, known) or f"axes of `mesh` are {listing(known)}"
 
 
-def _axis(axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> None:
+def _axis(
+    axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+) -> None:
     if axis.name not in sizes:
         help = _help_for_axis(axis.name, sizes)
         found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-    elif sizes[axis.name] > 1 and not any(claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims):
-        help = f"gradients are summed over axes with data: write `batch over {axis}` in `shard`, or another axis"
+    elif sizes[axis.name] > 1 and not any(
+        claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims
+    ):
+        help = (
+            f"gradients are summed over axes with data: write `batch over {axis}` in `shard`,"
+            " or another axis"
+        )
         found.error(
-            "E0515", f"no data is sharded over `{axis}`", axis.span, "gradients are not summed over it", help=help
+            "E0515",
+            f"no data is sharded over `{axis}`",
+            axis.span,
+            "gradients are not summed over it",
+            help=help,
         )
 
 
@@ -228,23 +285,35 @@ def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnost
         if axis is not first.setdefault(axis.name, axis):
             notes = [Note(first[axis.name].span, "first here")]
             help = f"leave it out: its {sizes.get(axis.name, 1)} ranks shard state only once"
-            found.error("E0403", f"`{axis}` is named twice", axis.span, "repeated", notes=notes, help=help)
+            found.error(
+                "E0403", f"`{axis}` is named twice", axis.span, "repeated", notes=notes, help=help
+            )
 
 
 def _nested(state: StateAxes, said: dict[str, tree.Rule], found: Diagnostics) -> None:
-    """Whoever holds a part of the parameters holds that of their gradients, and of their optimizer state."""
+    """Whoever holds a part of the parameters holds that of their gradients, and of their
+    optimizer state.
+    """
     for kind in STATES:
         axes = getattr(state, kind)
         if axes and axes != state.optimizer:
             span = said[kind].span
-            help = f"write `optimizer over {', '.join(axes)}` too" if not state.optimizer else "give them the same axes"
+            help = (
+                f"write `optimizer over {', '.join(axes)}` too"
+                if not state.optimizer
+                else "give them the same axes"
+            )
             notes = [Note(said["optimizer"].span, "the other axes")] if state.optimizer else []
             message = f"`{kind}` and `optimizer` are sharded over different axes"
             found.error("E0516", message, span, help=help, notes=notes)
 
 
-def check_groups(groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[str], found: Diagnostics) -> None:
-    """Every pattern of a group matches a parameter, and no parameter is in two groups; spans are of their patterns."""
+def check_groups(
+    groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[str], found: Diagnostics
+) -> None:
+    """Every pattern of a group matches a parameter, and no parameter is in two groups; spans
+    are of their patterns.
+    """
     owner: dict[str, Span] = {}
     for patterns, span in groups:
         for pattern in patterns:
@@ -255,4 +324,10 @@ def check_groups(groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[s
             for name in matched:
                 if (first := owner.setdefault(name, span)) is not span:
                     notes = [Note(first, "the first group")]
-                    found.error("E0408", f"parameter `{name}` is in two groups", span, "also matched here", notes=notes)
+                    found.error(
+                        "E0408",
+                        f"parameter `{name}` is in two groups",
+                        span,
+                        "also matched here",
+                        notes=notes,
+                    )

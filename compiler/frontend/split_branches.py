@@ -1,7 +1,8 @@
-"""`if i < k { … }` in `repeat … as i`: a repeat whose iterations differ becomes several, whose iterations do not.
+"""`if i < k { … }` in `repeat … as i`: a repeat whose iterations differ becomes several, whose
+iterations do not.
 
-Each part has a dim of its own; a parameter that several parts declare becomes one in each.  Claims, groups, names and
-recomputation of a divided dim or parameter are those of all its parts."""
+Each part has a dim of its own; a parameter that several parts declare becomes one in each.  Claims,
+groups, names and recomputation of a divided dim or parameter are those of all its parts."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +17,28 @@ from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, PlanError, Unknown, did_you_mean, wrong
 from .arithmetic import Scalar, evaluate
-from .branch_names import Item, check_visible, declarations, names_in, one_sided, statements, with_names
+from .branch_names import (
+    Item,
+    check_visible,
+    declarations,
+    names_in,
+    one_sided,
+    statements,
+    with_names,
+)
 from .errors import check_dim, check_not_data
 
 MOST = 8192
-"""The most statements that a model may have, those of a repeat counted once for each of its parts."""
+"""The most statements that a model may have, those of a repeat counted once for each of its
+parts.
+"""
 
 
 @frozen
 class Copy:
-    """A parameter of one part, and the index at which each repeat around it begins, outermost first."""
+    """A parameter of one part, and the index at which each repeat around it begins, outermost
+    first.
+    """
 
     name: str
     starts: tuple[int, ...]
@@ -33,15 +46,21 @@ class Copy:
 
 @frozen
 class Divided:
-    """The model without branches; what each divided dim, and each parameter, of the plan has become."""
+    """The model without branches; what each divided dim, and each parameter, of the plan has
+    become.
+    """
 
     model: tree.Model
     dims: Mapping[str, tuple[Dim, ...]]
     copies: Mapping[str, tuple[Copy, ...]]
 
 
-def divide(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics) -> Divided:
-    """The model with each repeat cut where its branches part; where they cannot be told apart, with one side alone."""
+def divide(
+    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics
+) -> Divided:
+    """The model with each repeat cut where its branches part; where they cannot be told apart,
+    with one side alone.
+    """
     try:
         check_visible(model)
         divider = _Divider(model, dims, numbers)
@@ -53,12 +72,18 @@ def divide(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Sca
         divider = _Divider(model, dims, numbers)
         body = _divided(model, divider, found)
     copies = {name: tuple(each) for name, each in divider.copies.items()}
-    body = [_initialised(item, copies, found) if isinstance(item, tree.Init) else item for item in body]
+    body = [
+        _initialised(item, copies, found) if isinstance(item, tree.Init) else item for item in body
+    ]
     return Divided(evolve(model, body=tuple(body)), divider.divided(), copies)
 
 
-def _divided(model: tree.Model, divider: "_Divider", found: Diagnostics | None = None) -> list[Item]:
-    """The items of a model without branches; statements with mistakes are left out where these are collected."""
+def _divided(
+    model: tree.Model, divider: "_Divider", found: Diagnostics | None = None
+) -> list[Item]:
+    """The items of a model without branches; statements with mistakes are left out where these
+    are collected.
+    """
     body: list[Item] = []
     for item in model.body:
         if isinstance(item, tree.Section | tree.Init):
@@ -74,8 +99,12 @@ def _divided(model: tree.Model, divider: "_Divider", found: Diagnostics | None =
     return body
 
 
-def _initialised(item: tree.Init, copies: Mapping[str, Sequence[Copy]], found: Diagnostics) -> tree.Init:
-    of: dict[str, Sequence[Copy]] = {copy.name: (copy,) for each in copies.values() for copy in each}
+def _initialised(
+    item: tree.Init, copies: Mapping[str, Sequence[Copy]], found: Diagnostics
+) -> tree.Init:
+    of: dict[str, Sequence[Copy]] = {
+        copy.name: (copy,) for each in copies.values() for copy in each
+    }
     of.update(copies)
     for name in item.names:
         if name.name not in of:
@@ -92,7 +121,9 @@ def _check_most(statements: int, item: tree.Statement) -> None:
 
 
 class _Divider:
-    def __init__(self, model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> None:
+    def __init__(
+        self, model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]
+    ) -> None:
         self._dims, self._numbers = dims, numbers
         self._taken = {*dims, *numbers, *names_in(model.body)}
         self._parts: dict[str, dict[range, Dim]] = {}
@@ -102,13 +133,17 @@ class _Divider:
         self.copies: dict[str, list[Copy]] = {}
 
     def divided(self) -> dict[str, tuple[Dim, ...]]:
-        """The parts of each divided dim, and the dim itself where another repeat still goes over it."""
+        """The parts of each divided dim, and the dim itself where another repeat still goes
+        over it.
+        """
         return {
             name: (*parts.values(), *([self._dims[name]] if name in self._whole else []))
             for name, parts in self._parts.items()
         }
 
-    def statements(self, body: Sequence[tree.Statement], starts: tuple[int, ...]) -> Iterator[tree.Statement]:
+    def statements(
+        self, body: Sequence[tree.Statement], starts: tuple[int, ...]
+    ) -> Iterator[tree.Statement]:
         """A body without branches, in repeats that begin at `starts`."""
         for item in body:
             self._count += 1
@@ -116,22 +151,30 @@ class _Divider:
             if isinstance(item, tree.Repeat):
                 yield from self._repeat(item, starts)
             else:
-                assert not isinstance(item, tree.If), "resolve: a branch outside of the repeat that it divides"
+                assert not isinstance(item, tree.If), (
+                    "resolve: a branch outside of the repeat that it divides"
+                )
                 for name in declarations([item]):
-                    self.copies.setdefault(self._origin.get(name, name), []).append(Copy(name, starts))
+                    self.copies.setdefault(self._origin.get(name, name), []).append(
+                        Copy(name, starts)
+                    )
                 yield item
 
     def _repeat(self, item: tree.Repeat, starts: tuple[int, ...]) -> Iterator[tree.Repeat]:
         check_dim(item.dim, self._dims)
         check_not_data(item.dim, "a repeat")
-        cuts = sorted({0, self._dims[item.dim.name].size} | self._cuts(item.body, item, self._all(item)))
+        cuts = sorted(
+            {0, self._dims[item.dim.name].size} | self._cuts(item.body, item, self._all(item))
+        )
         parts = [range(*pair) for pair in pairwise(cuts)]
         _check_most(len(parts) * len([*statements(item.body)]), item)
         if len(parts) == 1:
             self._whole.add(item.dim.name)
             yield evolve(item, body=tuple(self.statements(item.body, (*starts, 0))), index=None)
             return
-        bodies = {part: body for part in parts if (body := tuple(self._chosen(item.body, item, part)))}
+        bodies = {
+            part: body for part in parts if (body := tuple(self._chosen(item.body, item, part)))
+        }
         dims = [self._part(item, part).name for part in bodies]
         names = self._copied(dims, [*bodies.values()])
         for (part, body), dim, own in zip(bodies.items(), dims, names, strict=True):
@@ -144,7 +187,9 @@ class _Divider:
     # ---- where branches part
 
     def _cuts(self, body: Sequence[tree.Statement], item: tree.Repeat, within: range) -> set[int]:
-        """The indices of the repeat `item` at which a branch's other side begins; the body runs for those `within`."""
+        """The indices of the repeat `item` at which a branch's other side begins; the body runs
+        for those `within`.
+        """
         found: set[int] = set()
         for each in body:
             match each:
@@ -166,20 +211,34 @@ class _Divider:
             word = "always" if value >= within.stop else "never"
             label = f"here `{branch.index}` goes from {within.start} to {within.stop - 1}"
             help = f"`{item.dim}` is {self._all(item).stop}"
-            raise wrong("E0315", f"`{branch.index} < {float(value):g}` {word} holds", branch.end.span, label, help)
+            raise wrong(
+                "E0315",
+                f"`{branch.index} < {float(value):g}` {word} holds",
+                branch.end.span,
+                label,
+                help,
+            )
         if value != int(value):
-            raise wrong("E0315", "an index is a whole number", branch.end.span, f"is {float(value):g}")
+            raise wrong(
+                "E0315", "an index is a whole number", branch.end.span, f"is {float(value):g}"
+            )
         return int(value)
 
-    def _chosen(self, body: Sequence[tree.Statement], item: tree.Repeat, part: range) -> Iterator[tree.Statement]:
+    def _chosen(
+        self, body: Sequence[tree.Statement], item: tree.Repeat, part: range
+    ) -> Iterator[tree.Statement]:
         """The statements of a body that run in a part of the repeat `item`."""
         for each in body:
             match each:
-                case tree.If(index, end, first, others) if item.index and index.name == item.index.name:
+                case tree.If(index, end, first, others) if (
+                    item.index and index.name == item.index.name
+                ):
                     side = first if part.stop <= evaluate(end, self._numbers) else others
                     yield from self._chosen(side, item, part)
                 case tree.If():
-                    first, others = (tuple(self._chosen(side, item, part)) for side in (each.body, each.others))
+                    first, others = (
+                        tuple(self._chosen(side, item, part)) for side in (each.body, each.others)
+                    )
                     yield evolve(each, body=first, others=others)
                 case tree.Repeat():
                     yield evolve(each, body=tuple(self._chosen(each.body, item, part)))
@@ -195,8 +254,12 @@ class _Divider:
             parts[part] = Dim(self._free(f"{whole.name}_{len(parts)}"), len(part), span=whole.span)
         return parts[part]
 
-    def _copied(self, dims: Sequence[str], bodies: Sequence[Sequence[tree.Statement]]) -> list[dict[str, str]]:
-        """For each part the new names of the parameters that other parts declare too, numbered as its dim is."""
+    def _copied(
+        self, dims: Sequence[str], bodies: Sequence[Sequence[tree.Statement]]
+    ) -> list[dict[str, str]]:
+        """For each part the new names of the parameters that other parts declare too, numbered
+        as its dim is.
+        """
         declared = [dict.fromkeys(declarations(body)) for body in bodies]
         times = Counter(name for names in declared for name in names)
         found: list[dict[str, str]] = []
@@ -217,7 +280,9 @@ class _Divider:
 Copies = Mapping[str, Sequence[Copy]]
 
 
-def claims_of_parts(claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]) -> tuple[Claim, ...]:
+def claims_of_parts(
+    claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]
+) -> tuple[Claim, ...]:
     """A claim for each part of a divided dim."""
     return tuple(
         evolve(claim, dim=name)
@@ -227,8 +292,12 @@ def claims_of_parts(claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]) 
 
 
 def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim]]) -> Train:
-    """The settings with groups that hold all parts of the parameters that they name, and with recomputed parts."""
-    groups = tuple(evolve(group, params=_all_meant(group.params, copies)) for group in train.optimizer.groups)
+    """The settings with groups that hold all parts of the parameters that they name, and with
+    recomputed parts.
+    """
+    groups = tuple(
+        evolve(group, params=_all_meant(group.params, copies)) for group in train.optimizer.groups
+    )
     recompute = train.recompute
     if recompute.word == "every":
         parts = ([part.name for part in dims.get(name, ())] or [name] for name in recompute.names)
@@ -245,14 +314,26 @@ def _all_meant(patterns: Sequence[str], copies: Copies) -> tuple[str, ...]:
     """Each pattern where it matches what it means, else the names of that."""
     found: list[str] = []
     for pattern in patterns:
-        meant = [copy.name for name, parts in copies.items() if fnmatchcase(name, pattern) for copy in parts]
-        matched = [copy.name for parts in copies.values() for copy in parts if fnmatchcase(copy.name, pattern)]
+        meant = [
+            copy.name
+            for name, parts in copies.items()
+            if fnmatchcase(name, pattern)
+            for copy in parts
+        ]
+        matched = [
+            copy.name
+            for parts in copies.values()
+            for copy in parts
+            if fnmatchcase(copy.name, pattern)
+        ]
         found += [pattern] if not meant or meant == matched else meant
     return tuple(found)
 
 
 def names_of_parts(names: Sequence[HFWeight], copies: Copies) -> Iterator[HFWeight]:
-    """An entry for each part of a parameter, whose index goes on where that of the part before ends."""
+    """An entry for each part of a parameter, whose index goes on where that of the part before
+    ends.
+    """
     for each in names:
         for copy in copies.get(each.param, ()):
             yield evolve(shifted(each, copy.starts), param=copy.name)

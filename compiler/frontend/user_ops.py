@@ -1,7 +1,8 @@
-"""`op NAME (…) -> […], … over … from "module:function"`: what a user op takes, and its calls as ops of the IR.
+"""`op NAME (…) -> […], … over … from "module:function"`: what a user op takes, and its calls as ops
+of the IR.
 
-A signature that makes sense, of a function that is there: it is looked for in the text of the module beside
-the plan, which is never run.  Files that a program imports can be copied beside it.
+A signature that makes sense, of a function that is there: it is looked for in the text of the
+module beside the plan, which is never run.  Files that a program imports can be copied beside it.
 """
 
 import ast
@@ -23,7 +24,9 @@ from ..syntax.source import Source, Span
 from .errors import check_name
 
 NOT_OURS = {"scalec", "torch", "train", *sys.stdlib_module_names}
-"""The names that a file beside `train.py` must not have: it would hide the program, or a module it imports."""
+"""The names that a file beside `train.py` must not have: it would hide the program, or a module
+it imports.
+"""
 
 
 @frozen
@@ -33,8 +36,13 @@ class UserOp:
     declared: syntax.UserOp
     entry: OpDef
 
-    def attributes(self, types: Sequence[Type], numbers: Sequence[float]) -> tuple[tuple[str, Attr], ...]:
-        """The attributes of a call, with its dims in place of the signature's.  Raises TypingError."""
+    def attributes(
+        self, types: Sequence[Type], numbers: Sequence[float]
+    ) -> tuple[tuple[str, Attr], ...]:
+        """The attributes of a call, with its dims in place of the signature's.
+
+        Raises TypingError.
+        """
         tensors = [operand for operand in self.declared.operands if operand.dims]
         meant: dict[str, tuple[str, ...]] = {}
         for operand, type in zip(tensors, types, strict=True):
@@ -73,7 +81,9 @@ def _match(operand: syntax.UserOperand, type: Type, meant: dict[str, tuple[str, 
     cut = len(type.dims) - len(names) + names.count(LEAD)
     found = [type.dims[:cut]] * names.count(LEAD) + [(dim,) for dim in type.dims[max(cut, 0) :]]
     fits = cut == 0 or (cut > 0 and LEAD in names)
-    if not fits or any(meant.setdefault(name, dims) != dims for name, dims in zip(names, found, strict=True)):
+    if not fits or any(
+        meant.setdefault(name, dims) != dims for name, dims in zip(names, found, strict=True)
+    ):
         known = ", ".join(f"{name} is {' '.join(dims) or 'no dim'}" for name, dims in meant.items())
         said = f"`{operand.name}[{', '.join(names)}]` cannot be [{', '.join(type.dims)}]"
         raise TypingError(f"{said} where {known}" if known else said)
@@ -81,10 +91,14 @@ def _match(operand: syntax.UserOperand, type: Type, meant: dict[str, tuple[str, 
 
 def _words(dims: Iterable[syntax.Name], meant: Mapping[str, tuple[str, ...]]) -> str:
     """Dims of a signature, with those of the call in their place."""
-    return " ".join(word for dim in dims for word in ((LEAD,) if dim.name == LEAD else meant[dim.name]))
+    return " ".join(
+        word for dim in dims for word in ((LEAD,) if dim.name == LEAD else meant[dim.name])
+    )
 
 
-def user_ops(declared: Iterable[syntax.UserOp], source: Source, found: Diagnostics) -> dict[str, UserOp]:
+def user_ops(
+    declared: Iterable[syntax.UserOp], source: Source, found: Diagnostics
+) -> dict[str, UserOp]:
     """The user ops of a plan by name, without those whose signature is wrong."""
     ops: dict[str, UserOp] = {}
     modules: dict[str, Span] = {}
@@ -94,7 +108,9 @@ def user_ops(declared: Iterable[syntax.UserOp], source: Source, found: Diagnosti
             with found.catch():
                 modules.setdefault(_check_function(each, source), each.function.span)
             tensors = tuple(Operand(operand.name.name) for operand in each.operands if operand.dims)
-            numbers = tuple(Attribute(operand.name.name) for operand in each.operands if not operand.dims)
+            numbers = tuple(
+                Attribute(operand.name.name) for operand in each.operands if not operand.dims
+            )
             entry = OpDef(each.name.name, "A user op.", operands=tensors, attributes=numbers)
             ops[each.name.name] = UserOp(each, entry)
             continue
@@ -108,10 +124,14 @@ def user_ops(declared: Iterable[syntax.UserOp], source: Source, found: Diagnosti
 def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
     check_name(op.name)
     if op.name.name in OPS:
-        raise wrong("E0207", f"`{op.name}` is an op of the language", op.name.span, "redeclared here")
+        raise wrong(
+            "E0207", f"`{op.name}` is an op of the language", op.name.span, "redeclared here"
+        )
     if first := known.get(op.name.name):
         notes = [Note(first.declared.name.span, "declared here")]
-        raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes)
+        raise wrong(
+            "E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes
+        )
     _once([*(operand.name for operand in op.operands), *(each.keyword for each in op.positions)])
     for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
         _once(dims)
@@ -119,16 +139,22 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
     _check_positions(op)
     _check_causal(op)
     for dims in op.gives:
-        _among(dims, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand")
+        _among(
+            dims, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand"
+        )
         _among(op.along, dims, "a dim that the result lacks, so that it has no slices along it")
 
 
 def _check_operands(op: syntax.UserOp) -> None:
     """Tensors first, one at least; numbers after them."""
     numbers = [operand for operand in op.operands if not operand.dims]
-    if not op.operands[0].dims or any(o.dims for o in op.operands[len(op.operands) - len(numbers) :]):
+    if not op.operands[0].dims or any(
+        o.dims for o in op.operands[len(op.operands) - len(numbers) :]
+    ):
         help = "write `x[.., ffn]` for a tensor, and put numbers after all tensors"
-        raise wrong("E0217", "a user op takes tensors, then numbers", numbers[0].span, "a number", help)
+        raise wrong(
+            "E0217", "a user op takes tensors, then numbers", numbers[0].span, "a number", help
+        )
     if odd := next((operand for operand in numbers if operand.is_linear), None):
         help = "write `linear` only before tensors"
         raise wrong("E0217", f"`{odd.name}` is a number", odd.span, "linear in no dims", help)
@@ -141,11 +167,19 @@ def _check_positions(op: syntax.UserOp) -> None:
         _among([each.dim], known, "a dim that no operand names")
         if iskeyword(each.keyword.name):
             help = "give it another name"
-            raise wrong("E0217", f"`{each.keyword}` is a word of Python", each.keyword.span, "no name there", help)
+            raise wrong(
+                "E0217",
+                f"`{each.keyword}` is a word of Python",
+                each.keyword.span,
+                "no name there",
+                help,
+            )
 
 
 def _check_causal(op: syntax.UserOp) -> None:
-    """A causal dim is one of every result, and none along which the function works slice by slice."""
+    """A causal dim is one of every result, and none along which the function works slice by
+    slice.
+    """
     dim = op.causal
     if dim is None:
         return
@@ -160,7 +194,9 @@ def _once(names: Iterable[syntax.Name]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.name in seen:
-            raise wrong("E0217", f"`{name}` is listed twice", name.span, "repeated", "give it another name")
+            raise wrong(
+                "E0217", f"`{name}` is listed twice", name.span, "repeated", "give it another name"
+            )
         seen.add(name.name)
 
 
@@ -168,7 +204,13 @@ def _among(dims: Iterable[syntax.Name], known: Iterable[syntax.Name], what: str)
     names = [name.name for name in known]
     for dim in dims:
         if dim.name not in names:
-            raise wrong("E0217", f"`{dim}` is {what}", dim.span, "not known here", did_you_mean(dim.name, names))
+            raise wrong(
+                "E0217",
+                f"`{dim}` is {what}",
+                dim.span,
+                "not known here",
+                did_you_mean(dim.name, names),
+            )
 
 
 # ---- the function
@@ -185,24 +227,40 @@ def _check_function(op: syntax.UserOp, source: Source) -> str:
     functions = {stmt.name: stmt for stmt in tree.body if isinstance(stmt, ast.FunctionDef)}
     if name not in functions:
         help = did_you_mean(name, functions)
-        raise wrong("E0218", f"`{module}.py` has no function `{name}`", text.span, "not defined there", help)
+        raise wrong(
+            "E0218", f"`{module}.py` has no function `{name}`", text.span, "not defined there", help
+        )
     args, count = functions[name].args, len(op.operands)
     keywords = [each.keyword.name for each in op.positions]
     if not _takes(args, count, keywords):
         label = f"line {functions[name].lineno} of `{module}.py` takes ({ast.unparse(args)})"
         named = f", and {', '.join(keywords)} by name" if keywords else ""
-        raise wrong("E0218", f"`{name}` is given {count} arguments by position{named}", text.span, label)
+        raise wrong(
+            "E0218", f"`{name}` is given {count} arguments by position{named}", text.span, label
+        )
     return module
 
 
 def _takes(args: ast.arguments, count: int, keywords: Sequence[str]) -> bool:
-    """Whether a function can be called with `count` arguments by position, and some by these names."""
+    """Whether a function can be called with `count` arguments by position, and some by these
+    names.
+    """
     by_position = [*args.posonlyargs, *args.args]
     needed = [arg.arg for arg in by_position[: len(by_position) - len(args.defaults)]]
-    needed += [arg.arg for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None]
+    needed += [
+        arg.arg
+        for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+        if value is None
+    ]
     given = {*(arg.arg for arg in by_position[:count]), *keywords}
-    by_name = {arg.arg for arg in (*args.args, *args.kwonlyargs)} - {arg.arg for arg in by_position[:count]}
-    return count <= len(by_position) and {*needed} <= given and (args.kwarg is not None or {*keywords} <= by_name)
+    by_name = {arg.arg for arg in (*args.args, *args.kwonlyargs)} - {
+        arg.arg for arg in by_position[:count]
+    }
+    return (
+        count <= len(by_position)
+        and {*needed} <= given
+        and (args.kwarg is not None or {*keywords} <= by_name)
+    )
 
 
 def parsed(module: Source, at: Span) -> ast.Module:
@@ -218,7 +276,10 @@ def parsed(module: Source, at: Span) -> ast.Module:
 
 
 def files(module: str, folder: Path, at: Span) -> dict[str, Source]:
-    """A module's file, and those of its folder that it imports.  Raises PlanError where one cannot be copied."""
+    """A module's file, and those of its folder that it imports.
+
+    Raises PlanError where one cannot be copied.
+    """
     if module in NOT_OURS:
         raise cannot_import(module, at)
     found: dict[str, Source] = {}
@@ -230,7 +291,9 @@ def _gather(module: str, folder: Path, at: Span, found: dict[str, Source]) -> No
     found[f"{module}.py"] = file = load(folder / f"{module}.py", at)
     for name in _imports(file, at):
         if (folder / name / "__init__.py").is_file():
-            raise _cannot_copy(f"`{module}.py` imports the package `{name}`", at, f"make it one file, `{name}.py`")
+            raise _cannot_copy(
+                f"`{module}.py` imports the package `{name}`", at, f"make it one file, `{name}.py`"
+            )
         if f"{name}.py" in found or not (folder / f"{name}.py").is_file():
             continue
         if name in NOT_OURS:
@@ -247,9 +310,15 @@ def _imports(file: Source, at: Span) -> Iterator[str]:
             case ast.ImportFrom(module=str(name), level=0):
                 yield name.partition(".")[0]
             case ast.ImportFrom():
-                help = "write `import NAME` or `from NAME import …`: modules lie side by side, in no package"
+                help = (
+                    "write `import NAME` or `from NAME import …`: modules lie side by side, in"
+                    " no package"
+                )
                 raise _cannot_copy(
-                    f"`{PurePath(file.path).name}` has a relative import, on its line {node.lineno}", at, help
+                    f"`{PurePath(file.path).name}` has a relative import, on its line"
+                    f" {node.lineno}",
+                    at,
+                    help,
                 )
             case _:
                 pass
@@ -261,4 +330,6 @@ def _cannot_copy(message: str, at: Span, help: str) -> PlanError:
 
 def cannot_import(name: str, at: Span) -> PlanError:
     """The mistake of a module whose name a program has another use for."""
-    return wrong("E0215", f"a program cannot import `{name}`", at, "taken", help="give the file another name")
+    return wrong(
+        "E0215", f"a program cannot import `{name}`", at, "taken", help="give the file another name"
+    )

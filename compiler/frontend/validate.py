@@ -1,7 +1,7 @@
 """Says what is wrong with a plan's sharding before anything is built on it, with the arithmetic.
 
-Before: `resolve`.  After: every claim names a dim and an axis, and the axis divides the dim, or the dim is one of few
-key/value heads, which the axis can be factored for.
+Before: `resolve`.  After: every claim names a dim and an axis, and the axis divides the dim, or the
+dim is one of few key/value heads, which the axis can be factored for.
 """
 
 from collections import Counter
@@ -43,14 +43,29 @@ def _idle(program: Program, found: Diagnostics) -> None:
     """Everything that is computed, and every parameter, has a part in the loss."""
     used = (name for name in program.types if name.partition(".")[0] in found.used)
     needed = sources_of(program.region, (*(end.name for end in program.region.yields), *used))
-    idle = [op for op in program.ops if op.kind != "leaf" and needed.isdisjoint(value.name for value in op.outputs)]
+    idle = [
+        op
+        for op in program.ops
+        if op.kind != "leaf" and needed.isdisjoint(value.name for value in op.outputs)
+    ]
     feeding = {name for op in idle for name in op.inputs}
-    for op in [op for op in idle if feeding.isdisjoint(value.name for value in op.outputs)] or idle[:1]:
-        found.error("E0212", "the loss does not depend on this", op.span, "nothing comes of it", help="leave it out")
+    for op in [op for op in idle if feeding.isdisjoint(value.name for value in op.outputs)] or idle[
+        :1
+    ]:
+        found.error(
+            "E0212",
+            "the loss does not depend on this",
+            op.span,
+            "nothing comes of it",
+            help="leave it out",
+        )
     for param in () if idle else program.params:
         if param.name not in needed:
             found.error(
-                "E0212", f"the loss does not depend on parameter `{param.name}`", param.span, help="leave it out"
+                "E0212",
+                f"the loss does not depend on parameter `{param.name}`",
+                param.span,
+                help="leave it out",
             )
 
 
@@ -73,9 +88,14 @@ def _order(program: Program, found: Diagnostics) -> None:
         places = [order.index(claim.axis) for claim in claims]
         if places != sorted(set(places)):
             right = ", ".join(order[i] for i in sorted(set(places)))
-            help = f"write `{dim} over {right}`: several axes go outer first, in the order of `mesh`"
+            help = (
+                f"write `{dim} over {right}`: several axes go outer first, in the order of `mesh`"
+            )
             found.error(
-                "E0507", f"the axes of `{dim}` are out of order, or one is named twice", claims[-1].span, help=help
+                "E0507",
+                f"the axes of `{dim}` are out of order, or one is named twice",
+                claims[-1].span,
+                help=help,
             )
 
 
@@ -84,18 +104,28 @@ def _unused(program: Program, found: Diagnostics) -> None:
     for claim in program.claims:
         if claim.dim not in used:
             found.error(
-                "E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing"
+                "E0508",
+                f"nothing is sharded by `{claim.dim} over {claim.axis}`",
+                claim.span,
+                "matches nothing",
             )
             if claim.dim not in found.used:
                 found.doubt(claim.dim)
     for axis in _idle_axes(program):
-        help = f"shard a dim over it, or leave it out of `mesh`: all ranks of `{axis.name}` would do the same work"
-        found.error("E0509", f"nothing uses axis `{axis.name}` of size {axis.size}", axis.span, help=help)
+        help = (
+            f"shard a dim over it, or leave it out of `mesh`: all ranks of `{axis.name}` would"
+            " do the same work"
+        )
+        found.error(
+            "E0509", f"nothing uses axis `{axis.name}` of size {axis.size}", axis.span, help=help
+        )
 
 
 def _idle_axes(program: Program) -> list[Axis]:
     """The axes over which nothing is sharded."""
-    claimed = {claim.axis for claim in program.claims} | ({program.pipeline.axis} if program.pipeline else set[str]())
+    claimed = {claim.axis for claim in program.claims} | (
+        {program.pipeline.axis} if program.pipeline else set[str]()
+    )
     return [axis for axis in program.axes if axis.size > 1 and axis.name not in claimed]
 
 
@@ -104,13 +134,19 @@ Clash = tuple[Param, Claim, Claim]
 
 
 def _weights(program: Program, found: Diagnostics) -> None:
-    """No rule shards two dims of one parameter over one axis; a dim that is one too many is one mistake."""
+    """No rule shards two dims of one parameter over one axis; a dim that is one too many is one
+    mistake.
+    """
     clashes: list[Clash] = [
         (param, first, second)
         for param in program.params
         if param.name not in found.doubtful
-        for first, second in combinations([c for c in program.claims if c.dim in param.type.dims], 2)
-        if first.axis == second.axis and first.dim != second.dim and not {first.dim, second.dim} & {*DATA_DIMS}
+        for first, second in combinations(
+            [c for c in program.claims if c.dim in param.type.dims], 2
+        )
+        if first.axis == second.axis
+        and first.dim != second.dim
+        and not {first.dim, second.dim} & {*DATA_DIMS}
     ]
     while clashes:
         times = Counter(claim for _, *pair in clashes for claim in pair)
@@ -122,13 +158,21 @@ def _weights(program: Program, found: Diagnostics) -> None:
 def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) -> None:
     param, first, second = clashes[0]
     if len(clashes) == 1:
-        message = f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over `{claim.axis}`"
+        message = (
+            f"`{first.dim}` and `{second.dim}` of parameter `{param.name}` are both over"
+            f" `{claim.axis}`"
+        )
         label = "sharded twice" if first.span != second.span else "both claimed here"
         notes = [Note(param.span, "of this parameter")]
     else:
-        message = f"`{claim.dim}` and another dim of {len(clashes)} parameters are both over `{claim.axis}`"
+        message = (
+            f"`{claim.dim}` and another dim of {len(clashes)} parameters are both over"
+            f" `{claim.axis}`"
+        )
         label = "claimed here"
-        others = ((param.span, second if claim == first else first) for param, first, second in clashes)
+        others = (
+            (param.span, second if claim == first else first) for param, first, second in clashes
+        )
         notes = [Note(span, f"`{other.dim}` is over `{claim.axis}` too") for span, other in others]
     help = "shard one of them, or put them over different axes"
     found.error("E0505", message, claim.span, label, notes=notes, help=help)
@@ -147,11 +191,18 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         if size % degree == 0 or (dim in few and len(axes) == 1 and degree % size == 0):
             continue
         broken.add(dim)
-        ways = f"{size} / {degree} is not whole" if size > degree else f"{size} is smaller than {degree}"
+        ways = (
+            f"{size} / {degree} is not whole"
+            if size > degree
+            else f"{size} is smaller than {degree}"
+        )
         help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
         if dim in tables(program).values():
             help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`"
-        notes = [Note(program.dim(dim).span, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
+        notes = [
+            Note(program.dim(dim).span, "its size"),
+            Note(program.axis(axes[-1]).span, "the axis"),
+        ]
         way = f" in 2 chunks a rank{f' of `{chunked[0]}`' if axes[1:] else ''}" if chunked else ""
         message = f"`{dim}` cannot be split over `{' × '.join(axes)}`{way}"
         found.error("E0510", message, claims[-1].span, ways, notes=notes, help=help)
@@ -170,23 +221,36 @@ def _exchanged(program: Program, found: Diagnostics) -> None:
                 others = program.size(dim) // left
                 each = f"{program.size(dim)} / {others * ranks} is not whole"
                 message = f"`{dim}` cannot be split over `{claim.axis}` within attention"
-                notes = [Note(program.dim(dim).span, "its size"), Note(program.axis(claim.axis).span, "the axis")]
-                help = f"make `{dim}` a multiple of {others * ranks}, or write `via gather` or `via ring`"
+                notes = [
+                    Note(program.dim(dim).span, "its size"),
+                    Note(program.axis(claim.axis).span, "the axis"),
+                ]
+                help = (
+                    f"make `{dim}` a multiple of {others * ranks}, or write `via gather` or"
+                    " `via ring`"
+                )
                 found.error("E0510", message, claim.span, each, notes=notes, help=help)
 
 
 def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
-    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank holds more than it.
+    """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank
+    holds more than it.
 
     Dims that are `broken` cannot be split, whatever their padding.
     """
-    padded = {dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken}
+    padded = {
+        dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken
+    }
     for op in program.ops:
         own = program.operands(op)
-        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(own, op)} - {roles(op, program.types).classes}
+        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(own, op)} - {
+            roles(op, program.types).classes
+        }
         for name in over & padded.keys():
             help = "only the vocabulary of tables and of the loss can be padded"
-            found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)
+            found.error(
+                "E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help
+            )
     for name, dim in padded.items():
         ranks = _degree(program, name)
         if dim.size - dim.valid >= dim.size // ranks:
@@ -207,13 +271,16 @@ def _machines(program: Program, found: Diagnostics) -> None:
         "E0512",
         f"the mesh has {counted(ranks, 'rank')}, the cluster {machines}{of}",
         cluster.spans.get("nodes", program.region.span),
-        f"{ranks} / {cluster.nodes} is not whole" if each is None else counted(cluster.nodes * gpus, "GPU"),
+        f"{ranks} / {cluster.nodes} is not whole"
+        if each is None
+        else counted(cluster.nodes * gpus, "GPU"),
         help="the product of the mesh's axes is the number of GPUs",
     )
 
 
 def _within_node(program: Program, found: Diagnostics) -> None:
-    """Axes over which weights lie communicate inside every layer: they stay within one machine, if it can hold them.
+    """Axes over which weights lie communicate inside every layer: they stay within one machine, if
+    it can hold them.
 
     Unless the plan says `weights_across_nodes = on`.
     """
@@ -224,7 +291,9 @@ def _within_node(program: Program, found: Diagnostics) -> None:
     wide = {dim for dim in program.choices if _degree(program, dim) > gpus}
     if "route" in found.used and not program.choices:
         wide |= found.used  # which may be dims of experts
-    weights = {claim.axis: claim for claim in program.claims[::-1] if claim.dim not in {*DATA_DIMS, *wide}}
+    weights = {
+        claim.axis: claim for claim in program.claims[::-1] if claim.dim not in {*DATA_DIMS, *wide}
+    }
     for axis, claim in weights.items():
         inner = order[order.index(axis) :]
         span = program.degree(tuple(inner))
@@ -232,24 +301,34 @@ def _within_node(program: Program, found: Diagnostics) -> None:
             others = [other for other in inner if other not in weights]
             found.error(
                 "E0511",
-                f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, but {counted(gpus, 'GPU')} per node",
+                f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, but"
+                f" {counted(gpus, 'GPU')} per node",
                 claim.span,
                 "communicates in every layer",
-                help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),
+                help=_within(
+                    tuple(axis for axis in inner if axis in weights), others, program, gpus
+                ),
             )
 
 
 def _degree(program: Program, dim: str) -> int:
     """Over how many ranks a dim is split."""
-    return program.degree(tuple(claim.axis for claim in program.claims if claim.dim == dim and claim.split))
+    return program.degree(
+        tuple(claim.axis for claim in program.claims if claim.dim == dim and claim.split)
+    )
 
 
 def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
     """How axes of weights, and the other axes inside of the first of them, get into one machine."""
     listed = listing(weights)
-    meant = "; if slow links in every layer are meant, write `weights_across_nodes = on` in `cluster`"
+    meant = (
+        "; if slow links in every layer are meant, write `weights_across_nodes = on` in `cluster`"
+    )
     if program.degree(weights) > gpus:
-        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a node has {counted(gpus, 'GPU')}{meant}"
+        return (
+            f"make {listed} smaller{', together' * (len(weights) > 1)}: a node has"
+            f" {counted(gpus, 'GPU')}{meant}"
+        )
     smaller = listing((*weights, *others))
     return f"write {listed} after {listing(others)} in `mesh`, or make {smaller} smaller{meant}"
 
@@ -292,17 +371,26 @@ def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
     dims, size, scaling = _number(op, "dims"), program.size(last), OPS["rope"].get(op, "scaling")
     if size % 2 and not dims:
         help = f"make it even, or rotate fewer dims with `dims={size - 1}`"
-        found.error("E0312", f"rope rotates pairs, but `{last}` = {size} is odd", op.span, help=help)
+        found.error(
+            "E0312", f"rope rotates pairs, but `{last}` = {size} is odd", op.span, help=help
+        )
     if dims and not (dims % 2 == 0 and 0 < dims < size):
         help = f"an even number below {size}, or leave `dims` out, which rotates all of `{last}`"
-        found.error("E0312", f"rope cannot rotate {dims:g} of `{last}` = {size}", op.span, help=help)
+        found.error(
+            "E0312", f"rope cannot rotate {dims:g} of `{last}` = {size}", op.span, help=help
+        )
     if scaling == "none" and _number(op, "factor") != 1:
         help = "add `scaling=linear`, `scaling=llama3` or `scaling=yarn`"
         found.error("E0313", "rope has a factor and no scaling", op.span, help=help)
     low, high = _number(op, "low"), _number(op, "high")
     if scaling in ("llama3", "yarn") and low >= high:
-        help = "`low` is below `high`: wavelengths between original / high and original / low are scaled in part"
-        found.error("E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help)
+        help = (
+            "`low` is below `high`: wavelengths between original / high and original / low are"
+            " scaled in part"
+        )
+        found.error(
+            "E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help
+        )
 
 
 CHECKS = (

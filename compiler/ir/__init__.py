@@ -1,7 +1,8 @@
 """The intermediate representation: frozen classes for every level from plan to training step.
 
-Purpose: say what a program *is*; `printer` writes it, `parser` reads it, `analysis.verifier` says which ones are legal.
-Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placements`, both as data.
+Purpose: say what a program *is*; `printer` writes it, `parser` reads it, `analysis.verifier` says
+which ones are legal.  Non-goals: behaviour.  Ops are described in `ops`, placements coerced in
+`placements`, both as data.
 """
 
 # pyright: reportUnusedImport=false

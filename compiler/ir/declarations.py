@@ -1,4 +1,6 @@
-"""The parts of a program besides the region that computes: axes, dims, rules, parameters, buckets, a pipeline."""
+"""The parts of a program besides the region that computes: axes, dims, rules, parameters,
+buckets, a pipeline.
+"""
 
 from attrs import Factory, frozen
 
@@ -16,8 +18,8 @@ STATES = ("parameters", "gradients", "optimizer")
 class Axis:
     """A mesh axis; `parent` is the plan's axis that this is a factor of (else the axis itself).
 
-    within  of an elastic axis, the least and the most ranks that the plan allows; `size` is one of the sizes that it
-            may have
+    within  of an elastic axis, the least and the most ranks that the plan allows; `size` is one of
+            the sizes that it may have
     """
 
     name: str
@@ -29,12 +31,14 @@ class Axis:
 
 @frozen
 class Dim:
-    """A named dim and its global size; elements after the first `valid` are padding, which counts for nothing.
+    """A named dim and its global size; elements after the first `valid` are padding, which counts
+    for nothing.
 
     twin    the dim that this one has the size of, and that is sharded apart from it
-    chosen  of experts, the dim of a token's choices: beside a dim of tokens only these entries exist, others are zero
-    padded  of experts, to how many rows of one sequence each is padded, over all ranks that share it; 0 where there are
-            as many rows as tokens chose
+    chosen  of experts, the dim of a token's choices: beside a dim of tokens only these entries
+            exist, others are zero
+    padded  of experts, to how many rows of one sequence each is padded, over all ranks that share
+            it; 0 where there are as many rows as tokens chose
     """
 
     name: str
@@ -48,11 +52,14 @@ class Dim:
 
 @frozen
 class Claim:
-    """One dim's claim to work over one axis.  Lower `rank` goes first; `split` is false where the dim is too small.
+    """One dim's claim to work over one axis.  Lower `rank` goes first; `split` is false where the
+    dim is too small.
 
     zigzag  whether rank r of n holds the chunks r and 2n - 1 - r of 2n, not the r-th part
-    via     how attention comes by the keys that other ranks hold: `gather`, `ring`, `ulysses`; "" where nothing is said
-    within  the kind of op that alone works so, and whose axis lies inside those of other claims; "" for all ops
+    via     how attention comes by the keys that other ranks hold: `gather`, `ring`, `ulysses`; ""
+            where nothing is said
+    within  the kind of op that alone works so, and whose axis lies inside those of other claims; ""
+            for all ops
     """
 
     rank: int
@@ -77,7 +84,8 @@ class Init:
 class Param:
     """A parameter: its state of record, how it begins, and two counts of its dims.
 
-    The first `stacked` dims are those of repeats, the last `inner` ones those that a matrix product contracts.
+    The first `stacked` dims are those of repeats, the last `inner` ones those that a matrix product
+    contracts.
     """
 
     name: str
@@ -90,7 +98,8 @@ class Param:
 
 @frozen
 class Buffer(Param):
-    """State without a gradient, float32 and zero at first, that all ranks hold alike: the biases of a router.
+    """State without a gradient, float32 and zero at first, that all ranks hold alike: the biases of
+    a router.
 
     Each step moves each by `rate`, as the load number `route` says.
     """
@@ -101,16 +110,22 @@ class Buffer(Param):
 
 @frozen
 class Bucket:
-    """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record.
+    """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's
+    gradient of record.
 
-    Its last dim is the flat one, after the dims of repeats whose iterations have a buffer each, gathered and reduced
-    separately.  Each rank keeps master weights and optimizer state only for its shard of the gradient.  Between steps
-    the rest of its copy of the parameters is stale, even if their type says R.
+    Its last dim is the flat one, after the dims of repeats whose iterations have a buffer each,
+    gathered and reduced separately.  Each rank keeps master weights and optimizer state only for
+    its shard of the gradient.  Between steps the rest of its copy of the parameters is stale, even
+    if their type says R.
 
-    shard_axes             the axes that shard it: parameters are gathered, gradients reduced and scattered over them
-    reduce_axes            the axes over which the gradient, or the rank's shard of it, is reduced as well
-    reshard_after_forward  whether parameters are gathered for one layer, or to the end of a stage, not for the step
-    shard_gradients        whether each microbatch reduces gradients, which otherwise add up and are reduced once a step
+    shard_axes             the axes that shard it: parameters are gathered, gradients reduced and
+                           scattered over them
+    reduce_axes            the axes over which the gradient, or the rank's shard of it, is reduced
+                           as well
+    reshard_after_forward  whether parameters are gathered for one layer, or to the end of a stage,
+                           not for the step
+    shard_gradients        whether each microbatch reduces gradients, which otherwise add up and are
+                           reduced once a step
     """
 
     name: str
@@ -139,10 +154,11 @@ class Bucket:
 
 @frozen
 class StateAxes:
-    """Over which axes ranks share out what a step keeps, outermost first: each rank holds a part of each bucket.
+    """Over which axes ranks share out what a step keeps, outermost first: each rank holds a part of
+    each bucket.
 
-    `of` has patterns of the parameters' names.  `optimizer` is also for the masters, and what is shared out there is
-    updated there.
+    `of` has patterns of the parameters' names.  `optimizer` is also for the masters, and what is
+    shared out there is updated there.
     """
 
     of: tuple[str, ...] = ("*",)
@@ -155,16 +171,19 @@ class StateAxes:
 class Pipeline:
     """Repeats that are cut into stages over a mesh axis.
 
-    Types and dims are those of all stages together; nothing but sums over stages mentions the axis.  A stage has
-    `layers` layers of the repeats over `dims`, in their order; ops before a repeat's first layer belong to the first
-    stage or to that of the layer before, ops after the last one to the last stage.
+    Types and dims are those of all stages together; nothing but sums over stages mentions the
+    axis.  A stage has `layers` layers of the repeats over `dims`, in their order; ops before a
+    repeat's first layer belong to the first stage or to that of the layer before, ops after the
+    last one to the last stage.
     """
 
     axis: str
     dims: tuple[str, ...]
     settings: Pipelining
     given: Schedule | None = None
-    """The rows of the plan's file, or, from `place_stages` on, those made for it; without messages."""
+    """The rows of the plan's file, or, from `place_stages` on, those made for it; without
+    messages.
+    """
     layers: tuple[int, ...] = ()
     """The number of layers of each stage; from `cut_stages` on."""
     stage_to_rank: tuple[int, ...] = ()
@@ -185,4 +204,6 @@ class Pipeline:
 
     def ranks_of(self, param: str) -> tuple[int, ...]:
         """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
-        return tuple(sorted({self.stage_to_rank[stage] for stage in dict(self.param_stages).get(param, ())}))
+        return tuple(
+            sorted({self.stage_to_rank[stage] for stage in dict(self.param_stages).get(param, ())})
+        )

@@ -1,6 +1,7 @@
 """Reads IR text back: `read_ir(print_ir(p)) == p`.
 
-Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, legality (`analysis.verifier`).
+Purpose: inspect, store and edit programs between passes.  Non-goals: plan text, legality
+(`analysis.verifier`).
 """
 
 import math
@@ -34,13 +35,17 @@ Parts = list[Any]
 """The children of a rule."""
 
 Header = tuple[str, Any]
-"""An entry of a line before the region, and the name of the list that it goes to: mostly a field of the program."""
+"""An entry of a line before the region, and the name of the list that it goes to: mostly a
+field of the program.
+"""
 
 
 def read_ir(source: Source) -> Program:
     """The program that `source` shows.  Raises PlanError where it is not IR text."""
     head, _, rest = source.text.partition("\nprogram ")
-    sections = {section.kind.name: section for section in parse_plan(Source(source.path, head)).sections()}
+    sections = {
+        section.kind.name: section for section in parse_plan(Source(source.path, head)).sections()
+    }
     if not {"cluster", "train"} <= set(sections):
         help = "sections `cluster` and `train` must come before `program`"
         raise wrong("E0190", "this IR has no settings", source.whole(), help=help)
@@ -48,21 +53,31 @@ def read_ir(source: Source) -> Program:
     given: dict[str, Any] = {
         "cluster": read(settings.Cluster, sections["cluster"], found),
         "train": read(settings.Train, sections["train"], found),
-        "flow": read(settings.Flow, sections["state"], found) if "state" in sections else settings.Flow(),
-        "watch": read(settings.Watch, sections["watch"], found) if "watch" in sections else settings.Watch(),
+        "flow": read(settings.Flow, sections["state"], found)
+        if "state" in sections
+        else settings.Flow(),
+        "watch": read(settings.Watch, sections["watch"], found)
+        if "watch" in sections
+        else settings.Watch(),
         "names": read_names(sections["names"], found, {}) if "names" in sections else (),
     }
-    order = read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None
+    order = (
+        read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None
+    )
     if given["cluster"]:
         check_gpu(given["cluster"], found)
     found.check()
-    text = "\n" * (head.count("\n") + 1) + "program " + rest  # tokens then know their lines in the source
-    by_position = cast(Any, v_args(inline=True)(_Builder))  # its methods take what a rule is made of by position
+    # tokens then know their lines in the source
+    text = "\n" * (head.count("\n") + 1) + "program " + rest
+    # its methods take what a rule is made of by position
+    by_position = cast(Any, v_args(inline=True)(_Builder))
     reader: Any = parser("ir", by_position(given, order, source), placeholders=True)
     try:
         return reader.parse(text)
     except UnexpectedInput as error:
-        raise _unreadable("not expected here", source, error.line, error.column, error.column + 1) from None
+        raise _unreadable(
+            "not expected here", source, error.line, error.column, error.column + 1
+        ) from None
     except BadRows as error:
         raise wrong("E0190", f"these are not rows: {error}", source.whole()) from None
 
@@ -73,14 +88,19 @@ def _unreadable(label: str, source: Source, line: int, column: int, end: int) ->
 
 
 class _Builder(Transformer[Token, Program]):
-    """One method per rule of `ir.lark`, called while parsing with its parts, None for what is left out."""
+    """One method per rule of `ir.lark`, called while parsing with its parts, None for what is
+    left out.
+    """
 
-    def __init__(self, given: dict[str, Any], order: settings.Pipelining | None, source: Source) -> None:
+    def __init__(
+        self, given: dict[str, Any], order: settings.Pipelining | None, source: Source
+    ) -> None:
         """`given` are the program's fields that have sections."""
         super().__init__()
         self._given, self._order, self._source = given, order, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
-        self._inner = set[tuple[str, str]]()  # the dims and axes of claims within an op, declared before it too
+        # the dims and axes of claims within an op, declared before it too
+        self._inner = set[tuple[str, str]]()
 
     def start(self, name: Token, after: Token, sees: tuple[str, ...], *parts: Any) -> Program:
         lists = defaultdict[str, Parts](list)
@@ -109,9 +129,13 @@ class _Builder(Transformer[Token, Program]):
         *words, padded, span = rest
         twin, chosen = (word.split()[1] if word else "" for word in words)
         sizes = self._count(size), self._count(valid or size)
-        return "dims", Dim(str(name), *sizes, twin, chosen, self._count(padded) if padded else 0, span=span)
+        return "dims", Dim(
+            str(name), *sizes, twin, chosen, self._count(padded) if padded else 0, span=span
+        )
 
-    def claim(self, rank: Token, dim: Token, how: Token, axis: Token, layout: Token | None, *rest: Any) -> Header:
+    def claim(
+        self, rank: Token, dim: Token, how: Token, axis: Token, layout: Token | None, *rest: Any
+    ) -> Header:
         *words, span = rest
         via, within = (word.split()[1] if word else "" for word in words)
         if within:
@@ -120,11 +144,15 @@ class _Builder(Transformer[Token, Program]):
         return "claims", Claim(*known, via, within, span=span)
 
     def param(self, value: Value, init: Init, stacked: Token, inner: Token, span: Span) -> Header:
-        return "params", Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=span)
+        return "params", Param(
+            value.name, value.type, self._count(stacked), self._count(inner), init, span=span
+        )
 
     def buffer(self, value: Value, rate: Token, route: Token, stacked: Token, span: Span) -> Header:
         known = value.name, value.type, self._count(stacked), 0, Init("zeros")
-        return "buffers", Buffer(*known, rate=float(self.number(rate)), route=self._count(route), span=span)
+        return "buffers", Buffer(
+            *known, rate=float(self.number(rate)), route=self._count(route), span=span
+        )
 
     def init(self, kind: Token, *args: Token | None) -> Init:
         return Init(str(kind), tuple(float(self.number(arg)) for arg in args if arg))
@@ -147,10 +175,14 @@ class _Builder(Transformer[Token, Program]):
     def fact(self, word: Token, said: Any = True) -> tuple[str, Any]:
         return str(word), said
 
-    def pipeline(self, axis: Token, dims: tuple[str, ...], *placed: tuple[int, ...] | None) -> Header:
+    def pipeline(
+        self, axis: Token, dims: tuple[str, ...], *placed: tuple[int, ...] | None
+    ) -> Header:
         assert self._order, "reader: a pipeline without settings"
         layers, stage_to_rank = (each or () for each in placed)
-        return "pipeline", Pipeline(str(axis), dims, self._order, layers=layers, stage_to_rank=stage_to_rank)
+        return "pipeline", Pipeline(
+            str(axis), dims, self._order, layers=layers, stage_to_rank=stage_to_rank
+        )
 
     def held(self, param: Token, stages: tuple[int, ...]) -> Header:
         return "held", (str(param), stages)
@@ -175,7 +207,14 @@ class _Builder(Transformer[Token, Program]):
     ) -> Region:
         *stmts, yields = body
         return Region(
-            kind.value, tuple(stmts), args, yields or (), results or (), str(dim or ""), reverse is not None, span=span
+            kind.value,
+            tuple(stmts),
+            args,
+            yields or (),
+            results or (),
+            str(dim or ""),
+            reverse is not None,
+            span=span,
         )
 
     def op(
@@ -198,12 +237,18 @@ class _Builder(Transformer[Token, Program]):
         return Value(str(name), type)
 
     def type(self, dtype: Token, dims: tuple[Any, ...], others: tuple[Any, ...] | None) -> Type:
-        at = [(axis, sharded(dim, int((dim, axis) in self._inner))) for dim, axes in dims for axis in axes]
+        at = [
+            (axis, sharded(dim, int((dim, axis) in self._inner)))
+            for dim, axes in dims
+            for axis in axes
+        ]
         at += others or ()
         for axis, _ in at:
             if axis not in self._axes:
                 raise self._wrong(f"axis `{axis}` is not declared", axis)
-        places: Places = tuple((str(axis), place) for axis, place in sorted(at, key=lambda it: self._axes.index(it[0])))
+        places: Places = tuple(
+            (str(axis), place) for axis, place in sorted(at, key=lambda it: self._axes.index(it[0]))
+        )
         return Type(str(dtype), tuple(dim for dim, _ in dims), places)
 
     def tdim(self, dim: Token, *axes: Token | None) -> tuple[str, tuple[Token, ...]]:
@@ -222,7 +267,9 @@ class _Builder(Transformer[Token, Program]):
 
     def many(self, *parts: Any) -> tuple[Any, ...]:
         """All that there are, names as plain strings."""
-        return tuple(str(part) if isinstance(part, Token) else part for part in parts if part is not None)
+        return tuple(
+            str(part) if isinstance(part, Token) else part for part in parts if part is not None
+        )
 
     args = inputs = attrs = yields = values = tdims = places_on = list = names = many
 
@@ -262,7 +309,11 @@ def _schedule(rows: Parts) -> Schedule | None:
     if not rows:
         return None
     schedule = read_csv("\n".join(_GROUP.sub(r"\1", row).replace(" ", ",") for row in rows))
-    groups = (tuple(filter(None, map(Action.of, each.split()))) for row in rows for each in _GROUP.findall(row))
+    groups = (
+        tuple(filter(None, map(Action.of, each.split())))
+        for row in rows
+        for each in _GROUP.findall(row)
+    )
     return evolve(schedule, groups=tuple(groups))
 
 

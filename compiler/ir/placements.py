@@ -1,11 +1,11 @@
 """Placements and the coercions between them: one table, closed under duality.
 
-Purpose: what each coercion does forward and backward, and which coercions lead from one type to another.
-Non-goals: deciding where coercions go (`passes.insert_collectives`).
+Purpose: what each coercion does forward and backward, and which coercions lead from one type to
+another.  Non-goals: deciding where coercions go (`passes.insert_collectives`).
 
-The gradient of a value placed `a` is placed `dual(a)`, without exception; so the backward of `a → b` is
-`dual(b) → dual(a)`.  The vocabulary is that of Meta's spmd_types and of JAX's sharding-and-autodiff notes; f and g are
-Megatron-LM's (Shoeybi et al. 2019, figure 3).
+The gradient of a value placed `a` is placed `dual(a)`, without exception; so the backward of `a →
+b` is `dual(b) → dual(a)`.  The vocabulary is that of Meta's spmd_types and of JAX's
+sharding-and-autodiff notes; f and g are Megatron-LM's (Shoeybi et al. 2019, figure 3).
 """
 
 from collections.abc import Iterable
@@ -25,9 +25,10 @@ DUAL = {I: I, R: P, S: S, P: R}
 class Coercion:
     """The effect of a change of placement on the local tensors of a group of ranks.
 
-    `collective` is what it communicates ("" for nothing); `function` is the runtime's name for the pair of it and its
-    conjugate; `stage` orders several coercions of one value, since slicing early and gathering late moves least;
-    `local` is what it does to the local tensor without communicating ("" for nothing).
+    `collective` is what it communicates ("" for nothing); `function` is the runtime's name for the
+    pair of it and its conjugate; `stage` orders several coercions of one value, since slicing early
+    and gathering late moves least; `local` is what it does to the local tensor without
+    communicating ("" for nothing).
     """
 
     collective: str
@@ -104,7 +105,11 @@ class Step:
     def op(self, name: str, result: Value, span: Span) -> Op:
         """The op that does this step to the value `name`."""
         return Op(
-            "coerce", (name,), (result,), (("axes", self.axes), ("from", self.source), ("to", self.target)), span=span
+            "coerce",
+            (name,),
+            (result,),
+            (("axes", self.axes), ("from", self.source), ("to", self.target)),
+            span=span,
         )
 
 
@@ -121,19 +126,24 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
 
     One step may cover several axes, but for those whose ranks hold two chunks each.
 
-    Raises OrderError where a dim would be gathered or scattered over an axis that is not its innermost.
+    Raises OrderError where a dim would be gathered or scattered over an axis that is not its
+    innermost.
     """
     wanted = dict(want)
     order = [axis.name for axis in program.axes]
-    groups: dict[tuple[Placement, Placement, str], tuple[str, ...]] = {}  # what several axes do alike is one coercion
+    # what several axes do alike is one coercion
+    groups: dict[tuple[Placement, Placement, str], tuple[str, ...]] = {}
     for axis in order:
         for source, target in _hops(type.at(axis), wanted.get(axis, INVARIANT)):
             apart = _apart(program, axis, source, target)
             groups[source, target, apart] = (*groups.get((source, target, apart), ()), axis)
     steps = [Step(axes, source, target) for (source, target, _), axes in groups.items()]
-    # by the table's stage; gathers innermost first, since only the innermost axis of a dim can be gathered
+    # by the table's stage; gathers innermost first, since only the innermost axis of a dim can be
+    # gathered
     stages = {step: coercion(step.source, step.target).stage for step in steps}
-    steps.sort(key=lambda step: (stages[step], -order.index(step.axes[-1]) if stages[step] == 2 else 0))
+    steps.sort(
+        key=lambda step: (stages[step], -order.index(step.axes[-1]) if stages[step] == 2 else 0)
+    )
     wrong: OrderError | None = None
     for ordered in permutations(steps):
         try:
@@ -146,7 +156,9 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
 
 
 def _apart(program: Program, axis: str, *places: Placement) -> str:
-    """The axes with which this one makes a step: alone where its ranks hold chunks, and by levels; "" for the rest."""
+    """The axes with which this one makes a step: alone where its ranks hold chunks, and by
+    levels; "" for the rest.
+    """
     ends = {(place.dim, axis) for place in places if place.dim}
     return axis if ends & program.zigzags else "inner" if ends & program.inner else ""
 

@@ -1,6 +1,7 @@
 """Writes a program as IR text, which `parser` reads back to an equal program.
 
-Non-goals: plan text (`config.schema.show` and `config.hf_names.show_names` write the sections before the IR).
+Non-goals: plan text (`config.schema.show` and `config.hf_names.show_names` write the sections
+before the IR).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,10 +28,14 @@ def print_ir(program: Program) -> str:
         *([show_names(program.names)] if program.names else []),
         "",
         " ".join(("program", program.name, "after", program.after, *program.sees)),
-        *(f"axis {a.name} = {a.size} of {a.parent}{_range(a.within)} !{a.span}" for a in program.axes),
+        *(
+            f"axis {a.name} = {a.size} of {a.parent}{_range(a.within)} !{a.span}"
+            for a in program.axes
+        ),
         *(f"dim {d.name} = {d.size}{_more(d)} !{d.span}" for d in program.dims),
         *(
-            f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis}{how_claimed(c)} !{c.span}"
+            f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis}{how_claimed(c)}"
+            f" !{c.span}"
             for c in program.claims
         ),
         *(
@@ -39,7 +44,8 @@ def print_ir(program: Program) -> str:
             for p in program.params
         ),
         *(
-            f"buffer {b.name}: {print_type(b.type)} rate {b.rate!r} route {b.route} stacked {b.stacked} !{b.span}"
+            f"buffer {b.name}: {print_type(b.type)} rate {b.rate!r} route {b.route} stacked"
+            f" {b.stacked} !{b.span}"
             for b in program.buffers
         ),
         *map(_state, program.state),
@@ -70,12 +76,16 @@ def _said(words: Mapping[str, int | str]) -> str:
 
 
 def _state(state: StateAxes) -> str:
-    kinds = [f"{kind} [{_join(axes)}]" for kind, axes in asdict(state).items() if kind != "of" and axes]
+    kinds = [
+        f"{kind} [{_join(axes)}]" for kind, axes in asdict(state).items() if kind != "of" and axes
+    ]
     return " ".join(["state", *kinds, "of", _attr(state.of)])
 
 
 def _bucket(it: Bucket) -> str:
-    facts = asdict(it, filter=lambda field, value: bool(value) and field.name not in ("name", "params", "type"))
+    facts = asdict(
+        it, filter=lambda field, value: bool(value) and field.name not in ("name", "params", "type")
+    )
     words = (name if value is True else f"{name} [{_join(value)}]" for name, value in facts.items())
     return " ".join([f"bucket {it.name}: {print_type(it.type)} of [{_join(it.params)}]", *words])
 
@@ -94,7 +104,9 @@ def _pipeline(it: Pipeline) -> Iterator[str]:
 def print_type(type: Type) -> str:
     """For instance `bf16[batch@dp, seq, hidden]{tp: P}`."""
     dims = _join("@".join(filter(None, (dim, "*".join(type.axes_of(dim))))) for dim in type.dims)
-    pending = _join(f"{axis}: {place}" for axis, place in type.places if place.kind is not Kind.SHARDED)
+    pending = _join(
+        f"{axis}: {place}" for axis, place in type.places if place.kind is not Kind.SHARDED
+    )
     return f"{type.dtype}[{dims}]" + (f"{{{pending}}}" if pending else "")
 
 
@@ -109,7 +121,9 @@ def _region(region: Region, indent: str) -> Iterator[str]:
         yield f"{indent}{_value(value)},"
     results = _results(region.results[-1:])
     head = " ".join(filter(None, (region.kind, region.dim, "reversed" if region.reverse else "")))
-    args = (f"\n{indent}    {_value(arg.value)} = {arg.enter.value} {arg.source}" for arg in region.args)
+    args = (
+        f"\n{indent}    {_value(arg.value)} = {arg.enter.value} {arg.source}" for arg in region.args
+    )
     yield f"{indent}{results}{head} ({','.join(args)}) !{region.span} {{"
     for stmt in region.body:
         if isinstance(stmt, Region):
@@ -132,7 +146,13 @@ def _value(value: Value) -> str:
 def _attr(value: Attr) -> str:
     if isinstance(value, tuple):
         return f"[{_join(word if word.isidentifier() else _attr(word) for word in value)}]"
-    return f'"{value}"' if isinstance(value, str) else str(value) if isinstance(value, Placement) else repr(value)
+    return (
+        f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, Placement)
+        else repr(value)
+    )
 
 
 def _join(parts: Iterable[object]) -> str:

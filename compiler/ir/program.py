@@ -13,7 +13,17 @@ from ..config.settings import Cluster, Flow, Train, Watch
 from ..schedules.actions import Known
 from .declarations import Axis, Bucket, Buffer, Claim, Dim, Param, Pipeline, StateAxes
 from .regions import Op, Region
-from .types import BATCH, DATA_DIMS, FLOATS, INVARIANT, PRECISIONS, SEQUENCE, Placement, Places, Type
+from .types import (
+    BATCH,
+    DATA_DIMS,
+    FLOATS,
+    INVARIANT,
+    PRECISIONS,
+    SEQUENCE,
+    Placement,
+    Places,
+    Type,
+)
 from .walk import blocks, regions_in, values, walk
 
 
@@ -37,13 +47,17 @@ class Program(Known):
     watch: Watch = Watch()
     pipeline: Pipeline | None = None
     loads: tuple[tuple[str, Fraction], ...] = ()
-    """How many equal shares of rows a rank's experts get, by dim of experts; one where nothing is said."""
+    """How many equal shares of rows a rank's experts get, by dim of experts; one where nothing
+    is said.
+    """
     buffers: tuple[Buffer, ...] = ()
     recomputed: tuple[str, ...] = ()
-    """Names that backward recomputes by `recompute = auto`: ops by first results, or the dims of repeats for whole
-    layers; from `choose_recomputed` on."""
+    """Names that backward recomputes by `recompute = auto`: ops by first results, or the dims of
+    repeats for whole layers; from `choose_recomputed` on."""
     sees: tuple[str, ...] = ()
-    """The words of the plan for tokens, beside earlier ones of its own document, that a loss may depend on."""
+    """The words of the plan for tokens, beside earlier ones of its own document, that a loss
+    may depend on.
+    """
 
     @cached_property
     def types(self) -> Mapping[str, Type]:
@@ -52,7 +66,9 @@ class Program(Known):
 
     @property
     def stored(self) -> tuple[Param, ...]:
-        """Parameters and buffers: what a step makes anew, and checkpoints and files of weights hold."""
+        """Parameters and buffers: what a step makes anew, and checkpoints and files of weights
+        hold.
+        """
         return *self.params, *self.buffers
 
     @cached_property
@@ -85,13 +101,17 @@ class Program(Known):
 
     @cached_property
     def losses(self) -> int:
-        """How many losses there are: the sum over tokens, and perhaps that of the routers, which counts as it is."""
+        """How many losses there are: the sum over tokens, and perhaps that of the routers,
+        which counts as it is.
+        """
         others = 0 if self.region.kind == "model" else 2 + len(self.stored)
         return len(self.region.yields) - self.routes - others
 
     @cached_property
     def routes(self) -> int:
-        """How many routes there are: each has a load, how many tokens chose each of its experts in each layer."""
+        """How many routes there are: each has a load, how many tokens chose each of its experts
+        in each layer.
+        """
         of = self.region if self.region.kind == "model" else self.microbatches
         return sum(self.types[end.name].dtype not in FLOATS for end in of.yields)
 
@@ -135,7 +155,8 @@ class Program(Known):
     def sized(self, sizes: Mapping[str, int]) -> "Program":
         """The program with other sizes of some dims."""
         dims = (
-            evolve(dim, size=sizes[dim.name], valid=sizes[dim.name]) if dim.name in sizes else dim for dim in self.dims
+            evolve(dim, size=sizes[dim.name], valid=sizes[dim.name]) if dim.name in sizes else dim
+            for dim in self.dims
         )
         return evolve(self, dims=tuple(dims))
 
@@ -148,8 +169,14 @@ class Program(Known):
         return next(param for param in self.params if param.name == name)
 
     def state_of(self, param: str) -> StateAxes:
-        """Over which axes ranks share out what they keep of a parameter: the first of `state` that is of its name."""
-        found = (state for state in self.state if any(fnmatchcase(param, pattern) for pattern in state.of))
+        """Over which axes ranks share out what they keep of a parameter: the first of `state`
+        that is of its name.
+        """
+        found = (
+            state
+            for state in self.state
+            if any(fnmatchcase(param, pattern) for pattern in state.of)
+        )
         return next(found, StateAxes())
 
     def bucket(self, name: str) -> Bucket:
@@ -161,7 +188,9 @@ class Program(Known):
         return {bucket.dim: bucket for bucket in self.buckets}
 
     def bucket_of(self, type: Type) -> Bucket | None:
-        """The bucket whose flat buffer a value of `type` is, of one layer or a stack of all; None for other values."""
+        """The bucket whose flat buffer a value of `type` is, of one layer or a stack of all;
+        None for other values.
+        """
         return self._flats.get(type.dims[-1]) if type.dims else None
 
     def reduce_dtype(self, bucket: Bucket) -> str:
@@ -184,15 +213,22 @@ class Program(Known):
         return self.size(dim) // self.degree(axes) if axes else self.size(dim)
 
     def joined(self, type: Type) -> tuple[tuple[str, ...], ...]:
-        """The dims of a value as they lie in memory: rows of experts are one dim, all others are by themselves.
+        """The dims of a value as they lie in memory: rows of experts are one dim, all others are by
+        themselves.
 
         Padded rows are as many of each expert, and experts are a dim of their own.
         """
         if not (experts := self.experts_of(type)):
             return tuple((dim,) for dim in type.dims)
         ragged = (experts,) if self.is_ragged(type) else ()
-        rows = tuple(dim for dim in type.dims if dim in (*ragged, *DATA_DIMS, self.choices[experts]))
-        each = {dim: rows if dim == rows[0] else (dim,) for dim in type.dims if dim == rows[0] or dim not in rows}
+        rows = tuple(
+            dim for dim in type.dims if dim in (*ragged, *DATA_DIMS, self.choices[experts])
+        )
+        each = {
+            dim: rows if dim == rows[0] else (dim,)
+            for dim in type.dims
+            if dim == rows[0] or dim not in rows
+        }
         return tuple(each.values())
 
     def place_of(self, type: Type, dim: str) -> int:
@@ -205,11 +241,14 @@ class Program(Known):
         return {}
 
     def local_shape(self, type: Type) -> tuple[int, ...]:
-        """The shape of a value of `type` on one rank; of rows by a rank's experts, as many as `loads` says."""
+        """The shape of a value of `type` on one rank; of rows by a rank's experts, as many as
+        `loads` says.
+        """
         shape = self._local_shapes.get(type)
         if shape is None:
             shape = tuple(
-                self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type) for dims in self.joined(type)
+                self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type)
+                for dims in self.joined(type)
             )
             self._local_shapes[type] = shape
         return shape
@@ -229,7 +268,9 @@ class Program(Known):
         return prod(self.local_shape(type))
 
     def experts_of(self, type: Type) -> str:
-        """The dim of experts of rows, of which each is of one token and one of its choices; "" of all other values."""
+        """The dim of experts of rows, of which each is of one token and one of its choices; ""
+        of all other values.
+        """
         if BATCH not in type.dims:
             return ""
         return next((dim for dim in type.dims if dim in self.choices), "")
@@ -240,13 +281,22 @@ class Program(Known):
         return bool(experts) and not self.dim(experts).padded
 
     def outer(self, param: Param) -> tuple[str, ...]:
-        """The dims before a parameter's own: those of repeats, and that of the experts that have one each."""
+        """The dims before a parameter's own: those of repeats, and that of the experts that
+        have one each.
+        """
         of_experts = param.type.dims[param.stacked : param.stacked + 1]
-        return param.type.dims[: param.stacked + (of_experts[0] in self.choices if of_experts else 0)]
+        return param.type.dims[
+            : param.stacked + (of_experts[0] in self.choices if of_experts else 0)
+        ]
 
     def places(self, at: dict[str, Placement]) -> Places:
-        """Placements in mesh order, invariant ones omitted, with their levels: the canonical form."""
+        """Placements in mesh order, invariant ones omitted, with their levels: the canonical
+        form.
+        """
         found = ((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
         if not self.inner:
             return tuple(found)
-        return tuple((axis, evolve(place, level=int((place.dim, axis) in self.inner))) for axis, place in found)
+        return tuple(
+            (axis, evolve(place, level=int((place.dim, axis) in self.inner)))
+            for axis, place in found
+        )

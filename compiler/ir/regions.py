@@ -40,7 +40,9 @@ class Op:
 
 
 class Enter(Enum):
-    """How a value of the enclosing scope enters a region; values that are the same in every iteration are just used."""
+    """How a value of the enclosing scope enters a region; values that are the same in every
+    iteration are just used.
+    """
 
     CARRY = "carry"  # the first iteration's value; later ones take what the one before yielded
     EACH = "each"  # one slice per iteration along the region's dim
@@ -75,9 +77,9 @@ class Yield:
 class Region:
     """A nested body: `results = kind (args) { body  yield … }`.
 
-    `model` and `step` are outermost, and their arguments are the program's inputs; `forward` and `backward` are blocks
-    whose names stay visible after them; `repeat` and `microbatches` run once per index of `dim`, `repeat` backwards if
-    `reverse`.
+    `model` and `step` are outermost, and their arguments are the program's inputs; `forward` and
+    `backward` are blocks whose names stay visible after them; `repeat` and `microbatches` run once
+    per index of `dim`, `repeat` backwards if `reverse`.
     """
 
     kind: Literal["model", "step", "microbatches", "forward", "backward", "repeat"]

@@ -1,6 +1,7 @@
 """The positions of a dim that each rank holds, where axes shard it: a part each, or two chunks.
 
-Non-goals: values (`proof.simulated_mesh`), tensors (`runtime.comm.positions`), whose makers of this rule are their own.
+Non-goals: values (`proof.simulated_mesh`), tensors (`runtime.comm.positions`), whose makers of this
+rule are their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,9 @@ Run = tuple[int, int]
 
 
 def held(program: Program, type: Type, dim: str) -> Iterator[tuple[Run, ...]]:
-    """For each rank of the axes that shard `dim`, the runs of positions that it holds, in its order."""
+    """For each rank of the axes that shard `dim`, the runs of positions that it holds, in its
+    order.
+    """
     parts = [((0, program.size(dim)),)]
     for axis in type.axes_of(dim):
         ranks, zigzag = program.axis(axis).size, (dim, axis) in program.zigzags
@@ -28,7 +31,10 @@ def _taken(runs: Sequence[Run], pieces: Sequence[int], count: int) -> tuple[Run,
     for piece in pieces:
         passed = 0
         for start, stop in runs:
-            low, high = max(start, start + piece * each - passed), min(stop, start + (piece + 1) * each - passed)
+            low, high = (
+                max(start, start + piece * each - passed),
+                min(stop, start + (piece + 1) * each - passed),
+            )
             if low < high and found and found[-1][1] == low:
                 low = found.pop()[0]
             found += [(low, high)] if low < high else []

@@ -1,8 +1,8 @@
 """Where a model is cut: which statements, layers and parameters each stage of a pipeline has.
 
-Purpose: one reading of `Pipeline.layers` for all who ask.  A body that is cut alternates groups of ops and repeats:
-`group repeat group … repeat group`, where a group may be empty.
-Non-goals: how many layers each stage gets (`passes.partition_stages`), and when it works (`schedules`).
+Purpose: one reading of `Pipeline.layers` for all who ask.  A body that is cut alternates groups of
+ops and repeats: `group repeat group … repeat group`, where a group may be empty.  Non-goals: how
+many layers each stage gets (`passes.partition_stages`), and when it works (`schedules`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,20 @@ from itertools import accumulate
 
 from attrs import frozen
 
-from . import BATCH, FLOATS, SEQUENCE, Enter, Op, Param, Pipeline, Program, Region, Stmt, Value, uses
+from . import (
+    BATCH,
+    FLOATS,
+    SEQUENCE,
+    Enter,
+    Op,
+    Param,
+    Pipeline,
+    Program,
+    Region,
+    Stmt,
+    Value,
+    uses,
+)
 
 
 @frozen
@@ -23,8 +36,12 @@ class Stage:
 
     @property
     def begins(self) -> int:
-        """The number of the repeat in which it begins: the first that it has layers of, or the last one."""
-        return next((number for number, layers in enumerate(self.layers) if layers), len(self.layers) - 1)
+        """The number of the repeat in which it begins: the first that it has layers of, or the
+        last one.
+        """
+        return next(
+            (number for number, layers in enumerate(self.layers) if layers), len(self.layers) - 1
+        )
 
 
 def groups(pipeline: Pipeline, body: Sequence[Stmt]) -> tuple[list[list[Stmt]], list[Region]]:
@@ -51,7 +68,11 @@ def _stages(sizes: tuple[int, ...], layers: tuple[int, ...]) -> tuple[Stage, ...
     starts = [0, *accumulate(sizes)]
     ends = [0, *accumulate(layers)]
     last = len(layers) - 1
-    owners = [0, *(next(k for k in range(last + 1) if ends[k + 1] >= start) for start in starts[1:-1]), last]
+    owners = [
+        0,
+        *(next(k for k in range(last + 1) if ends[k + 1] >= start) for start in starts[1:-1]),
+        last,
+    ]
     return tuple(
         Stage(
             tuple(group for group, owner in enumerate(owners) if owner == k),
@@ -68,7 +89,10 @@ def layers_of_rank(program: Program, pipeline: Pipeline, rank: int) -> dict[str,
     """The layers that a rank along the pipeline's axis has of each repeat that is cut."""
     all_ = stages(program, pipeline)
     own = [all_[number].layers for number in pipeline.stages_of(rank)]
-    return {dim: [i for layers in own for i in layers[number]] for number, dim in enumerate(pipeline.dims)}
+    return {
+        dim: [i for layers in own for i in layers[number]]
+        for number, dim in enumerate(pipeline.dims)
+    }
 
 
 def stages_of_param(program: Program, pipeline: Pipeline, param: Param) -> tuple[int, ...]:
@@ -83,7 +107,9 @@ def stages_of_param(program: Program, pipeline: Pipeline, param: Param) -> tuple
 def readers(
     program: Program, pipeline: Pipeline, body: Sequence[Stmt], params: Mapping[str, str]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The stages that read each parameter whole in forward's `body`; `params` has the parameter of each value."""
+    """The stages that read each parameter whole in forward's `body`; `params` has the parameter
+    of each value.
+    """
     bodies, repeats = groups(pipeline, body)
     found: dict[str, set[int]] = {}
     for k, stage in enumerate(stages(program, pipeline)):
@@ -93,23 +119,32 @@ def readers(
             read |= uses(repeat).keys() - slices if layers else set()
         for name in read & params.keys():
             found.setdefault(params[name], set()).add(k)
-    return tuple((param.name, tuple(sorted(found[param.name]))) for param in program.params if param.name in found)
+    return tuple(
+        (param.name, tuple(sorted(found[param.name])))
+        for param in program.params
+        if param.name in found
+    )
 
 
 def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
-    """The values that cross each cut, the one after the first stage first: those that its repeat carries."""
+    """The values that cross each cut, the one after the first stage first: those that its
+    repeat carries.
+    """
     _, repeats = groups(pipeline, program.forward.body)
     carried = [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in repeats]
     return [carried[stage.begins] for stage in stages(program, pipeline)[1:]]
 
 
 def is_free(stmt: Stmt) -> bool:
-    """Whether every stage does a statement by itself: its results are of tokens, and have no gradients."""
+    """Whether every stage does a statement by itself: its results are of tokens, and have no
+    gradients.
+    """
     return isinstance(stmt, Op) and not any(map(is_made_once, stmt.outputs))
 
 
 def is_made_once(value: Value) -> bool:
-    """Whether one stage makes a value of a body that is cut: it has a gradient, or is a sum over layers.
+    """Whether one stage makes a value of a body that is cut: it has a gradient, or is a sum over
+    layers.
 
     Such a sum has no batch, or a count for each sequence and expert.
     """

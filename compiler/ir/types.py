@@ -1,4 +1,6 @@
-"""The type of a value: its element type, its dims, and which part of it the ranks of each mesh axis have."""
+"""The type of a value: its element type, its dims, and which part of it the ranks of each mesh
+axis have.
+"""
 
 from enum import Enum
 from operator import itemgetter
@@ -48,7 +50,9 @@ Attr = int | float | str | tuple[str, ...] | Placement
 
 @frozen(cache_hash=True)
 class Type:
-    """Element type, named dims in physical order (outermost first), and placements in mesh order, invariant omitted."""
+    """Element type, named dims in physical order (outermost first), and placements in mesh
+    order, invariant omitted.
+    """
 
     dtype: str
     dims: tuple[str, ...]
@@ -61,7 +65,9 @@ class Type:
     def axes_of(self, dim: str) -> tuple[str, ...]:
         """The axes that shard `dim`, outer first."""
         found = [(place.level, axis) for axis, place in self.places if place.dim == dim]
-        return tuple(axis for _, axis in (sorted(found, key=itemgetter(0)) if len(found) > 1 else found))
+        return tuple(
+            axis for _, axis in (sorted(found, key=itemgetter(0)) if len(found) > 1 else found)
+        )
 
     def axes_in(self, kind: Kind) -> tuple[str, ...]:
         """The axes on which the placement is of `kind`."""

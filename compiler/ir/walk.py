@@ -85,7 +85,11 @@ def slices(region: Region) -> dict[str, str]:
     """The whole that each value in a repeat is a slice of, at any depth."""
     found: dict[str, str] = {}
     for inner in walk_regions(region.body):
-        found |= {arg.value.name: found.get(arg.source, arg.source) for arg in inner.args if arg.enter is Enter.EACH}
+        found |= {
+            arg.value.name: found.get(arg.source, arg.source)
+            for arg in inner.args
+            if arg.enter is Enter.EACH
+        }
     return found
 
 
@@ -106,7 +110,10 @@ def sources_of(region: Region, names: Iterable[str]) -> set[str]:
         carried = (arg.value.name for arg in inner.args if arg.enter is Enter.CARRY)
         for name, end in zip(carried, inner.yields, strict=False):
             sources[name].append(end.name)
-        sources |= {result.name: [end.name] for result, end in zip(inner.results, inner.yields, strict=False)}
+        sources |= {
+            result.name: [end.name]
+            for result, end in zip(inner.results, inner.yields, strict=False)
+        }
     pending = [*names]
     found: set[str] = set()
     while pending:
@@ -119,7 +126,9 @@ def sources_of(region: Region, names: Iterable[str]) -> set[str]:
 
 def map_ops(region: Region, change: Callable[[Op], Stmt]) -> Region:
     """The region with each op, at any depth, replaced."""
-    body = (map_ops(stmt, change) if isinstance(stmt, Region) else change(stmt) for stmt in region.body)
+    body = (
+        map_ops(stmt, change) if isinstance(stmt, Region) else change(stmt) for stmt in region.body
+    )
     return evolve(region, body=tuple(body))
 
 

@@ -1,4 +1,7 @@
-"""The table of ops: what the modules of this folder define.  A new op is an entry in one of them, and a test."""
+"""The table of ops: what the modules of this folder define.
+
+A new op is an entry in one of them, and a test.
+"""
 
 # pyright: reportUnusedImport=false
 
@@ -16,7 +19,9 @@ from .vjp import Vjps, gradients
 
 
 def _entries() -> Iterator[OpDef]:
-    """Every entry that is a constant of a module, or in a tuple of entries that is one; `builder` reads the table."""
+    """Every entry that is a constant of a module, or in a tuple of entries that is one;
+    `builder` reads the table.
+    """
     for module in (each for each in iter_modules(__path__) if each.name != "builder"):
         for value in vars(import_module(f"{__name__}.{module.name}")).values():
             several = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
@@ -29,7 +34,9 @@ OPS["vjp"] = VJPS.entry()
 
 
 def messages(program: Program, op: Op, types: Mapping[str, Type]) -> tuple[Message, ...]:
-    """The messages that a rank sends each time it does an op, in order; `types` are those of all values."""
+    """The messages that a rank sends each time it does an op, in order; `types` are those of
+    all values.
+    """
     make = (entry := OPS.get(op.kind)) and entry.communicates
     return make(Local(program, op, tuple(types[name] for name in op.inputs))) if make else ()
 
@@ -39,7 +46,10 @@ NO_ROLES = Roles()
 
 
 def roles(op: Op, types: Mapping[str, Type]) -> Roles:
-    """The dims of an op by what they mean to it; `types` are those of all values.  An unknown op has none."""
+    """The dims of an op by what they mean to it; `types` are those of all values.
+
+    An unknown op has none.
+    """
     make = (entry := OPS.get(op.kind)) and entry.roles
     return make([types[name] for name in op.inputs], op) if make else NO_ROLES
 

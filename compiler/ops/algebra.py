@@ -11,7 +11,9 @@ from .work import product
 
 def _same_numbers(types: Sequence[Type], op: Op) -> None:
     if len({type.dtype for type in types}) != 1 or types[0].dtype not in FLOATS:
-        raise TypingError(f"{op.kind} takes numbers of one element type, not {', '.join(t.dtype for t in types)}")
+        raise TypingError(
+            f"{op.kind} takes numbers of one element type, not {', '.join(t.dtype for t in types)}"
+        )
 
 
 def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -20,7 +22,9 @@ def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
     widest = max(types, key=lambda t: len(t.dims))
     for type in types:
         if type.dims != tuple(dim for dim in widest.dims if dim in type.dims):
-            raise TypingError(f"[{', '.join(type.dims)}] are not dims of [{', '.join(widest.dims)}] in that order")
+            raise TypingError(
+                f"[{', '.join(type.dims)}] are not dims of [{', '.join(widest.dims)}] in that order"
+            )
     return [(widest.dtype, widest.dims)]
 
 
@@ -35,7 +39,9 @@ def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def narrowed(grad: str, name: str, full: Sequence[str], b: Builder) -> str:
-    """The gradient of an operand that was broadcast to the dims `full`: summed over those that it lacks."""
+    """The gradient of an operand that was broadcast to the dims `full`: summed over those that
+    it lacks.
+    """
     over = tuple(dim for dim in full if dim not in b.type(name).dims)
     return b.emit("sum", [grad], [name], over=over)[0] if over else grad
 
@@ -49,7 +55,11 @@ def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (grad,), (x, y), full = grads, op.inputs, op.outputs[0].type.dims
 
     def part(of: str, other: str) -> str | None:
-        return narrowed(b.emit("mul", [grad, b.saved(other)], [of])[0], of, full, b) if b.wanted(of) else None
+        return (
+            narrowed(b.emit("mul", [grad, b.saved(other)], [of])[0], of, full, b)
+            if b.wanted(of)
+            else None
+        )
 
     return [part(x, y), part(y, x)]
 
@@ -67,7 +77,9 @@ def _div_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 
 
 def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """y = x·w: the input's gradient is dy·w over w's own dims, the weight's is dy·x over x's own dims."""
+    """y = x·w: the input's gradient is dy·w over w's own dims, the weight's is dy·x over x's
+    own dims.
+    """
     (grad,), (x, w), over = grads, op.inputs, op.names("over")
     outer = {name: tuple(dim for dim in b.type(name).dims if dim not in over) for name in (x, w)}
     dx = b.emit("contract", [grad, b.saved(w)], [x], over=outer[w])[0] if b.wanted(x) else None

@@ -11,16 +11,27 @@ from . import OPS
 
 
 def retyped(program: Program, op: Op, types: Mapping[str, Type]) -> Op:
-    """The op with results as its entry infers them.  Raises TypingError where the operands do not fit."""
+    """The op with results as its entry infers them.
+
+    Raises TypingError where the operands do not fit.
+    """
     found = OPS[op.kind].infer(program, [types[name] for name in op.inputs], op)
-    return evolve(op, outputs=tuple(Value(due.name, type) for due, type in zip(op.outputs, found, strict=True)))
+    return evolve(
+        op,
+        outputs=tuple(Value(due.name, type) for due, type in zip(op.outputs, found, strict=True)),
+    )
 
 
 class OpBuilder:
-    """A body under construction, the names and types of all values so far, and the span of the ops to come."""
+    """A body under construction, the names and types of all values so far, and the span of the
+    ops to come.
+    """
 
-    def __init__(self, program: Program, outer: "OpBuilder | None" = None, free: Collection[str] = ()) -> None:
-        """With an `outer` builder, whose names and types it shares, it builds another body of the same program.
+    def __init__(
+        self, program: Program, outer: "OpBuilder | None" = None, free: Collection[str] = ()
+    ) -> None:
+        """With an `outer` builder, whose names and types it shares, it builds another body of the
+        same program.
 
         New values may take the names that are `free`.
         """
@@ -47,7 +58,9 @@ class OpBuilder:
         return op.outputs[0].name if op.outputs else ""
 
     def typed(self, op: Op) -> tuple[str, ...]:
-        """Appends an op with new results, named after those that it has and typed as its entry infers."""
+        """Appends an op with new results, named after those that it has and typed as its entry
+        infers.
+        """
         made = retyped(self.program, op, self.types).outputs
         op = evolve(op, outputs=tuple(self.value(value.name, value.type) for value in made))
         self.body.append(op)
@@ -67,7 +80,11 @@ class OpBuilder:
 
     def cast(self, name: str, dtype: str) -> str:
         """Appends a cast, unless the value has the element type already."""
-        return name if self.types[name].dtype == dtype else self.write("cast", [name], name, dtype=dtype)
+        return (
+            name
+            if self.types[name].dtype == dtype
+            else self.write("cast", [name], name, dtype=dtype)
+        )
 
     def reduced(self, name: str) -> str:
         """The value with its pending sums done."""

@@ -1,8 +1,9 @@
-"""The call of an op in an emitted program: its arguments besides the operands, in the words of the IR.
+"""The call of an op in an emitted program: its arguments besides the operands, in the words of the
+IR.
 
-The emitter writes a dim as its index and axes as their group of ranks (`emit.expressions`).  The read-back follows the
-dims of the tensors in the text and resolves indices and groups by these (`emit.readback.calls`), so that each is a
-check of the other.
+The emitter writes a dim as its index and axes as their group of ranks (`emit.expressions`).  The
+read-back follows the dims of the tensors in the text and resolves indices and groups by these
+(`emit.readback.calls`), so that each is a check of the other.
 """
 
 from collections.abc import Callable, Mapping
@@ -89,7 +90,19 @@ class Quotient:
 Layout = Positions | PositionIds | Experts
 """A table that a module makes once, from the mesh."""
 
-Argument = Attr | Dims | Size | Group | Shards | Positions | PositionIds | Keyword | RotaryTable | Experts | Quotient
+Argument = (
+    Attr
+    | Dims
+    | Size
+    | Group
+    | Shards
+    | Positions
+    | PositionIds
+    | Keyword
+    | RotaryTable
+    | Experts
+    | Quotient
+)
 
 
 @frozen
@@ -104,10 +117,14 @@ CallOf = Callable[[Local], Call]
 
 
 def part_of(it: Local, type: Type, dim: str) -> Group | Positions:
-    """The part of a dim that a rank holds: by the group that shards it where each of its ranks has one part."""
+    """The part of a dim that a rank holds: by the group that shards it where each of its ranks
+    has one part.
+    """
     axes = type.axes_of(dim)
     in_order = [axis.name for axis in it.program.axes if axis.name in axes] == [*axes]
-    return Group(axes) if in_order and not it.program.zigzag_axes(dim, axes) else Positions(dim, axes)
+    return (
+        Group(axes) if in_order and not it.program.zigzag_axes(dim, axes) else Positions(dim, axes)
+    )
 
 
 def with_attributes(it: Local) -> Call:
@@ -121,7 +138,9 @@ def numbers(op: Op) -> dict[str, Argument]:
 
 
 def over_classes(it: Local, dim: str, axes: tuple[str, ...], **options: Argument) -> Call:
-    """A call that knows which of the classes `dim` this rank has, and how many are no padding; and its numbers."""
+    """A call that knows which of the classes `dim` this rank has, and how many are no padding;
+    and its numbers.
+    """
     valid = it.program.valid(dim)
     padding = {"classes": valid} if valid < it.program.size(dim) else {}
     return Call((Group(axes),) if axes else (), {**options, **padding, **numbers(it.op)})

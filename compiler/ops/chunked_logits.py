@@ -1,6 +1,8 @@
-"""The logits that a loss computes itself from a product: the operands, and how many logits exist at a time.
+"""The logits that a loss computes itself from a product: the operands, and how many logits exist at
+a time.
 
-Non-goals: the losses (`fused_loss` for a whole vocabulary on each rank, `fused_parallel_loss` for a sharded one).
+Non-goals: the losses (`fused_loss` for a whole vocabulary on each rank, `fused_parallel_loss` for a
+sharded one).
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,9 @@ def classes_of(op: Op, weight: Type) -> str:
     """The dim of the logits that counts classes: the weight's that is not contracted."""
     found = [dim for dim in weight.dims if dim not in op.names("inner")]
     if len(found) != 1:
-        raise TypingError(f"{op.kind} takes a weight with one dim of classes, not [{', '.join(found)}]")
+        raise TypingError(
+            f"{op.kind} takes a weight with one dim of classes, not [{', '.join(found)}]"
+        )
     return found[0]
 
 
@@ -41,14 +45,22 @@ def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
     over = op.names("inner")
     if any((it.dtype, it.dims) != (weight.dtype, (classes_of(op, weight),)) for it in bias):
         raise TypingError(f"{op.kind} takes a bias of [{classes_of(op, weight)}]")
-    if x.dtype != weight.dtype or x.dims[-len(over) :] != over or weight.dims != (classes_of(op, weight), *over):
-        raise TypingError(f"{op.kind} contracts the last dims of its operand with those of its weight")
+    if (
+        x.dtype != weight.dtype
+        or x.dims[-len(over) :] != over
+        or weight.dims != (classes_of(op, weight), *over)
+    ):
+        raise TypingError(
+            f"{op.kind} contracts the last dims of its operand with those of its weight"
+        )
     if labels.dims != tokens_of(op, x):
         raise TypingError(f"{op.kind} takes a label for each of [{', '.join(tokens_of(op, x))}]")
 
 
 def product_call(it: Local) -> Call:
-    """The call of a loss that computes its logits, for its own classes, with a bias if it has one."""
+    """The call of a loss that computes its logits, for its own classes, with a bias if it has
+    one.
+    """
     weight = it.types[1]
     classes = classes_of(it.op, weight)
     bias: dict[str, Argument] = {"bias": Keyword(3)} if len(it.types) > 3 else {}
@@ -56,7 +68,8 @@ def product_call(it: Local) -> Call:
 
 
 def logits_work(it: Local, of_x: int = 0, of_w: int = 0, made: int = 1) -> Work:
-    """The work of making logits `made` times, and of `of_x` and `of_w` products for the gradients of x and of w.
+    """The work of making logits `made` times, and of `of_x` and `of_w` products for the gradients
+    of x and of w.
 
     All but the products reads the logits, and writes what takes their place.
     """
@@ -81,14 +94,20 @@ def few_tokens(columns: int) -> int:
 
 
 def chunk(it: Local, *, by_tokens: bool) -> tuple[int, int]:
-    """The bytes of a chunk of logits, of the first operand and the weight, and what their gradient takes there.
+    """The bytes of a chunk of logits, of the first operand and the weight, and what their gradient
+    takes there.
 
-    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 of what has fewer bits.
+    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 of
+    what has fewer bits.
     """
     type, weight = it.types[:2]
     tokens = prod(it.program.local_size(type, dim) for dim in tokens_of(it.op, type))
     classes = it.program.local_size(weight, classes_of(it.op, weight))
-    few = (min(tokens, few_tokens(classes)), classes) if by_tokens else (tokens, min(classes, few_columns(classes)))
+    few = (
+        (min(tokens, few_tokens(classes)), classes)
+        if by_tokens
+        else (tokens, min(classes, few_columns(classes)))
+    )
     item, wide = ITEM_BYTES[type.dtype], max(4, ITEM_BYTES[type.dtype])
     terms = 4 if "cap" in dict(it.op.attrs) else 1 + (item < wide)
     return prod(few) * item, 0 if it.launched else prod(few) * wide * terms

@@ -1,4 +1,6 @@
-"""Tensors concatenated along their last dims, which together are a dim of their own; and the inverse."""
+"""Tensors concatenated along their last dims, which together are a dim of their own; and the
+inverse.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,8 +15,13 @@ def _joined(types: Sequence[Type], op: Op) -> list[Shape]:
     dim, dtype = str(op.get("as")), types[0].dtype
     before = max((t.dims[:-1] for t in types), key=len)
     among = (tuple(dim for dim in before if dim in t.dims[:-1]) for t in types)
-    if any(not t.dims or t.dtype != dtype or t.dims[:-1] != dims for t, dims in zip(types, among, strict=True)):
-        raise TypingError("concat takes operands of the same dims, or of some of them, but for their last dims")
+    if any(
+        not t.dims or t.dtype != dtype or t.dims[:-1] != dims
+        for t, dims in zip(types, among, strict=True)
+    ):
+        raise TypingError(
+            "concat takes operands of the same dims, or of some of them, but for their last dims"
+        )
     if {dim, *_lasts(types)} & {*DATA_DIMS, *before}:
         raise TypingError("concat joins dims of the model, to one that its operands lack")
     return [(dtype, (*before, dim))]
@@ -48,12 +55,15 @@ def _sum_of_parts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]
 
 def _all_of(joins: Joins) -> Dims:
     """The dims that are made up of others, and these."""
-    return lambda types, op: frozenset(dim for item in joins(types, op).items() for dim in (item[0], *item[1]))
+    return lambda types, op: frozenset(
+        dim for item in joins(types, op).items() for dim in (item[0], *item[1])
+    )
 
 
 CONCAT = OpDef(
     "concat",
-    "The operands concatenated along their last dims, which together are the dim `as`.  One that lacks other dims is"
+    "The operands concatenated along their last dims, which together are the dim `as`.  One"
+    " that lacks other dims is"
     " repeated over them.  A single operand is itself, by another name of its last dim.",
     _joined,
     operands=(Operand("x"),),
@@ -78,7 +88,9 @@ SPLIT = OpDef(
     linear=((0,),),
     unsharded_dims=_all_of(_sum_of_parts),
     joins=_sum_of_parts,
-    adjoint=lambda op, grads, b: b.emit("concat", grads, op.inputs, **{"as": b.type(op.inputs[0]).dims[-1]}),
+    adjoint=lambda op, grads, b: b.emit(
+        "concat", grads, op.inputs, **{"as": b.type(op.inputs[0]).dims[-1]}
+    ),
     function="split",
     torch="split",
     call=lambda it: Call(tuple(map(it.program.size, it.op.names("parts")))),

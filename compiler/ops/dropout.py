@@ -1,8 +1,9 @@
 """Dropout, and the draws that decide which elements each dropout drops.
 
-A model with dropout has a further input, `draws`: one integer for each sample, computed from the seed and the sample's
-number in the run.  An op's mask is a function of the draw, of the op's `site` among the model's dropouts, and of the
-element's global index in the sample; so it is the same on every mesh, and in backward.
+A model with dropout has a further input, `draws`: one integer for each sample, computed from the
+seed and the sample's number in the run.  An op's mask is a function of the draw, of the op's `site`
+among the model's dropouts, and of the element's global index in the sample; so it is the same on
+every mesh, and in backward.
 
 Non-goals: that function (`runtime.ops.dropout`; the proof has one of its own).
 """
@@ -26,11 +27,15 @@ def are_draws(type: Type) -> bool:
 def check_draws(draws: Type, x: Type) -> None:
     """Raises TypingError where `draws` are not one for each sample of `x`."""
     if not are_draws(draws) or BATCH not in x.dims:
-        raise TypingError(f"dropout draws for each sample, of which [{', '.join(x.dims)}] knows nothing")
+        raise TypingError(
+            f"dropout draws for each sample, of which [{', '.join(x.dims)}] knows nothing"
+        )
 
 
 def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Elements are counted sample by sample with the positions outermost, wherever `batch` lies in memory."""
+    """Elements are counted sample by sample with the positions outermost, wherever `batch` lies
+    in memory.
+    """
     x, draws = types
     check_draws(draws, x)
     if SEQUENCE in [dim for dim in x.dims if dim != BATCH][1:]:
@@ -41,7 +46,9 @@ def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
 def _call(it: Local) -> Call:
     """The dim of samples, and the other dims of which this rank has a part."""
     type, (samples,) = it.types[0], it.types[1].dims
-    shards = {dim: part_of(it, type, dim) for dim in type.dims if dim != samples and type.axes_of(dim)}
+    shards = {
+        dim: part_of(it, type, dim) for dim in type.dims if dim != samples and type.axes_of(dim)
+    }
     split = {"split": Shards(shards)} if shards else {}
     return Call(options={**dict(it.op.attrs), "batch": Dims((samples,)), **split})
 

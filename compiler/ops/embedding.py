@@ -13,7 +13,9 @@ from .work import Work, size
 def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
     tokens, table = types
     if len(table.dims) != 2 or set(table.dims) & set(tokens.dims):
-        raise TypingError(f"embedding takes a table [rows, features], not [{', '.join(table.dims)}]")
+        raise TypingError(
+            f"embedding takes a table [rows, features], not [{', '.join(table.dims)}]"
+        )
     return [(table.dtype, (*tokens.dims, *table.dims[1:]))]
 
 
@@ -47,7 +49,8 @@ def _gradient_work(it: Local) -> Work:
 
 EMBEDDING = OpDef(
     "embedding",
-    "Rows of `table`; where its first dim is sharded, rows of other ranks count zero and the result is partial.",
+    "Rows of `table`; where its first dim is sharded, rows of other ranks count zero and the"
+    " result is partial.",
     _looked_up,
     operands=(Operand("tokens", given="tokens"), Operand("table")),
     roles=lambda types, op: Roles(rows=types[1].dims[0]),

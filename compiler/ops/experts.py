@@ -1,12 +1,15 @@
-"""A mixture of experts: rows of tokens expert by expert, what experts make of them, and their weighted sum.
+"""A mixture of experts: rows of tokens expert by expert, what experts make of them, and their
+weighted sum.
 
-As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batch, seq, ...]` have an entry for each
-expert that a token chose, and are zero elsewhere; in memory they are a matrix, expert by expert.  An `order` of rows
-says which there are: `[experts, batch, seq, chosen]`, one where a token's choice is the expert.  Where ranks have parts
-of the tokens and of the experts, rows are exchanged between them.  Padded rows are as many of each expert on all ranks,
-zero where there is none, and only the ops from tokens to rows and back know of an order.  An exchange with `async_op`
-only begins, and `wait` gives what it brings; backward begins its inverse at the `wait`, and waits where forward began.
-Non-goals: the choice of experts (`routers`), and what runs beside an exchange (`passes.overlap_exchanges`).
+As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batch, seq, ...]` have an
+entry for each expert that a token chose, and are zero elsewhere; in memory they are a matrix,
+expert by expert.  An `order` of rows says which there are: `[experts, batch, seq, chosen]`, one
+where a token's choice is the expert.  Where ranks have parts of the tokens and of the experts, rows
+are exchanged between them.  Padded rows are as many of each expert on all ranks, zero where there
+is none, and only the ops from tokens to rows and back know of an order.  An exchange with
+`async_op` only begins, and `wait` gives what it brings; backward begins its inverse at the `wait`,
+and waits where forward began.  Non-goals: the choice of experts (`routers`), and what runs beside
+an exchange (`passes.overlap_exchanges`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,17 +41,27 @@ ASYNC = Attribute("async_op", choices=("off", "on"), default="off", implied=True
 
 
 def _sorted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Placed as the choices; over the axes `own`, on which all ranks have the same tokens, those of own experts."""
+    """Placed as the choices; over the axes `own`, on which all ranks have the same tokens,
+    those of own experts.
+    """
     (ids,), experts = types, str(op.get("to"))
     if set(op.names("own")) & {axis for axis, _ in ids.places}:
-        raise TypingError(f"{op.kind} picks experts over axes on which all ranks have the same tokens")
+        raise TypingError(
+            f"{op.kind} picks experts over axes on which all ranks have the same tokens"
+        )
     at = dict(ids.places) | dict.fromkeys(op.names("own"), sharded(experts))
     return [Type("i64", (experts, *ids.dims), program.places(at))]
 
 
 def with_own_experts(op: Op, work: Sequence[str]) -> Op:
-    """An op that sorts by experts, with the axes over which it works on these; any other op as it is."""
-    own = tuple(item.partition(":")[0] for item in work if item.partition(":")[2] == str(dict(op.attrs).get("to")))
+    """An op that sorts by experts, with the axes over which it works on these; any other op as
+    it is.
+    """
+    own = tuple(
+        item.partition(":")[0]
+        for item in work
+        if item.partition(":")[2] == str(dict(op.attrs).get("to"))
+    )
     return evolve(op, attrs=(*op.attrs, (OWN.name, own))) if op.kind == SORT.name and own else op
 
 
@@ -62,7 +75,9 @@ def _dispatched(types: Sequence[Type], op: Op) -> list[Shape]:
 def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
     rows, gates, order = types
     if gates.dims != order.dims[1:] or rows.dims[:-1] != order.dims[:-1]:
-        raise TypingError(f"{op.kind} takes rows [{', '.join(order.dims[:-1])}, features] and their gates")
+        raise TypingError(
+            f"{op.kind} takes rows [{', '.join(order.dims[:-1])}, features] and their gates"
+        )
     return [(rows.dtype, rows.dims[1:])]
 
 
@@ -94,14 +109,18 @@ def _moved(program: Program, type: Type, op: Op) -> Type:
     experts = program.experts_of(type)
     at: dict[str, Placement] = dict(type.places)
     for axis, dim in moves(op):
-        if at.get(axis) is None or {at[axis].dim, dim} not in [{experts, tokens} for tokens in DATA_DIMS]:
+        if at.get(axis) is None or {at[axis].dim, dim} not in [
+            {experts, tokens} for tokens in DATA_DIMS
+        ]:
             raise TypingError(f"{op.kind} exchanges shards of tokens and of {experts} on {axis}")
         at[axis] = sharded(dim)
     return Type(type.dtype, type.dims, program.places(at))
 
 
 def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Rows lie as `held` says before or after they are exchanged; padded ones lie alike on all ranks."""
+    """Rows lie as `held` says before or after they are exchanged; padded ones lie alike on all
+    ranks.
+    """
     rows, *orders = types
     result = _moved(program, rows, op)
     lie = _shards(rows if op.kind == EXCHANGE_BACK.name else result)
@@ -116,9 +135,11 @@ def begins(op: Op) -> bool:
 
 
 def is_counted_on_host(program: Program, op: Op) -> bool:
-    """Whether the host waits at an op until the GPU has counted the rows of each expert, on which later sizes depend.
+    """Whether the host waits at an op until the GPU has counted the rows of each expert, on which
+    later sizes depend.
 
-    Where rows are exchanged, their counts are, and the host reads both at once; else it reads them for the first rows.
+    Where rows are exchanged, their counts are, and the host reads both at once; else it reads them
+    for the first rows.
     """
     if op.kind not in (COUNTS.name, DISPATCH.name):
         return False
@@ -139,7 +160,9 @@ def _shards(type: Type) -> list[tuple[str, Placement]]:
 
 
 def _roles(types: Sequence[Type], op: Op) -> Roles:
-    """The ops that lead into rows and out of them work on tokens, and on experts only where tokens are whole."""
+    """The ops that lead into rows and out of them work on tokens, and on experts only where
+    tokens are whole.
+    """
     return Roles(routed=str(op.get("to")) if op.kind == SORT.name else types[-1].dims[0])
 
 
@@ -156,19 +179,26 @@ def _sent_back(op: Op, grads: Sequence[str], b: Builder) -> str:
     rows, *held = op.inputs
     back = tuple(f"{axis}:{b.type(rows).at(axis).dim}" for axis, _ in moves(op))
     given = {ASYNC.name: "on"} if begins(op) else {}
-    return b.emit(BACK.get(op.kind, op.kind), [grads[0], *map(b.saved, held)], [rows], to=back, **given)[0]
+    return b.emit(
+        BACK.get(op.kind, op.kind), [grads[0], *map(b.saved, held)], [rows], to=back, **given
+    )[0]
 
 
 def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """As of any product, for each expert."""
     (grad,), (x, w, *order), over = grads, op.inputs, op.names("over")
     experts = b.type(x).dims[0]
-    outer = {name: tuple(dim for dim in b.type(name).dims if dim not in (experts, *over)) for name in (x, w)}
+    outer = {
+        name: tuple(dim for dim in b.type(name).dims if dim not in (experts, *over))
+        for name in (x, w)
+    }
 
     def product(other: str, of: str) -> str | None:
         if not b.wanted(of):
             return None
-        return b.emit(GROUPED.name, [grad, b.saved(other), *map(b.saved, order)], [of], over=outer[other])[0]
+        return b.emit(
+            GROUPED.name, [grad, b.saved(other), *map(b.saved, order)], [of], over=outer[other]
+        )[0]
 
     return [product(w, x), product(x, w), *(None for _ in order)]
 
@@ -180,13 +210,17 @@ def _bias_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 
 
 def _summed_bytes(it: Local) -> int:
-    """Plain torch: rows of two choices of each token in the type of the sum, and a sum wider than the result."""
-    tokens = it.op.outputs[0].type if it.op.outputs else it.types[0]  # of combine, and of the gradient of dispatch
+    """Plain torch: rows of two choices of each token in the type of the sum, and a sum wider
+    than the result.
+    """
+    # of combine, and of the gradient of dispatch
+    tokens = it.op.outputs[0].type if it.op.outputs else it.types[0]
     return 0 if it.launched else it.program.elements(tokens) * it.wide * (2 + it.is_narrow)
 
 
 def _spread_bytes(it: Local) -> int:
-    """Plain torch: of each row its token's gradient and products of it, in the element type of a sum.
+    """Plain torch: of each row its token's gradient and products of it, in the element type of a
+    sum.
 
     A product of two element types converts an operand first, on the CPU in memory.
     """
@@ -196,7 +230,8 @@ def _spread_bytes(it: Local) -> int:
 
 
 def regroups(program: Program, op: Op) -> bool:
-    """Whether rows of experts are put in order, before they are sent back or when they have come: in a copy.
+    """Whether rows of experts are put in order, before they are sent back or when they have come:
+    in a copy.
 
     A rank that has one expert need not.
     """
@@ -205,7 +240,9 @@ def regroups(program: Program, op: Op) -> bool:
 
 
 def _regrouped_bytes(it: Local) -> int:
-    """The rows of experts once more; of an exchange that only begins, `_way_bytes` and the result of `wait` count."""
+    """The rows of experts once more; of an exchange that only begins, `_way_bytes` and the
+    result of `wait` count.
+    """
     rows = it.types[0] if it.op.kind == EXCHANGE_BACK.name else it.op.outputs[0].type
     copied = regroups(it.program, it.op) and not begins(it.op)
     return it.program.elements(rows) * it.item * copied
@@ -220,17 +257,25 @@ def _order_bytes(program: Program, op: Op) -> int:
 
 
 def _held_bytes(program: Program, op: Op) -> int:
-    """For each row its place as it came, and the inverse, if a rank has several experts; their numbers of rows."""
+    """For each row its place as it came, and the inverse, if a rank has several experts; their
+    numbers of rows.
+    """
     rows = op.outputs[0].type
     experts = program.local_size(rows, rows.dims[0])
     return ITEM_BYTES["i64"] * (2 * program.elements(rows) * (experts > 1) + experts)
 
 
 def _way_bytes(program: Program, op: Op) -> int:
-    """While rows are under way, what comes, and what is sent where that is a copy; otherwise rows as any other."""
+    """While rows are under way, what comes, and what is sent where that is a copy; otherwise
+    rows as any other.
+    """
     sent, came = program.operands(op)[0], op.outputs[0].type
     copied = op.kind == EXCHANGE_BACK.name and regroups(program, op)
-    return ITEM_BYTES[came.dtype] * (program.elements(came) + program.elements(sent) * copied) if begins(op) else 0
+    return (
+        ITEM_BYTES[came.dtype] * (program.elements(came) + program.elements(sent) * copied)
+        if begins(op)
+        else 0
+    )
 
 
 def _grouped_work(it: Local) -> Work:
@@ -253,13 +298,19 @@ def _grouped_work(it: Local) -> Work:
 def _counts(it: Local) -> tuple[Message, ...]:
     """The number of rows that each rank sends for each expert."""
     experts = it.program.experts_of(it.types[0])
-    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), "i64", (it.program.size(experts),)),)
+    return (
+        Message(
+            "all_to_all", it.op.outputs[0].name, _axes(it.op), "i64", (it.program.size(experts),)
+        ),
+    )
 
 
 def _rows(it: Local) -> tuple[Message, ...]:
     rows, drops = it.types[0], any(op.kind == CAPACITY.name for op in it.program.ops)
     shape, sent = it.program.local_shape(rows), "some" if drops else "all"
-    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=sent),)
+    return (
+        Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=sent),
+    )
 
 
 def _padded_rows(it: Local) -> tuple[Message, ...]:
@@ -269,7 +320,9 @@ def _padded_rows(it: Local) -> tuple[Message, ...]:
 
 
 def _ends(it: Local) -> tuple[str, str]:
-    """The dims that an exchange gathers and shards; if these are several of tokens, one that lies with the others."""
+    """The dims that an exchange gathers and shards; if these are several of tokens, one that
+    lies with the others.
+    """
     (axis, dim), *_ = moves(it.op)
     return it.types[0].at(axis).dim, dim
 
@@ -279,13 +332,19 @@ def _axes(op: Op) -> tuple[str, ...]:
 
 
 def _sort_call(it: Local) -> Call:
-    """The layout of experts: over which axes they lie, which of these have parts of the tokens; the rows of each."""
+    """The layout of experts: over which axes they lie, which of these have parts of the tokens;
+    the rows of each.
+    """
     experts = str(it.op.get("to"))
     claimed = {claim.axis for claim in it.program.claims if claim.dim == experts and claim.split}
     axes = tuple(axis.name for axis in it.program.axes if axis.name in claimed)
     order = it.op.outputs[0].type
-    rows: dict[str, Argument] = {} if it.program.is_ragged(order) else {"padded": it.program.local_shape(order)[1]}
-    return Call((Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),), rows)
+    rows: dict[str, Argument] = (
+        {} if it.program.is_ragged(order) else {"padded": it.program.local_shape(order)[1]}
+    )
+    return Call(
+        (Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),), rows
+    )
 
 
 def _padded_call(it: Local) -> Call:
@@ -295,7 +354,8 @@ def _padded_call(it: Local) -> Call:
 
 SORT = OpDef(
     "sort_by_expert",
-    "The order of rows: one where a token's choice is the expert; over the axes `own`, of the rank's own experts.",
+    "The order of rows: one where a token's choice is the expert; over the axes `own`, of the"
+    " rank's own experts.",
     operands=takes("ids"),
     attributes=(TO, OWN),
     typing=_sorted,
@@ -309,7 +369,8 @@ SORT = OpDef(
 
 COUNTS = OpDef(
     "exchange_counts",
-    "The order of rows after an exchange: each rank tells the others how many it has for each of their experts.",
+    "The order of rows after an exchange: each rank tells the others how many it has for each"
+    " of their experts.",
     operands=takes("order"),
     attributes=(MOVES,),
     typing=lambda program, types, op: [_moved(program, types[0], op)],
@@ -358,7 +419,8 @@ BACK = {EXCHANGE.name: EXCHANGE_BACK.name, EXCHANGE_BACK.name: EXCHANGE.name}
 
 EXCHANGE_PADDED = OpDef(
     "exchange_padded",
-    "Rows to the ranks of their experts, or back, over several axes at once; as many of each expert for every rank.",
+    "Rows to the ranks of their experts, or back, over several axes at once; as many of each"
+    " expert for every rank.",
     operands=takes("rows"),
     attributes=(MOVES,),
     linear=((0,),),
@@ -385,7 +447,8 @@ WAIT = OpDef(
 
 GROUPED = OpDef(
     "grouped_contract",
-    "For each expert the product x·w of its rows, of which there are those of `order`, summed over the dims `over`.",
+    "For each expert the product x·w of its rows, of which there are those of `order`, summed"
+    " over the dims `over`.",
     _products,
     operands=(*takes("x", "w"), Operand("order", optional=True)),
     attributes=(Attribute("over", kinds=(tuple,)),),
@@ -403,7 +466,9 @@ BIASED = OpDef(
     _biased,
     operands=(*takes("x", "b"), Operand("order", optional=True)),
     linear=((0, 1),),
-    unsharded_dims=lambda types, op: frozenset(dim for order in types[2:] for dim in order.dims[-1:]),
+    unsharded_dims=lambda types, op: frozenset(
+        dim for order in types[2:] for dim in order.dims[-1:]
+    ),
     adjoint=_bias_adjoint,
     function="grouped_bias",
     call=lambda it: Call(),

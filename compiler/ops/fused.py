@@ -1,7 +1,8 @@
 """Fused ops: each does the work of several in one pass over memory, or in one product.
 
-A fused op means the composition of its parts.  Only its operands are saved; backward recomputes the intermediates.
-Non-goals: where they are used (`passes.fuse_ops`); the head with its loss (`fused_loss`, `fused_parallel_loss`).
+A fused op means the composition of its parts.  Only its operands are saved; backward recomputes the
+intermediates.  Non-goals: where they are used (`passes.fuse_ops`); the head with its loss
+(`fused_loss`, `fused_parallel_loss`).
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ from .work import Product, Work
 def _sum_and_norm(types: Sequence[Type], op: Op) -> list[Shape]:
     x, y, weight, *_ = types
     if (x.dtype, x.dims) != (y.dtype, y.dims) or x.dims[-len(weight.dims) :] != weight.dims:
-        raise TypingError(f"{op.kind} takes two values of the same dims, which end in those of its weight")
+        raise TypingError(
+            f"{op.kind} takes two values of the same dims, which end in those of its weight"
+        )
     return [(x.dtype, x.dims)] * 2
 
 
@@ -76,7 +79,10 @@ def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     outer = tuple(dim for dim in b.type(x).dims if dim not in op.names("over"))
     dx = vjp(CONTRACTS, op, grads, [0], b)[0] if b.wanted(x) else None
     pairs = zip(grads, weights, strict=True)
-    dws = [b.emit("contract", [grad, b.saved(x)], [w], over=outer)[0] if b.wanted(w) else None for grad, w in pairs]
+    dws = [
+        b.emit("contract", [grad, b.saved(x)], [w], over=outer)[0] if b.wanted(w) else None
+        for grad, w in pairs
+    ]
     return [dx, *dws]
 
 
@@ -96,7 +102,8 @@ def _copies(it: Local) -> int:
 
 
 def _gradients_together(it: Local) -> int:
-    """The results' gradients as one, where that copy saves as much memory traffic as it costs (`fused_linear`).
+    """The results' gradients as one, where that copy saves as much memory traffic as it costs
+    (`fused_linear`).
 
     Gradients that are slices of one from the start are not copied, which is not known here.
     """
@@ -108,13 +115,16 @@ def _gradients_together(it: Local) -> int:
 
 CONTRACTS = OpDef(
     "contracts",
-    "The products x·w of one value with several weights, each summed over the dims `over`, as one; the results share"
+    "The products x·w of one value with several weights, each summed over the dims `over`, as"
+    " one; the results share"
     " memory, but for those whose places `apart` names.",
     operands=takes("x", "w"),
     variadic=True,
     attributes=(*CONTRACT.attributes, Attribute("apart", kinds=(tuple,), default=())),
     typing=_products,
-    vjp=Vjp(unread=(0,), workspace=_gradients_together, work=partial(_products_work, backward=True)),
+    vjp=Vjp(
+        unread=(0,), workspace=_gradients_together, work=partial(_products_work, backward=True)
+    ),
     adjoint=_products_adjoint,
     function="fused_linear",
     saves=operands,
@@ -132,7 +142,9 @@ def _alike(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _function_and_slope(it: Local, results: int = 1) -> int:
-    """A kernel has them in registers; plain torch makes both, forward and backward, with two terms on the way."""
+    """A kernel has them in registers; plain torch makes both, forward and backward, with two
+    terms on the way.
+    """
     if it.launched:
         return 0
     terms = 4 + it.is_narrow + ("tanh" in dict(it.op.attrs).values())
@@ -153,7 +165,11 @@ def _gated(function: OpDef) -> OpDef:
     )
 
 
-GATES = {function.name: f"{function.name}_mul" for function in FUNCTIONS if function.name in ("silu", "gelu")}
+GATES = {
+    function.name: f"{function.name}_mul"
+    for function in FUNCTIONS
+    if function.name in ("silu", "gelu")
+}
 """The gates, by the functions that open them."""
 
 NORMS = {norm.name: f"add_{norm.name}" for norm in (RMSNORM, LAYERNORM)}

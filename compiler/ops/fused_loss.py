@@ -1,8 +1,9 @@
-"""The last product and the cross entropy of its logits as one op, whose logits are never all in memory.
+"""The last product and the cross entropy of its logits as one op, whose logits are never all in
+memory.
 
-For ranks that each have the whole vocabulary.  It computes logits in chunks of tokens, and their gradients along with
-them (`runtime.kernels.linear_cross_entropy` says what that costs).
-Non-goals: a sharded vocabulary (`fused_parallel_loss`); where the op is used (`passes.fuse_ops`).
+For ranks that each have the whole vocabulary.  It computes logits in chunks of tokens, and their
+gradients along with them (`runtime.kernels.linear_cross_entropy` says what that costs).  Non-goals:
+a sharded vocabulary (`fused_parallel_loss`); where the op is used (`passes.fuse_ops`).
 """
 
 from collections.abc import Sequence
@@ -22,18 +23,25 @@ def _total(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _gradients(it: Local) -> Saved:
     """The saved gradients of a loss that counts once, computed with it."""
-    made = [(KEPT[x.name], i) for i, x in enumerate(PRODUCT) if x.name in KEPT and i < len(it.types) and it.wanted[i]]
+    made = [
+        (KEPT[x.name], i)
+        for i, x in enumerate(PRODUCT)
+        if x.name in KEPT and i < len(it.types) and it.wanted[i]
+    ]
     return Saved(others=tuple((what, it.bytes(i)) for what, i in made))
 
 
 def _chunk(it: Local) -> int:
-    """The workspace of forward, which computes the gradients too; the bias' gradient is summed in float32."""
+    """The workspace of forward, which computes the gradients too; the bias' gradient is summed
+    in float32.
+    """
     return sum(chunk(it, by_tokens=True)) + sum(it.widened(i) for i in range(3, len(it.types)))
 
 
 LINEAR_CROSS_ENTROPY = OpDef(
     "linear_cross_entropy",
-    "The cross entropy of the logits cap · tanh(l / cap), l where cap is 0, of l = x·w + bias: with smoothing and z as"
+    "The cross entropy of the logits cap · tanh(l / cap), l where cap is 0, of l = x·w + bias:"
+    " with smoothing and z as"
     " cross_entropy.",
     _total,
     operands=PRODUCT,

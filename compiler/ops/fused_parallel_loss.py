@@ -1,10 +1,12 @@
-"""Cross entropy over a sharded vocabulary, in one pass over the logits: the statistics of each rank's own classes.
+"""Cross entropy over a sharded vocabulary, in one pass over the logits: the statistics of each
+rank's own classes.
 
-These are the largest logit m, the sum of exponents z relative to it, and the label's logit t, if the label is among the
-rank's classes.  `rescale_to_global_max` brings them to what `local_softmax_stats` gives, once the ranks know the
-largest logit of all.  Logits are in memory, or computed from a product in chunks of classes, and recomputed for their
-gradient (`runtime.kernels.linear_cross_entropy` says what that costs).
-Non-goals: where these ops are used (`passes.fuse_ops`).
+These are the largest logit m, the sum of exponents z relative to it, and the label's logit t, if
+the label is among the rank's classes.  `rescale_to_global_max` brings them to what
+`local_softmax_stats` gives, once the ranks know the largest logit of all.  Logits are in memory, or
+computed from a product in chunks of classes, and recomputed for their gradient
+(`runtime.kernels.linear_cross_entropy` says what that costs).  Non-goals: where these ops are used
+(`passes.fuse_ops`).
 """
 
 from collections.abc import Sequence
@@ -37,10 +39,16 @@ def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
     def placed(dims: Sequence[str], of_classes: Placement) -> Type:
         return Type(wide(logits.dtype), tuple(dims), _moved(program, logits, axes, of_classes))
 
-    return [placed(tokens, MAXIMUM), placed([*tokens, shares], sharded(shares)), placed(tokens, PARTIAL)]
+    return [
+        placed(tokens, MAXIMUM),
+        placed([*tokens, shares], sharded(shares)),
+        placed(tokens, PARTIAL),
+    ]
 
 
-def _moved(program: Program, type: Type, axes: Sequence[str], to: Placement) -> tuple[tuple[str, Placement], ...]:
+def _moved(
+    program: Program, type: Type, axes: Sequence[str], to: Placement
+) -> tuple[tuple[str, Placement], ...]:
     """The placements of a type, but on these axes."""
     return program.places(dict(type.places) | dict.fromkeys(axes, to))
 
@@ -64,7 +72,9 @@ def _logit_softmax_stats(program: Program, types: Sequence[Type], op: Op) -> lis
 
 
 def _by(entry: OpDef, program: Program, types: Sequence[Type], op: Op, *over: str) -> Type:
-    """The type of an op of this entry on these operands, which reduces over some dims, or adds them."""
+    """The type of an op of this entry on these operands, which reduces over some dims, or adds
+    them.
+    """
     attrs = (("over", over),) if over else ()
     return entry.infer(program, types, Op(entry.name, (), (), attrs, span=op.span))[0]
 
@@ -84,7 +94,9 @@ def _chunk(it: Local) -> int:
 
 
 def _sum_of_chunks(it: Local) -> int:
-    """The gradient of x adds up in float32, each part rounded first; those of weight and bias are made beside it."""
+    """The gradient of x adds up in float32, each part rounded first; those of weight and bias
+    are made beside it.
+    """
     weights = (1, *range(3, len(it.types)))
     logits, terms = chunk(it, by_tokens=False)
     part = it.bytes() if it.is_narrow else 0
@@ -100,13 +112,15 @@ def _gradients_work(it: Local) -> Work:
 # ---- the entries
 
 OF_LOGITS = (
-    "m, the largest; z = Σ exp(logit − m), one for each rank, in the dim `as`; t, the label's logit, or 0 for a label"
+    "m, the largest; z = Σ exp(logit − m), one for each rank, in the dim `as`; t, the label's"
+    " logit, or 0 for a label"
     " elsewhere, with smoothing as local_softmax_stats'."
 )
 
 LOGIT_PARTS = OpDef(
     "logit_softmax_stats",
-    f"Of this rank's classes, with logits cap · tanh(logit / cap), as they are where cap is 0: {OF_LOGITS}",
+    "Of this rank's classes, with logits cap · tanh(logit / cap), as they are where cap is 0:"
+    f" {OF_LOGITS}",
     operands=takes("logits", "labels"),
     attributes=(SMOOTHING, CAP, SHARES),
     typing=_logit_softmax_stats,
@@ -140,9 +154,17 @@ CLASSES = Attribute("classes", kinds=(str,))
 def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     m, z, t, peak, labels = types
     axes = m.axes_in(Kind.MAXIMUM)
-    summed, largest = (Type(m.dtype, m.dims, _moved(program, m, axes, to)) for to in (PARTIAL, REPLICATED))
+    summed, largest = (
+        Type(m.dtype, m.dims, _moved(program, m, axes, to)) for to in (PARTIAL, REPLICATED)
+    )
     shared = z.dims[:-1] == m.dims and z.axes_of(z.dims[-1]) == axes
-    if not axes or is_pending(m) or not shared or (t, peak) != (summed, largest) or labels.dims != m.dims:
+    if (
+        not axes
+        or is_pending(m)
+        or not shared
+        or (t, peak) != (summed, largest)
+        or labels.dims != m.dims
+    ):
         raise TypingError(f"{op.kind} takes a share of each rank, and the largest of all")
     return [Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))] * 2
 
@@ -150,12 +172,15 @@ def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 def _rescaled_call(it: Local) -> Call:
     """How many of the classes each rank has."""
     classes, axes = str(it.op.get("classes")), it.types[0].axes_in(Kind.MAXIMUM)
-    return over_classes(it, classes, axes, columns=it.program.size(classes) // it.program.degree(axes))
+    return over_classes(
+        it, classes, axes, columns=it.program.size(classes) // it.program.degree(axes)
+    )
 
 
 REJOINED = OpDef(
     "rescale_to_global_max",
-    "The results of linear_softmax_stats or logit_softmax_stats as local_softmax_stats gives them: z · exp(m − peak),"
+    "The results of linear_softmax_stats or logit_softmax_stats as local_softmax_stats gives"
+    " them: z · exp(m − peak),"
     " and t less the peak times what the labels have of this rank's part of `classes`.",
     operands=takes("m", "z", "t", "peak", "labels"),
     attributes=(SMOOTHING, CLASSES),

@@ -1,7 +1,9 @@
-"""Cross entropy, summed over tokens; over a sharded vocabulary as a maximum and two sums (Shoeybi et al. 2019, 3).
+"""Cross entropy, summed over tokens; over a sharded vocabulary as a maximum and two sums (Shoeybi
+et al. 2019, 3).
 
-No rank ever holds all logits.  The loss is a sum: the division by the step's count of valid tokens belongs to the step.
-The mean that label smoothing takes is part of the label's sum, so that it costs no collective of its own.
+No rank ever holds all logits.  The loss is a sum: the division by the step's count of valid tokens
+belongs to the step.  The mean that label smoothing takes is part of the label's sum, so that it
+costs no collective of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +15,16 @@ from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 
 SMOOTHING = Attribute(
-    "smoothing", default=0.0, range=(lambda value: 0 <= value < 1, "from 0 to below 1, for instance 0.1")
+    "smoothing",
+    default=0.0,
+    range=(lambda value: 0 <= value < 1, "from 0 to below 1, for instance 0.1"),
 )
 Z_LOSS = Attribute("z_loss", default=0.0)
 Z = Attribute("z", default=0.0, range=(lambda value: value >= 0, "0 or above, for instance 1e-4"))
 CAP = Attribute("cap", default=0.0, implied=True)
-"""The attribute of losses that bound their logits themselves, as a softcap before them in a plan does."""
+"""The attribute of losses that bound their logits themselves, as a softcap before them in a
+plan does.
+"""
 
 
 def _token_total(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -45,7 +51,9 @@ def _classes(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 
 def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
-    """max_logit and local_softmax_stats work on the classes too; token_loss has none, and is invariant there."""
+    """max_logit and local_softmax_stats work on the classes too; token_loss has none, and is
+    invariant there.
+    """
     (logits, labels), (loss,) = op.inputs, op.outputs
     classes = type_of(logits).dims[-1]
     work = (("work", op.names("work")),)
@@ -57,7 +65,13 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     peak = (m.name,) if z_loss else ()
     return [
         Op("max_logit", (logits,), (m,), work, span=op.span),
-        Op("local_softmax_stats", (logits, m.name, labels), (z, t), (*smoothing, *work), span=op.span),
+        Op(
+            "local_softmax_stats",
+            (logits, m.name, labels),
+            (z, t),
+            (*smoothing, *work),
+            span=op.span,
+        ),
         Op("token_loss", (z.name, t.name, labels, *peak), (loss,), (*z_loss, *rest), span=op.span),
     ]
 
@@ -78,7 +92,9 @@ def _token_saves(it: Local) -> Saved:
 
 
 def _entropy_saves(it: Local) -> Saved:
-    """torch's own: all log-probabilities, and a sum of weights; or the parts, where there are smoothing or a z-loss."""
+    """torch's own: all log-probabilities, and a sum of weights; or the parts, where there are
+    smoothing or a z-loss.
+    """
     tokens = it.elements(1)
     if not (it.kernels or it.op.attrs):
         classes = it.program.valid(it.types[0].dims[-1])
@@ -91,7 +107,9 @@ def _entropy_saves(it: Local) -> Saved:
 
 
 def _below(it: Local) -> int:
-    """The bytes of a copy of logits in few bits, or with padding; where there are parts, of logits − peak."""
+    """The bytes of a copy of logits in few bits, or with padding; where there are parts, of
+    logits − peak.
+    """
     if it.kernels:
         return in_pass(it)
     padded = it.program.valid(it.types[0].dims[-1]) < it.program.size(it.types[0].dims[-1])
@@ -99,7 +117,9 @@ def _below(it: Local) -> int:
 
 
 def in_pass(it: Local, back: bool = False) -> int:
-    """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy, and bounds them before."""
+    """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy,
+    and bounds them before.
+    """
     if it.launched:
         return 0
     type, narrow = it.types[0], it.is_narrow
@@ -111,12 +131,16 @@ def in_pass(it: Local, back: bool = False) -> int:
 
 
 def _converted(it: Local) -> int:
-    """A sum with float32 of fewer bits: on the CPU torch converts them first, on CUDA on the way."""
+    """A sum with float32 of fewer bits: on the CPU torch converts them first, on CUDA on the
+    way.
+    """
     return it.widened() if it.device == "cpu" and it.is_narrow else 0
 
 
 def _gradient_wide(it: Local) -> int:
-    """The gradient before it is brought to the logits' element type, and torch's own of log-probabilities."""
+    """The gradient before it is brought to the logits' element type, and torch's own of
+    log-probabilities.
+    """
     wide, result = it.widened(), it.bytes()
     if it.kernels and it.op.kind == CROSS_ENTROPY.name:
         return in_pass(it, back=True)
@@ -139,8 +163,10 @@ def _largest(it: Local) -> Call:
 
 CROSS_ENTROPY = OpDef(
     "cross_entropy",
-    "The sum over tokens of log Z − (1 − s) · logits[label] − s · mean(logits) + z · (log Z)², Z = Σ exp(logits); a"
-    " negative label counts nothing.  s is `smoothing` (Szegedy et al. 2016), z PaLM's z-loss (Chowdhery et al. 2022).",
+    "The sum over tokens of log Z − (1 − s) · logits[label] − s · mean(logits) + z · (log Z)²,"
+    " Z = Σ exp(logits); a"
+    " negative label counts nothing.  s is `smoothing` (Szegedy et al. 2016), z PaLM's z-loss"
+    " (Chowdhery et al. 2022).",
     _token_total,
     operands=(Operand("logits"), Operand("labels", given="labels")),
     attributes=(SMOOTHING, Z, CAP),
@@ -169,8 +195,10 @@ MAX_LOGIT = OpDef(
 
 SOFTMAX_PARTS = OpDef(
     "local_softmax_stats",
-    "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for a label elsewhere; with"
-    " smoothing s, t is (1 − s) of that and s of Σ (logits − peak) / classes, counting those of all ranks.",
+    "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for"
+    " a label elsewhere; with"
+    " smoothing s, t is (1 − s) of that and s of Σ (logits − peak) / classes, counting those"
+    " of all ranks.",
     lambda types, op: _per_token(types, op) * 2,
     operands=takes("logits", "peak", "labels"),
     attributes=(SMOOTHING,),

@@ -1,7 +1,7 @@
 """Normalisation over the trailing dims; over a sharded one as a small sum over ranks and a product.
 
-No rank ever has all of a sharded dim: each needs one number per token from the others, and one more for the
-gradient.
+No rank ever has all of a sharded dim: each needs one number per token from the others, and one more
+for the gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,8 @@ def _normed(types: Sequence[Type], op: Op) -> list[Shape]:
     x, weight, *bias = types
     if x.dims[-len(weight.dims) :] != weight.dims:
         raise TypingError(
-            f"{op.kind} normalises the last dims, but [{', '.join(x.dims)}] does not end in those of its weight"
+            f"{op.kind} normalises the last dims, but [{', '.join(x.dims)}] does not end in"
+            " those of its weight"
         )
     if any(other.dims != weight.dims for other in bias):
         raise TypingError(f"{op.kind} takes a bias of the dims of its weight")
@@ -47,16 +48,32 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     square = Value(fresh("square"), _token(x, weight, wide(x.dtype)))
     return [
         Op("mean_square", op.inputs[:1], (square,), (("over", weight.dims), work), span=span),
-        Op("rms_scaled", (*op.inputs[:2], square.name), op.outputs, (("eps", op.get("eps")), work), span=span),
+        Op(
+            "rms_scaled",
+            (*op.inputs[:2], square.name),
+            op.outputs,
+            (("eps", op.get("eps")), work),
+            span=span,
+        ),
     ]
 
 
-def _expand_layernorm(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
-    """layernorm: rmsnorm of x less its mean, plus the bias.  (The mean of x² less the mean, squared, would cancel.)"""
+def _expand_layernorm(
+    op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]
+) -> list[Op]:
+    """layernorm: rmsnorm of x less its mean, plus the bias.
+
+    (The mean of x² less the mean, squared, would cancel.)
+    """
     (x, weight, *bias), work, span = op.inputs, ("work", op.names("work")), op.span
     full, over = type_of(x), type_of(weight).dims
-    mean, minus = (Value(fresh("_mean"), _token(full, type_of(weight), full.dtype)) for _ in range(2))
-    centred, scaled = Value(fresh("centred"), full), Value(fresh("_n"), full) if bias else op.outputs[0]
+    mean, minus = (
+        Value(fresh("_mean"), _token(full, type_of(weight), full.dtype)) for _ in range(2)
+    )
+    centred, scaled = (
+        Value(fresh("centred"), full),
+        Value(fresh("_n"), full) if bias else op.outputs[0],
+    )
     known = {centred.name: full, weight: type_of(weight)}
     inner = evolve(op, inputs=(centred.name, weight), outputs=(scaled,))
     last = [Op("add", (scaled.name, *bias), op.outputs, (work,), span=span)] if bias else []
@@ -104,15 +121,21 @@ def _layer_saves(it: Local) -> Saved:
     """Mean and deviation of each row, on the CPU in x's own element type."""
     own = it.device == "cpu" and not it.kernels
     each = _rows(it) * (it.bytes() // it.elements() if own else it.wide)
-    return Saved(operands=tuple(range(len(it.types))), others=(("mean", each), ("1 / deviation", each)))
+    return Saved(
+        operands=tuple(range(len(it.types))), others=(("mean", each), ("1 / deviation", each))
+    )
 
 
 PROGRAMS = 296 * 8192
-"""Elements of the sums that the programs of a norm's backward make for its weight, by whatever tile, at most."""
+"""Elements of the sums that the programs of a norm's backward make for its weight, by whatever
+tile, at most.
+"""
 
 
 def norm_workspace(it: Local) -> int:
-    """The workspace of scalec's own norms, forward: in plain torch x, its square or its difference from the mean."""
+    """The workspace of scalec's own norms, forward: in plain torch x, its square or its
+    difference from the mean.
+    """
     if not it.kernels or it.launched:
         return 0
     centred = it.op.kind.endswith("layernorm")
@@ -120,9 +143,11 @@ def norm_workspace(it: Local) -> int:
 
 
 def norm_vjp_workspace(it: Local) -> int:
-    """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x by rows.
+    """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x
+    by rows.
 
-    The RMSNorm that torch composes on the CPU has five products, where dy, x / rms and the gradient of x are counted.
+    The RMSNorm that torch composes on the CPU has five products, where dy, x / rms and the gradient
+    of x are counted.
     """
     if not it.kernels:
         composed = it.device == "cpu" and it.op.kind == RMSNORM.name
@@ -154,9 +179,14 @@ RMSNORM = OpDef(
 
 LAYERNORM = OpDef(
     "layernorm",
-    "(x − mean(x)) · weight / sqrt(var(x) + eps) + bias, mean and variance over the weight's dims (Ba et al. 2016).",
+    "(x − mean(x)) · weight / sqrt(var(x) + eps) + bias, mean and variance over the weight's"
+    " dims (Ba et al. 2016).",
     _normed,
-    operands=(Operand("x"), Operand("weight", init="ones"), Operand("bias", init="zeros", optional=True)),
+    operands=(
+        Operand("x"),
+        Operand("weight", init="ones"),
+        Operand("bias", init="zeros", optional=True),
+    ),
     attributes=(EPS,),
     unsharded_dims=_weight_dims,
     vjp=Vjp(unread=(2,), workspace=norm_vjp_workspace),
@@ -180,7 +210,9 @@ MEAN_SQUARE = OpDef(
     torch="mean_square",
     call=mean_over_dims,
     saves=lambda it: (
-        Saved(operands=(0,)) if it.widened() == it.bytes() else Saved(others=(("x in f32", it.widened()),))
+        Saved(operands=(0,))
+        if it.widened() == it.bytes()
+        else Saved(others=(("x in f32", it.widened()),))
     ),
 )
 

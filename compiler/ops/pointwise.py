@@ -1,4 +1,5 @@
-"""Nonlinear functions of one operand, elementwise: a row has all that the compiler and its proof know of one.
+"""Nonlinear functions of one operand, elementwise: a row has all that the compiler and its proof
+know of one.
 
 Non-goals: the functions that programs call (torch's, or `runtime/ops/functional.py`).
 """
@@ -18,7 +19,8 @@ from .saved_tensors import Saved, result
 Formula = Callable[[Any], Any] | Callable[[Any, Any], Any]
 """A function of one number and the op's attribute, if it has one.
 
-Numbers are floats, or complex: tests take derivatives by complex steps.  `erf` alone takes floats only.
+Numbers are floats, or complex: tests take derivatives by complex steps.  `erf` alone takes floats
+only.
 """
 
 
@@ -29,7 +31,9 @@ def same(types: Sequence[Type], op: Op) -> list[Shape]:
 
 @frozen
 class Pointwise(OpDef):
-    """An elementwise function of one operand; `value` and `slope` are what the proof computes in float64."""
+    """An elementwise function of one operand; `value` and `slope` are what the proof computes
+    in float64.
+    """
 
     value: Formula = field(kw_only=True)
     slope: Formula = field(kw_only=True)
@@ -82,7 +86,8 @@ FUNCTIONS = (
     Pointwise("exp", "e^x.", value=_exp, slope=_exp, saves=result, torch="torch.exp"),
     Pointwise(
         "gelu",
-        "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and Gimpel 2016).",
+        "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and"
+        " Gimpel 2016).",
         attributes=(Attribute("approximate", choices=("none", "tanh"), default="none"),),
         value=lambda x, how: x * _normal(x, how),
         slope=lambda x, how: _normal(x, how) + x * _normal_slope(x, how),
@@ -107,7 +112,14 @@ FUNCTIONS = (
         module=FUNCTIONAL,
         stem="g",
     ),
-    Pointwise("sigmoid", "1 / (1 + e^-x).", value=_sigmoid, slope=_sigmoid_slope, saves=result, torch="torch.sigmoid"),
+    Pointwise(
+        "sigmoid",
+        "1 / (1 + e^-x).",
+        value=_sigmoid,
+        slope=_sigmoid_slope,
+        saves=result,
+        torch="torch.sigmoid",
+    ),
     Pointwise(
         "silu",
         "x · sigmoid(x) (Hendrycks and Gimpel 2016).",
@@ -119,11 +131,20 @@ FUNCTIONS = (
     Pointwise(
         "softcap",
         "cap · tanh(x / cap) (Gemma Team 2024).",
-        attributes=(Attribute("cap", range=(lambda value: value > 0, "a number above 0, for instance 30")),),
+        attributes=(
+            Attribute("cap", range=(lambda value: value > 0, "a number above 0, for instance 30")),
+        ),
         value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
         saves=lambda it: Saved(others=(("tanh", it.bytes()),)),
         torch="softcap",
     ),
-    Pointwise("tanh", "The hyperbolic tangent.", value=_tanh, slope=_tanh_slope, saves=result, torch="torch.tanh"),
+    Pointwise(
+        "tanh",
+        "The hyperbolic tangent.",
+        value=_tanh,
+        slope=_tanh_slope,
+        saves=result,
+        torch="torch.tanh",
+    ),
 )

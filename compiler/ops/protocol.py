@@ -1,7 +1,7 @@
 """The op protocol: the declarations of every op, and the typing rule that follows from them.
 
-Purpose: one entry per op, from which placement, differentiation, checks, accounts and emission are read.
-Non-goals: the entries themselves (one module per family beside this one).
+Purpose: one entry per op, from which placement, differentiation, checks, accounts and emission are
+read.  Non-goals: the entries themselves (one module per family beside this one).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,12 @@ class TypingError(Exception):
 class Builder(Protocol):
     """The builder with which an adjoint writes its ops."""
 
-    def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
-        """Appends an op whose results are named after the gradients of `like`; returns the results."""
+    def emit(
+        self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr
+    ) -> tuple[str, ...]:
+        """Appends an op whose results are named after the gradients of `like`; returns the
+        results.
+        """
         ...
 
     def saved(self, name: str) -> str:
@@ -54,7 +58,12 @@ Typing = Callable[[Program, Sequence[Type], Op], Sequence[Type]]
 Adjoint = Callable[[Op, Sequence[str], Builder], Sequence[str | None]]
 Expand = Callable[[Op, Callable[[str], str], Callable[[str], Type]], list[Op]]
 
-RUNTIME, KERNELS, TORCH, FUNCTIONAL = "scalec.runtime", "scalec.runtime.kernels", "torch", "torch.nn.functional"
+RUNTIME, KERNELS, TORCH, FUNCTIONAL = (
+    "scalec.runtime",
+    "scalec.runtime.kernels",
+    "torch",
+    "torch.nn.functional",
+)
 """Modules that emitted programs import functions from."""
 
 ALL = -1
@@ -65,8 +74,9 @@ ALL = -1
 class Operand:
     """An operand as a plan writes it: numbers, or the input named by `given`.
 
-    `init` is how a parameter first used here begins, "" for the model's `init`.  `optional` operands come after those
-    that are not; an op without it has fewer operands.  No plan writes an `implied` operand: the compiler gives it.
+    `init` is how a parameter first used here begins, "" for the model's `init`.  `optional`
+    operands come after those that are not; an op without it has fewer operands.  No plan writes an
+    `implied` operand: the compiler gives it.
     """
 
     name: str
@@ -78,14 +88,16 @@ class Operand:
 
 @frozen
 class Vjp:
-    """How ops `vjp` make the gradients of an op's operands, of the gradients of its results and of what else they read.
+    """How ops `vjp` make the gradients of an op's operands, of the gradients of its results and of
+    what else they read.
 
     wrt           the operands that have gradients, () for all that are numbers
     unread        those of them that it does not read: their shapes follow from their gradients
     result        whether it reads the first result
     workspace     bytes that the gradients of inputs hold on their way, beside operands and results
     delayed       whether the runtime may put off the gradients of weights
-    communicates  the messages that make the gradients of inputs, which are the outputs of the op that it is given
+    communicates  the messages that make the gradients of inputs, which are the outputs of the op
+                  that it is given
     work          the work of making them: of the op that it is given, whose outputs they are
     """
 
@@ -104,12 +116,13 @@ Range = tuple[Callable[[float], bool], str]
 
 @frozen
 class Attribute:
-    """A constant argument: a number, one of `choices`, dims, or, where no plan writes it, of the Python types `kinds`.
+    """A constant argument: a number, one of `choices`, dims, or, where no plan writes it, of the
+    Python types `kinds`.
 
-    One that has its `default` is left out of the IR.  It may name `dims`: "own" are one or several of the first
-    operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
-    two or more.  A number is in its `range`; a `share` is from 0 and below 1.  No plan writes one that is `implied`:
-    the compiler gives it.
+    One that has its `default` is left out of the IR.  It may name `dims`: "own" are one or several
+    of the first operand's, "last" the same but its last one where a plan names none, "any" is one
+    dim of the model, "several" are two or more.  A number is in its `range`; a `share` is from 0
+    and below 1.  No plan writes one that is `implied`: the compiler gives it.
     """
 
     name: str
@@ -176,37 +189,47 @@ class OpDef:
 
     shapes          element types and dims of the results, from the operands'
     variadic        whether any number of further operands may follow
-    linear          groups of operands in each of which the op is jointly linear (they may be partial)
+    linear          groups of operands in each of which the op is jointly linear (they may be
+                    partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
-    as_placed       operands that it takes as they are placed; by the generic rule, invariant and without a gradient
-    whole_operands  operands that an axis leaves whole along some dims where it shards those of the others
-    permutes        for an op that moves the positions along its dim `over`: where each position comes from
-    reach           which positions of an operand a position of the result depends on; by default its own alone, or, of
-                    an operand whose positions no axis may shard or the result lacks, all
+    as_placed       operands that it takes as they are placed; by the generic rule, invariant and
+                    without a gradient
+    whole_operands  operands that an axis leaves whole along some dims where it shards those of the
+                    others
+    permutes        for an op that moves the positions along its dim `over`: where each position
+                    comes from
+    reach           which positions of an operand a position of the result depends on; by default
+                    its own alone, or, of an operand whose positions no axis may shard or the result
+                    lacks, all
     joins           dims that others make up, concatenated: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
     contracts       the placement of a result that lacks the dim that was sharded
     typing          replaces the generic typing rule
     vjp             how ops `vjp` make the gradients of the operands
     adjoint         writes those gradients with ops of other kinds too
-    expand          rewrites an op whose `unsharded_dims` are sharded into ops that show their collectives
+    expand          rewrites an op whose `unsharded_dims` are sharded into ops that show their
+                    collectives
     function        the function in emitted programs; "" where Python has an operator for it
-    torch           the function in programs of torch alone, by default the same: of `torch_ops`, or a dotted name
-    call            what the call of that function says besides the operands, by default the attributes
+    torch           the function in programs of torch alone, by default the same: of `torch_ops`, or
+                    a dotted name
+    call            what the call of that function says besides the operands, by default the
+                    attributes
     module          the module that emitted programs import the function from
     stem            the name of a result that has none in the plan, "" for the op's own
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
-    workspace       bytes that the function needs while it runs, beside operands, results and saved tensors
+    workspace       bytes that the function needs while it runs, beside operands, results and saved
+                    tensors
     views           whether the results lie in the first operand's memory, by default in their own
     holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
     awaits          whether it waits for what another op began, which its own gradient begins
     work            what a rank computes, by default its operands read and its results written
-    decides         whether its results are decisions, or come of one: backward reads and never recomputes them
+    decides         whether its results are decisions, or come of one: backward reads and never
+                    recomputes them
     decision        what of a decision is kept where the layer is recomputed
-    deterministic   whether its function and its gradients have the same bits each time on a GPU, without being told
-                    to by the attribute DETERMINISTIC
+    deterministic   whether its function and its gradients have the same bits each time on a GPU,
+                    without being told to by the attribute DETERMINISTIC
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
     """
@@ -263,7 +286,9 @@ class OpDef:
         for axis in program.axes:
             for result, place in zip(at, self._on_axis(axis.name, types, shapes, op), strict=True):
                 result[axis.name] = place
-        return tuple(Type(t, dims, program.places(p)) for (t, dims), p in zip(shapes, at, strict=True))
+        return tuple(
+            Type(t, dims, program.places(p)) for (t, dims), p in zip(shapes, at, strict=True)
+        )
 
     def get(self, op: Op, name: str) -> Attr:
         """The attribute `name` of an op, given or by default."""
@@ -285,7 +310,9 @@ class OpDef:
         return bool(self.communicates or self.awaits or (self.vjp and self.vjp.communicates))
 
     def saved(self, it: Local) -> Saved:
-        """The tensors that autograd saves: those the gradients are computed from, unless the op says otherwise."""
+        """The tensors that autograd saves: those the gradients are computed from, unless the op
+        says otherwise.
+        """
         if self.saves:
             return self.saves(it)
         if not self.vjp:
@@ -298,34 +325,53 @@ class OpDef:
         least = sum(not operand.optional for operand in self.operands)
         return least <= count and (self.variadic or count <= len(self.operands))
 
-    def _on_axis(self, axis: str, types: Sequence[Type], shapes: Sequence[Shape], op: Op) -> list[Placement]:
-        """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded alike, or replicated."""
+    def _on_axis(
+        self, axis: str, types: Sequence[Type], shapes: Sequence[Shape], op: Op
+    ) -> list[Placement]:
+        """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded
+        alike, or replicated.
+        """
         places = [type.at(axis) for type in types]
         split = {place.dim for place in places} - {""}
         self._require(
-            all(places[i] == INVARIANT for i in self.as_placed if i < len(types)), axis, types, "shares state"
+            all(places[i] == INVARIANT for i in self.as_placed if i < len(types)),
+            axis,
+            types,
+            "shares state",
         )
         if not split and all(type.at(axis) == INVARIANT for type in types if type.dtype != "i64"):
             return [INVARIANT] * len(shapes)
         partial = tuple(i for i, place in enumerate(places) if place == PARTIAL)
         if partial:
             rest = [type for i, type in enumerate(types) if i not in partial]
-            self._require(partial in self._groups(len(types)), axis, types, "is not linear in what is partial")
             self._require(
-                all(type.at(axis) in _replicated(type) for type in rest), axis, types, "mixes partial and not"
+                partial in self._groups(len(types)), axis, types, "is not linear in what is partial"
+            )
+            self._require(
+                all(type.at(axis) in _replicated(type) for type in rest),
+                axis,
+                types,
+                "mixes partial and not",
             )
             return [PARTIAL] * len(shapes)
         whole = self.whole_operands(types, op)
         for i, type in enumerate(types):
             if i in self.as_placed:
                 continue
-            held = [sharded(dim) for dim in type.dims if dim in split - whole.get(i, frozenset())] or _replicated(type)
+            held = [
+                sharded(dim) for dim in type.dims if dim in split - whole.get(i, frozenset())
+            ] or _replicated(type)
             self._require(type.at(axis) in held, axis, types, "needs its operands sharded alike")
         if not split:
             return [REPLICATED] * len(shapes)
         self._require(self.allows(types, op, places), axis, types, "has no rule for operands")
-        self._require(not split & self.unsharded_dims(types, op), axis, types, "needs that dim whole")
-        return [next((sharded(dim) for dim in dims if dim in split), self.contracts) for _, dims in shapes]
+        self._require(
+            not split & self.unsharded_dims(types, op), axis, types, "needs that dim whole"
+        )
+        return [
+            next((sharded(dim) for dim in dims if dim in split), self.contracts)
+            for _, dims in shapes
+        ]
 
     def is_linear(self, count: int) -> bool:
         """Whether the op is jointly linear in all of its operands, if there are `count`."""
@@ -349,7 +395,9 @@ def _require_sum(program: Program, dim: str, parts: tuple[str, ...]) -> None:
 
 
 def _replicated(type: Type) -> list[Placement]:
-    """The placements that count as replicated: where there is no gradient, an invariant value does too."""
+    """The placements that count as replicated: where there is no gradient, an invariant value
+    does too.
+    """
     return [REPLICATED, INVARIANT] if type.dtype == "i64" else [REPLICATED]
 
 

@@ -1,4 +1,6 @@
-"""The positions of a sequence that an op looks at: what a position of its result depends on, beside its own."""
+"""The positions of a sequence that an op looks at: what a position of its result depends on,
+beside its own.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf

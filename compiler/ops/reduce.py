@@ -1,7 +1,7 @@
 """Sums, means and softmax over named dims.
 
-A sum or a mean over a sharded dim is a sum over ranks still to be done; a mean divides by global sizes, so it needs no
-other rule.  Non-goals: softmax over a sharded dim.
+A sum or a mean over a sharded dim is a sum over ranks still to be done; a mean divides by global
+sizes, so it needs no other rule.  Non-goals: softmax over a sharded dim.
 """
 
 from collections.abc import Sequence
@@ -53,9 +53,14 @@ def _reduction(name: str, doc: str, module: str, call: CallOf) -> OpDef:
     )
 
 
-SUM = _reduction("sum", "The sum over the dims `over`; also the gradient of a broadcast.", TORCH, over_dims)
+SUM = _reduction(
+    "sum", "The sum over the dims `over`; also the gradient of a broadcast.", TORCH, over_dims
+)
 MEAN = _reduction(
-    "mean", "The sum over the dims `over`, divided by the product of their global sizes.", RUNTIME, mean_over_dims
+    "mean",
+    "The sum over the dims `over`, divided by the product of their global sizes.",
+    RUNTIME,
+    mean_over_dims,
 )
 
 

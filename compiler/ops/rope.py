@@ -19,12 +19,16 @@ def rope_roles(types: Sequence[Type], op: Op) -> Roles:
 
 def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
     if SEQUENCE not in types[0].dims[:-1]:
-        raise TypingError(f"rope turns the last dim by the position in `{SEQUENCE}`, which is not before it")
+        raise TypingError(
+            f"rope turns the last dim by the position in `{SEQUENCE}`, which is not before it"
+        )
     return same(types, op)
 
 
 def _turning(it: Local) -> int:
-    """Two products that go into the result; a kernel has them in registers, and its twin in float32 at least."""
+    """Two products that go into the result; a kernel has them in registers, and its twin in
+    float32 at least.
+    """
     return 0 if it.launched else _turned(it, 0) - it.bytes() if it.kernels else 2 * it.bytes()
 
 
@@ -45,9 +49,12 @@ _ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 1000
 
 ROPE = OpDef(
     "rope",
-    "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position · theta^(-2i/d) (Su et al."
-    " 2021).  scaling linear divides angles by `factor` (Chen et al. 2023); llama3 those of wavelengths over original /"
-    " low, none under original / high, and between them a part (Grattafiori et al. 2024); yarn likewise, in equal steps"
+    "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position ·"
+    " theta^(-2i/d) (Su et al."
+    " 2021).  scaling linear divides angles by `factor` (Chen et al. 2023); llama3 those of"
+    " wavelengths over original /"
+    " low, none under original / high, and between them a part (Grattafiori et al. 2024); yarn"
+    " likewise, in equal steps"
     " between whole pairs (Peng et al. 2023).",
     _rotated,
     operands=(Operand("x"),),

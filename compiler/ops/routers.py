@@ -1,4 +1,6 @@
-"""The router of a mixture of experts: the choice of each token's experts, its capacity, and its losses."""
+"""The router of a mixture of experts: the choice of each token's experts, its capacity, and its
+losses.
+"""
 
 from collections.abc import Sequence
 from math import ceil, prod
@@ -6,10 +8,33 @@ from math import ceil, prod
 from attrs import evolve
 
 from ..config.settings import PADDED
-from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Kind, Op, Program, Type, sharded, splits
+from ..ir import (
+    BATCH,
+    DATA_DIMS,
+    ITEM_BYTES,
+    PARTIAL,
+    SEQUENCE,
+    Kind,
+    Op,
+    Program,
+    Type,
+    sharded,
+    splits,
+)
 from .call import Argument, Call, Dims, Group, Keyword, Positions, Quotient, Size
 from .messages import Message
-from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, last_dim, takes, total, wide
+from .protocol import (
+    Attribute,
+    OpDef,
+    Operand,
+    Shape,
+    TypingError,
+    Vjp,
+    last_dim,
+    takes,
+    total,
+    wide,
+)
 from .reach import PAST
 from .saved_tensors import Local, Saved
 
@@ -62,30 +87,47 @@ def begins_sum(op: Op) -> bool:
 
 
 def is_sum_by_sequence(program: Program, type: Type) -> bool:
-    """Whether a value has a number of each sequence for each expert: a sum over tokens, which ranks share out."""
-    return type.dims[:1] == (BATCH,) and len(type.dims) == 2 and program.dim(type.dims[1]).twin in program.choices
+    """Whether a value has a number of each sequence for each expert: a sum over tokens, which
+    ranks share out.
+    """
+    return (
+        type.dims[:1] == (BATCH,)
+        and len(type.dims) == 2
+        and program.dim(type.dims[1]).twin in program.choices
+    )
 
 
 def pending_over_tokens(program: Program, op: Op) -> Op:
-    """A sum over tokens that begins: still to be done over the axes on which the operand's tokens are sharded.
+    """A sum over tokens that begins: still to be done over the axes on which the operand's tokens
+    are sharded.
 
     A dim of tokens that the sum has is sharded there as the tokens are.
     """
     (begun,) = op.outputs
     over = (item.partition(":") for item in op.names("work"))
     places = program.places(
-        {axis: sharded(dim) if dim in begun.type.dims else PARTIAL for axis, _, dim in over if dim in DATA_DIMS}
+        {
+            axis: sharded(dim) if dim in begun.type.dims else PARTIAL
+            for axis, _, dim in over
+            if dim in DATA_DIMS
+        }
     )
     attrs = tuple((key, value) for key, value in op.attrs if key != "work")
     return evolve(op, outputs=(evolve(begun, type=evolve(begun.type, places=places)),), attrs=attrs)
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Counts of each sequence, a sum still to be done over the axes that have parts of the sequence."""
+    """Counts of each sequence, a sum still to be done over the axes that have parts of the
+    sequence.
+    """
     counts, ids = types
-    are_alike = counts.axes_in(Kind.PARTIAL) == ids.axes_of(SEQUENCE) and counts.axes_of(BATCH) == ids.axes_of(BATCH)
+    are_alike = counts.axes_in(Kind.PARTIAL) == ids.axes_of(SEQUENCE) and counts.axes_of(
+        BATCH
+    ) == ids.axes_of(BATCH)
     if not are_alike or BATCH not in counts.dims:
-        raise TypingError(f"{op.kind} takes counts of each sequence that are pending where a sequence is sharded")
+        raise TypingError(
+            f"{op.kind} takes counts of each sequence that are pending where a sequence is sharded"
+        )
     return [counts]
 
 
@@ -103,24 +145,34 @@ def _logits_and(it: Local, what: str, numbers: int) -> Saved:
 def _balance_saves(it: Local) -> Saved:
     """The share of each expert in each sequence, saved in place of the choices."""
     logits = it.types[0]
-    return _logits_and(it, "shares of experts", it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]))
+    return _logits_and(
+        it,
+        "shares of experts",
+        it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]),
+    )
 
 
 def _balance_decision(it: Local) -> Saved:
-    """The counts that ranks have summed, where they share sequences: the loss is made of them once more."""
+    """The counts that ranks have summed, where they share sequences: the loss is made of them
+    once more.
+    """
     sizes = (prod(each.shape) * ITEM_BYTES[each.dtype] for each in _counts_of_sequences(it))
     return Saved(others=tuple(("counts of choices", size) for size in sizes))
 
 
 def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
-    """How many tokens of each sequence chose each expert, summed over the ranks that share the sequence."""
+    """How many tokens of each sequence chose each expert, summed over the ranks that share the
+    sequence.
+    """
     logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
     shape = (it.program.local_size(logits, BATCH), it.program.size(logits.dims[-1]))
     return (Message("all_reduce", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
 
 
 def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
-    """How many tokens of each run of positions of each sequence chose each expert, sent as one row."""
+    """How many tokens of each run of positions of each sequence chose each expert, sent as one
+    row.
+    """
     ids, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
     runs = max(map(len, splits.held(it.program, ids, SEQUENCE)))
     counts = runs * it.program.local_size(ids, BATCH) * it.program.size(str(it.op.get("experts")))
@@ -151,7 +203,9 @@ def _scores_call(it: Local) -> Call:
 
 
 def _counts_call(it: Local) -> Call:
-    """Which dim of the ids is the sequence: it has the place that it has among the batch and itself."""
+    """Which dim of the ids is the sequence: it has the place that it has among the batch and
+    itself.
+    """
     ids = it.types[1]
     return Call((), {"seq": ids.dims.index(SEQUENCE)})
 
@@ -184,23 +238,31 @@ def _capacity_call(it: Local) -> Call:
 
 
 def capacity(program: Program, op: Op) -> int:
-    """The most tokens of a sequence that `limit_capacity` leaves an expert: an equal share times the capacity."""
+    """The most tokens of a sequence that `limit_capacity` leaves an expert: an equal share
+    times the capacity.
+    """
     experts, k = program.size(str(op.get("experts"))), program.size(op.outputs[0].type.dims[-1])
     return ceil(float(str(op.get("capacity"))) * program.size(SEQUENCE) * k / experts)
 
 
 def with_padding(program: Program) -> Program:
-    """The program in which experts, if padded at all, are padded to all rows that their capacity leaves of a sequence.
+    """The program in which experts, if padded at all, are padded to all rows that their capacity
+    leaves of a sequence.
 
     A rank that has a part of the sequence has no more rows for an expert than positions.
     """
     found: dict[str, int] = {}
     for op in program.ops if program.train.experts == PADDED else ():
         if op.kind == CAPACITY.name:
-            experts, ranks = str(op.get("experts")), program.degree(program.types[op.inputs[0]].axes_of(SEQUENCE))
+            experts, ranks = (
+                str(op.get("experts")),
+                program.degree(program.types[op.inputs[0]].axes_of(SEQUENCE)),
+            )
             own = min(capacity(program, op), program.size(SEQUENCE) // ranks)
             found[experts] = max(found.get(experts, 0), ranks * own)
-    return evolve(program, dims=tuple(evolve(dim, padded=found.get(dim.name, 0)) for dim in program.dims))
+    return evolve(
+        program, dims=tuple(evolve(dim, padded=found.get(dim.name, 0)) for dim in program.dims)
+    )
 
 
 def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
@@ -209,7 +271,8 @@ def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
 
 TOP = OpDef(
     "top",
-    "The `to` best experts of each token by scores and biases, their scores as gates; ties go to the lower index.",
+    "The `to` best experts of each token by scores and biases, their scores as gates; ties go"
+    " to the lower index.",
     _chosen,
     operands=(Operand("logits"), Operand("bias", optional=True)),
     attributes=(
@@ -235,7 +298,9 @@ def limited_choices(program: Program) -> tuple[int, ...]:
     """How many experts a token chooses, for each load; () where none is dropped."""
     if not any(op.kind == CAPACITY.name for op in program.ops):
         return ()
-    loads = [program.types[end.name] for end in program.microbatches.yields][program.losses : program.made]
+    loads = [program.types[end.name] for end in program.microbatches.yields][
+        program.losses : program.made
+    ]
     experts = (program.dim(program.dim(load.dims[-1]).twin) for load in loads)
     return tuple(program.size(it.chosen) for it in experts)
 
@@ -265,7 +330,8 @@ NO_LOAD = OpDef(
 
 ADD_LOAD = OpDef(
     "add_load",
-    "The rows of `load` after its first, then how many tokens each expert takes: a row for each layer, in their order.",
+    "The rows of `load` after its first, then how many tokens each expert takes: a row for"
+    " each layer, in their order.",
     operands=takes("load", "ids"),
     typing=_loaded,
     as_placed=(0,),
@@ -275,7 +341,8 @@ ADD_LOAD = OpDef(
 
 BALANCE = OpDef(
     "balance",
-    "by · Σ f · P over sequences and experts: f the share of choices times their number, P the mean of scores.",
+    "by · Σ f · P over sequences and experts: f the share of choices times their number, P the"
+    " mean of scores.",
     total,
     operands=takes("logits", "ids"),
     attributes=(BY, SCORE),
@@ -292,7 +359,8 @@ BALANCE = OpDef(
 
 NO_SCORES = OpDef(
     "no_scores",
-    "Scores of zero: of each sequence of `tokens`, the sum that `sum_scores` will have made for each expert.",
+    "Scores of zero: of each sequence of `tokens`, the sum that `sum_scores` will have made"
+    " for each expert.",
     operands=takes("tokens"),
     attributes=(DIMS, Attribute("dtype", choices=("f32", "f64"), default="f32", implied=True)),
     typing=_begun,
@@ -342,7 +410,8 @@ ADD_CHOICES = OpDef(
 
 AUX_LOSS = OpDef(
     "aux_loss",
-    "by · experts · Σ f · P over groups of `sequences` and over experts: f and P are the group's choices and scores, "
+    "by · experts · Σ f · P over groups of `sequences` and over experts: f and P are the"
+    " group's choices and scores, "
     "each divided by the `rows` of all layers that a group has.",
     total,
     operands=takes("scores", "choices"),
@@ -356,7 +425,9 @@ AUX_LOSS = OpDef(
     function="aux_loss",
     call=_aux_call,
     stem="router_loss",
-    saves=lambda it: Saved(others=(("choices of experts", it.program.elements(it.types[0]) * it.wide),)),
+    saves=lambda it: Saved(
+        others=(("choices of experts", it.program.elements(it.types[0]) * it.wide),)
+    ),
 )
 
 ROUTER_Z = OpDef(
@@ -368,16 +439,24 @@ ROUTER_Z = OpDef(
     unsharded_dims=last_dim,
     vjp=Vjp(),
     function="router_z",
-    call=lambda it: Call((), {"by": _by(it.op, it.program.train.global_batch * it.program.size(SEQUENCE))}),
+    call=lambda it: Call(
+        (), {"by": _by(it.op, it.program.train.global_batch * it.program.size(SEQUENCE))}
+    ),
     stem="router_loss",
-    saves=lambda it: _logits_and(it, "log of the sum", it.elements() // it.program.size(it.types[0].dims[-1])),
+    saves=lambda it: _logits_and(
+        it, "log of the sum", it.elements() // it.program.size(it.types[0].dims[-1])
+    ),
 )
 
 CAPACITY = OpDef(
     "limit_capacity",
-    "The choices without those of an expert that has `capacity` times its equal share of the sequence before.",
+    "The choices without those of an expert that has `capacity` times its equal share of the"
+    " sequence before.",
     operands=takes("ids"),
-    attributes=(Attribute("capacity", implied=True), Attribute("experts", dims="any", implied=True)),
+    attributes=(
+        Attribute("capacity", implied=True),
+        Attribute("experts", dims="any", implied=True),
+    ),
     typing=_kept,
     reach=lambda types, op: {0: PAST},
     communicates=_counts_of_chunks,

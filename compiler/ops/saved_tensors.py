@@ -1,8 +1,10 @@
-"""The tensors that autograd saves for an op's backward, as the functions that emitted programs call do it.
+"""The tensors that autograd saves for an op's backward, as the functions that emitted programs call
+do it.
 
-Saved tensors are operands, results, or others, which are known by their size alone.  These entries were measured with
-torch 2.13.0 on the CPU through saved-tensor hooks, and tests check them so; differences on CUDA are from torch's
-sources (derivatives.yaml), not measured.  Non-goals: which op saves a tensor first, for how long (`analysis.memory`).
+Saved tensors are operands, results, or others, which are known by their size alone.  These entries
+were measured with torch 2.13.0 on the CPU through saved-tensor hooks, and tests check them so;
+differences on CUDA are from torch's sources (derivatives.yaml), not measured.  Non-goals: which op
+saves a tensor first, for how long (`analysis.memory`).
 """
 
 from collections.abc import Callable
@@ -61,13 +63,19 @@ class Local:
 
     @property
     def kernels(self) -> bool:
-        """Whether the functions are those of `scalec.runtime.kernels`: Triton's kernels, or what torch does there."""
+        """Whether the functions are those of `scalec.runtime.kernels`: Triton's kernels, or
+        what torch does there.
+        """
         return self.program.train.kernels == TRITON
 
     @property
     def launched(self) -> bool:
-        """Whether a Triton kernel runs, which holds nothing that it does not say; else it is of plain torch."""
-        return self.kernels and self.served and self.device == "cuda" and self.types[0].dtype != "f64"
+        """Whether a Triton kernel runs, which holds nothing that it does not say; else it is of
+        plain torch.
+        """
+        return (
+            self.kernels and self.served and self.device == "cuda" and self.types[0].dtype != "f64"
+        )
 
 
 @frozen

@@ -1,4 +1,6 @@
-"""The ops of a training step around forward and backward: coercions, casts, counts, buckets, clipping, update."""
+"""The ops of a training step around forward and backward: coercions, casts, counts, buckets,
+clipping, update.
+"""
 
 from collections.abc import Sequence
 
@@ -16,7 +18,9 @@ def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     source, target = ends(op)
     for axis in op.names("axes"):
         if types[0].at(axis) != source:
-            raise TypingError(f"coerce leads from {source} on {axis}, but its operand is {types[0].at(axis)}")
+            raise TypingError(
+                f"coerce leads from {source} on {axis}, but its operand is {types[0].at(axis)}"
+            )
     return [Step(op.names("axes"), source, target).applied(types[0], program)]
 
 
@@ -25,17 +29,29 @@ _SILENT = ("replicate", "invariant")
 
 
 def _collective(it: Local) -> tuple[Message, ...]:
-    """The table's, if the change of placement needs one; of a stack of flat buffers, that of all together."""
+    """The table's, if the change of placement needs one; of a stack of flat buffers, that of
+    all together.
+    """
     op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
     is_maximum = ends(op)[0].kind is Kind.MAXIMUM
     collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
     ragged = "all" if it.program.is_ragged(source) else ""
-    made = Message(collective, result, axes, source.dtype, _sent(it), ragged=ragged, maximum=is_maximum, among=among)
+    made = Message(
+        collective,
+        result,
+        axes,
+        source.dtype,
+        _sent(it),
+        ragged=ragged,
+        maximum=is_maximum,
+        among=among,
+    )
     return (made,) if collective else ()
 
 
 def _sent(it: Local) -> tuple[int, ...]:
-    """The shape in which the runtime sends: an exchange in pieces, a gather or a scatter with its dim first.
+    """The shape in which the runtime sends: an exchange in pieces, a gather or a scatter with its
+    dim first.
 
     Flat buffers are sent as they are.
     """
@@ -50,7 +66,9 @@ def _sent(it: Local) -> tuple[int, ...]:
 
 
 def _coercion_call(it: Local) -> Call:
-    """The group of ranks, the dims that are gathered or scattered, and whether ranks hold two chunks each of them."""
+    """The group of ranks, the dims that are gathered or scattered, and whether ranks hold two
+    chunks each of them.
+    """
     source, target = ends(it.op)
     axes = it.op.names("axes")
     group, zigzag = (Group(axes),), bool(it.program.zigzag_axes(source.dim or target.dim, axes))
@@ -94,9 +112,11 @@ def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Pending over the axes on which operands are sharded, and over the ranks of a pipeline's stages.
+    """Pending over the axes on which operands are sharded, and over the ranks of a pipeline's
+    stages.
 
-    Each operand is summed by itself; one that is not sharded as the others are would be counted by every rank.
+    Each operand is summed by itself; one that is not sharded as the others are would be counted by
+    every rank.
     """
     places: dict[str, Placement] = {}
     for axis in (axis.name for axis in program.axes):
@@ -111,24 +131,35 @@ def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """One flat dim, sharded over the axes over which every part is, with the parts' pending sums; stacks stay."""
+    """One flat dim, sharded over the axes over which every part is, with the parts' pending
+    sums; stacks stay.
+    """
     bucket = program.bucket(str(op.get("bucket")))
     stacked = types[0].dims[: len(bucket.layers)] == bucket.layers
     flat = bucket.dim
     layouts = {tuple((axis, place.kind) for axis, place in t.places) for t in types}
     if len(layouts) != 1 or len({t.dtype for t in types}) != 1:
         raise TypingError("pack takes values of one placement and element type")
-    places = {axis: sharded(flat) if place.kind is Kind.SHARDED else place for axis, place in types[0].places}
-    return [Type(types[0].dtype, (*(bucket.layers if stacked else ()), flat), program.places(places))]
+    places = {
+        axis: sharded(flat) if place.kind is Kind.SHARDED else place
+        for axis, place in types[0].places
+    }
+    return [
+        Type(types[0].dtype, (*(bucket.layers if stacked else ()), flat), program.places(places))
+    ]
 
 
 def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Each part's own type: split over the axes over which the flat buffer is, and otherwise placed as it is."""
+    """Each part's own type: split over the axes over which the flat buffer is, and otherwise
+    placed as it is.
+    """
     (flat,) = types
     kinds = {axis: place.kind for axis, place in flat.places}
     for value in op.outputs:
         if value.type.dtype != flat.dtype or {a: p.kind for a, p in value.type.places} != kinds:
-            raise TypingError("unpack gives values of the placement and element type of its operand")
+            raise TypingError(
+                "unpack gives values of the placement and element type of its operand"
+            )
     return [value.type for value in op.outputs]
 
 
@@ -142,18 +173,26 @@ def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 def _balanced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The biases, by a load of all ranks: a row for each of theirs."""
     bias, load, _ = types
-    if any(type.places for type in types) or [*map(program.size, bias.dims)] != [*map(program.size, load.dims)]:
-        raise TypingError("balanced takes biases and a load of as many rows, and a count, that are reduced")
+    if any(type.places for type in types) or [*map(program.size, bias.dims)] != [
+        *map(program.size, load.dims)
+    ]:
+        raise TypingError(
+            "balanced takes biases and a load of as many rows, and a count, that are reduced"
+        )
     return [bias]
 
 
 def _update_work(it: Local) -> Work:
-    """Reads a gradient, reads and writes a master and the optimizer's state, of each parameter of the rank's share."""
+    """Reads a gradient, reads and writes a master and the optimizer's state, of each parameter
+    of the rank's share.
+    """
     return Work(bytes=(3 + 2 * len(it.program.train.optimizer.slots)) * it.bytes())
 
 
 def _pack_work(it: Local) -> Work:
-    """Zeros that gradients are added to, of the type of their sums; parameters are where they are."""
+    """Zeros that gradients are added to, of the type of their sums; parameters are where they
+    are.
+    """
     if it.op.inputs[0] in {param.name for param in it.program.stored}:
         return Work(kernels=0)
     return Work(bytes=it.program.elements(it.op.outputs[0].type) * it.wide)
@@ -173,7 +212,9 @@ COERCE = OpDef(
         Attribute("among", kinds=(tuple,), default=()),
     ),
     typing=_coerced,
-    views=lambda program, op: coercion_of(op).function in _SILENT or program.degree(op.names("axes")) == 1,
+    views=lambda program, op: (
+        coercion_of(op).function in _SILENT or program.degree(op.names("axes")) == 1
+    ),
     communicates=_collective,
     call=_coercion_call,
     work=no_work,
@@ -218,7 +259,13 @@ COUNT_VALID = OpDef(
     function="count_valid",
 )
 
-RECIPROCAL = OpDef("reciprocal", "1 / max(count, 1).", operands=takes("count"), attributes=(DTYPE,), typing=_reciprocal)
+RECIPROCAL = OpDef(
+    "reciprocal",
+    "1 / max(count, 1).",
+    operands=takes("count"),
+    attributes=(DTYPE,),
+    typing=_reciprocal,
+)
 
 PACK = OpDef(
     "pack",
@@ -241,7 +288,8 @@ UNPACK = OpDef(
 
 BEGIN = OpDef(
     "begin",
-    "In the last microbatch, the reduction of a bucket begins here; it is complete where its coercion is.",
+    "In the last microbatch, the reduction of a bucket begins here; it is complete where its"
+    " coercion is.",
     operands=takes("grad"),
     variadic=True,
     attributes=(BUCKET,),
@@ -251,15 +299,25 @@ BEGIN = OpDef(
 
 SUM_SQUARES = OpDef(
     "sum_squares",
-    "The sum of squares of all elements that a rank holds; of those that ranks hold alike, `once`, on the first.",
+    "The sum of squares of all elements that a rank holds; of those that ranks hold alike,"
+    " `once`, on the first.",
     operands=takes("grad"),
     variadic=True,
-    attributes=(Attribute("stages", kinds=(str,), default=""), Attribute("once", kinds=(tuple,), default=())),
+    attributes=(
+        Attribute("stages", kinds=(str,), default=""),
+        Attribute("once", kinds=(tuple,), default=()),
+    ),
     typing=_squared,
     function="sum_squares",
 )
 
-GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", total, operands=takes("squares"), variadic=True)
+GRAD_NORM = OpDef(
+    "grad_norm",
+    "The root of the sum of the operands.",
+    total,
+    operands=takes("squares"),
+    variadic=True,
+)
 
 UNSCALED_NORM = OpDef(
     "unscaled_norm",
@@ -280,7 +338,8 @@ CLIP_SCALE = OpDef(
 
 LOSS_SCALE = OpDef(
     "loss_scale",
-    "The loss scale that the state keeps, a power of two: the gradient from which backward begins is multiplied by it, "
+    "The loss scale that the state keeps, a power of two: the gradient from which backward"
+    " begins is multiplied by it, "
     "so that float16 holds what follows (Micikevicius et al. 2018).",
     typing=_given,
 )
@@ -289,7 +348,8 @@ UNSCALED = OpDef("unscaled", "x / loss_scale.", same, operands=takes("x", "loss_
 
 IF_FINITE = OpDef(
     "if_finite",
-    "The count, or 0 where the norm or the loss is not finite, and from then on until the run goes on by rule; "
+    "The count, or 0 where the norm or the loss is not finite, and from then on until the run"
+    " goes on by rule; "
     "with a loss scale a norm that is not finite is that of this step alone.",
     operands=takes("count", "norm", "loss"),
     typing=_counted,
@@ -297,7 +357,8 @@ IF_FINITE = OpDef(
 
 LOSS_LIMIT = OpDef(
     "loss_limit",
-    "The most that a loss may be, which the run gives each step by the losses before it: their median, and as many "
+    "The most that a loss may be, which the run gives each step by the losses before it: their"
+    " median, and as many "
     "median deviations above it (Hampel 1974); no limit while there are few.",
     attributes=(Attribute("deviations"),),
     typing=_given,
@@ -312,7 +373,8 @@ IF_BELOW = OpDef(
 
 BALANCED = OpDef(
     "balanced",
-    "bias + rate · sign(mean of its row of the load − load), which evens loads out (Wang et al. 2024); "
+    "bias + rate · sign(mean of its row of the load − load), which evens loads out (Wang et"
+    " al. 2024); "
     "nothing where count is 0.",
     operands=takes("bias", "load", "count"),
     attributes=(Attribute("rate"),),

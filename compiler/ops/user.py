@@ -1,8 +1,10 @@
-"""A function of the user's own, taken at its word: which dims it works along, and what it is linear in.
+"""A function of the user's own, taken at its word: which dims it works along, and what it is linear
+in.
 
-Applied to slices along the dims that it works along, it gives the slices of its results; so these may be sharded, and
-every other dim is whole on each rank.  Linearity is part of its meaning; a pending sum is reduced before the call all
-the same, as before all ops but sums.  Non-goals: reading or running the function.
+Applied to slices along the dims that it works along, it gives the slices of its results; so these
+may be sharded, and every other dim is whole on each rank.  Linearity is part of its meaning; a
+pending sum is reduced before the call all the same, as before all ops but sums.  Non-goals: reading
+or running the function.
 """
 
 from collections.abc import Sequence
@@ -31,7 +33,9 @@ def constants(op: Op) -> tuple[float, ...]:
 
 
 def positions_in(op: Op) -> tuple[tuple[str, str], ...]:
-    """(keyword, dim): the function takes the positions along the dim that a rank has, by this keyword."""
+    """(keyword, dim): the function takes the positions along the dim that a rank has, by this
+    keyword.
+    """
     pairs = (words.partition(" ") for words in op.names("positions"))
     return tuple((keyword, dim) for keyword, _, dim in pairs)
 
@@ -42,13 +46,21 @@ def linear_in(op: Op) -> tuple[int, ...]:
 
 
 def causal_dim(op: Op) -> str:
-    """The dim along which a position of the results depends on no later position of the operands; "" for none."""
+    """The dim along which a position of the results depends on no later position of the
+    operands; "" for none.
+    """
     return str(dict(op.attrs).get("causal", ""))
 
 
 def _reach(types: Sequence[Type], op: Op) -> dict[int, Reach]:
-    """The positions before and its own, of operands that have the sequence, where the function is causal along it."""
-    return {i: PAST for i, type in enumerate(types) if causal_dim(op) == SEQUENCE and SEQUENCE in type.dims}
+    """The positions before and its own, of operands that have the sequence, where the function
+    is causal along it.
+    """
+    return {
+        i: PAST
+        for i, type in enumerate(types)
+        if causal_dim(op) == SEQUENCE and SEQUENCE in type.dims
+    }
 
 
 def _called(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -56,33 +68,48 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
     _check_words(op, len(types))
     if len({type.dtype for type in types}) != 1 or types[0].dtype not in FLOATS:
         raise TypingError(f"{op.get('function')} takes numbers of one element type")
-    parts = [_lead(type, words.split()) for type, words in zip(types, op.names("takes"), strict=True)]
+    parts = [
+        _lead(type, words.split()) for type, words in zip(types, op.names("takes"), strict=True)
+    ]
     lead = {part for part in parts if part is not None}
     gives = [words.split() for words in op.names("gives")]
     if len(lead) > 1 or (not lead and any(LEAD in words for words in gives)):
-        raise TypingError(f"`{LEAD}` of {op.get('function')} stands for other dims in one operand than in another")
-    results = [tuple(dim for word in words for dim in (min(lead) if word == LEAD else (word,))) for words in gives]
+        raise TypingError(
+            f"`{LEAD}` of {op.get('function')} stands for other dims in one operand than in another"
+        )
+    results = [
+        tuple(dim for word in words for dim in (min(lead) if word == LEAD else (word,)))
+        for words in gives
+    ]
     known, along = {dim for type in types for dim in type.dims}, {*op.names("along")}
     for dims in results:
         if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
-            raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
+            raise TypingError(
+                f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}"
+            )
     for keyword, dim in positions_in(op):
         if not keyword.isidentifier() or iskeyword(keyword) or dim not in known:
             raise TypingError(f"{op.get('function')} takes positions `{keyword}` along {dim}")
         if dim == BATCH:
             raise TypingError(
-                f"{op.get('function')} takes positions along batch: samples are independent of each other"
+                f"{op.get('function')} takes positions along batch: samples are independent of"
+                " each other"
             )
     causal = causal_dim(op)
     if causal and (causal in along or any(causal not in dims for dims in results)):
         raise TypingError(f"{op.get('function')} is causal along {causal}")
     if BATCH in known - along:
-        raise TypingError(f"{op.get('function')} does not work along batch: samples are independent of each other")
+        raise TypingError(
+            f"{op.get('function')} does not work along batch: samples are independent of each other"
+        )
     return [(types[0].dtype, dims) for dims in results]
 
 
 def _lead(type: Type, words: Sequence[str]) -> tuple[str, ...] | None:
-    """The dims that `..` means; None without one.  The others come last, in the signature's order."""
+    """The dims that `..` means; None without one.
+
+    The others come last, in the signature's order.
+    """
     named = words[LEAD in words[:1] :]
     cut = len(type.dims) - len(named)
     if cut < 0 or list(type.dims[cut:]) != named or (cut and named == words):
@@ -110,14 +137,17 @@ def _call(it: Local) -> Call:
 
 
 def _position_ids(it: Local, dim: str) -> PositionIds:
-    """The positions along a dim that a rank has: all operands that have the dim are sharded alike."""
+    """The positions along a dim that a rank has: all operands that have the dim are sharded
+    alike.
+    """
     axes = next(type.axes_of(dim) for type in it.types if dim in type.dims)
     return PositionIds(dim, axes)
 
 
 CALL = OpDef(
     "call",
-    "A function of a module beside the plan: of each slice along the dims `along`, all others whole.",
+    "A function of a module beside the plan: of each slice along the dims `along`, all others"
+    " whole.",
     _called,
     operands=(Operand("x"),),
     attributes=(
@@ -132,7 +162,9 @@ CALL = OpDef(
         DETERMINISTIC,
     ),
     variadic=True,
-    unsharded_dims=lambda types, op: frozenset(dim for type in types for dim in type.dims) - {*op.names("along")},
+    unsharded_dims=lambda types, op: (
+        frozenset(dim for type in types for dim in type.dims) - {*op.names("along")}
+    ),
     reach=_reach,
     vjp=Vjp(),
     call=_call,

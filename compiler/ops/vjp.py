@@ -1,8 +1,10 @@
-"""`vjp`: the gradients of an op's operands, a single op for those of all kinds; how adjoints write it, and its types.
+"""`vjp`: the gradients of an op's operands, a single op for those of all kinds; how adjoints write
+it, and its types.
 
-`dx: … = vjp(dy, x, weight) <of="rmsnorm", wrt=[x], eps=…>` is the gradient of rmsnorm's x.  It reads the gradients of
-the op's results, then what of its operands and results gradients are made of (`Vjp`).  A gradient's type is the dual of
-its operand's.  Autograd does it, so no program calls it.  Non-goals: its values (`proof.semantics`).
+`dx: … = vjp(dy, x, weight) <of="rmsnorm", wrt=[x], eps=…>` is the gradient of rmsnorm's x.  It
+reads the gradients of the op's results, then what of its operands and results gradients are made of
+(`Vjp`).  A gradient's type is the dual of its operand's.  Autograd does it, so no program calls
+it.  Non-goals: its values (`proof.semantics`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +21,14 @@ from .saved_tensors import Local
 from .work import Work, moved
 
 KIND = "vjp"
-ATTRIBUTES = (Attribute("of", kinds=(str,)), Attribute("wrt", kinds=(tuple,)), Attribute("grads", (), 1, (int,)))
-"""The op's kind, the operands that there are gradients of, and of how many results gradients are given."""
+ATTRIBUTES = (
+    Attribute("of", kinds=(str,)),
+    Attribute("wrt", kinds=(tuple,)),
+    Attribute("grads", (), 1, (int,)),
+)
+"""The op's kind, the operands that there are gradients of, and of how many results gradients
+are given.
+"""
 
 
 # ---- writing
@@ -32,14 +40,20 @@ def gradients(entry: OpDef, op: Op, grads: Sequence[str], b: Builder) -> Sequenc
         return entry.adjoint(op, grads, b)
     assert entry.vjp, f"differentiate: {op.kind} has no gradient"
     found = dict[int, str]()
-    wanted = [i for i in entry.vjp.wrt or range(len(op.inputs)) if i < len(op.inputs) and b.wanted(op.inputs[i])]
+    wanted = [
+        i
+        for i in entry.vjp.wrt or range(len(op.inputs))
+        if i < len(op.inputs) and b.wanted(op.inputs[i])
+    ]
     weights = [i for i in wanted if BATCH not in b.type(op.inputs[i]).dims]
     for wrt in ([i for i in wanted if i not in weights], weights):
         found |= zip(wrt, vjp(entry, op, grads, wrt, b), strict=True) if wrt else ()
     return [found.get(i) for i in range(len(op.inputs))]
 
 
-def vjp(entry: OpDef, op: Op, grads: Sequence[str], wrt: Sequence[int], b: Builder) -> tuple[str, ...]:
+def vjp(
+    entry: OpDef, op: Op, grads: Sequence[str], wrt: Sequence[int], b: Builder
+) -> tuple[str, ...]:
     """Writes one op for the gradients of the operands `wrt`."""
     assert entry.vjp, f"differentiate: {op.kind} has no vjp"
     given = [grad for grad in grads if grad]
@@ -47,13 +61,17 @@ def vjp(entry: OpDef, op: Op, grads: Sequence[str], wrt: Sequence[int], b: Build
     read += [b.saved(op.outputs[0].name)] if entry.vjp.result else []
     attrs = {"of": op.kind, "wrt": tuple(_name(entry, i) for i in wrt)}
     several = {"grads": len(given)} if len(given) > 1 else {}
-    return b.emit(KIND, [*given, *read], [op.inputs[i] for i in wrt], **attrs, **several, **dict(op.attrs))
+    return b.emit(
+        KIND, [*given, *read], [op.inputs[i] for i in wrt], **attrs, **several, **dict(op.attrs)
+    )
 
 
 def _name(entry: OpDef, operand: int) -> str:
     """The name of an operand; of an op that takes any number, those after the last are numbered."""
     last = len(entry.operands) - 1
-    return entry.operands[min(operand, last)].name + (f".{operand - last}" if operand > last else "")
+    return entry.operands[min(operand, last)].name + (
+        f".{operand - last}" if operand > last else ""
+    )
 
 
 def _place(entry: OpDef, name: str) -> int:
@@ -71,7 +89,8 @@ def _place(entry: OpDef, name: str) -> int:
 class Pulled:
     """An op `vjp`, taken apart.
 
-    op     the op that it is the gradient of, without results, and the types of its operands; "" for those not read
+    op     the op that it is the gradient of, without results, and the types of its operands; "" for
+           those not read
     wrt    the operands that it makes the gradients of
     grads  the number of results whose gradients it is given
     read   the operands that it reads
@@ -96,7 +115,8 @@ class Vjps:
         """The entry."""
         return OpDef(
             KIND,
-            "The gradients of operands of the op `of`: d(Σ dy · y) / d(operand), of the results' gradients dy.",
+            "The gradients of operands of the op `of`: d(Σ dy · y) / d(operand), of the"
+            " results' gradients dy.",
             operands=takes("dy"),
             attributes=ATTRIBUTES,
             variadic=True,
@@ -107,12 +127,16 @@ class Vjps:
         )
 
     def attributes(self, op: Op) -> tuple[Attribute, ...]:
-        """The attributes that an op may have besides those of its own entry: a `vjp`, those of the op that it is of."""
+        """The attributes that an op may have besides those of its own entry: a `vjp`, those of
+        the op that it is of.
+        """
         known = self.of.get(str(dict(op.attrs).get("of")))
         return known.attributes if op.kind == KIND and known else ()
 
     def forward(self, op: Op, types: Sequence[Type]) -> tuple[Op, tuple[Type, ...]]:
-        """The op that a `vjp` is of and the types of its operands; of any other op, itself and its own."""
+        """The op that a `vjp` is of and the types of its operands; of any other op, itself and
+        its own.
+        """
         if op.kind != KIND:
             return op, tuple(types)
         pulled = self.pulled(op, types)
@@ -136,12 +160,18 @@ class Vjps:
         known |= dict(zip(read, types[grads:], strict=False))
         operands = tuple(known[i] for i in sorted(known))
         allowed = entry.vjp.wrt or range(len(operands))
-        if [*sorted(known)] != [*range(len(known))] or not {*wrt} <= {*allowed} or not entry.fits(len(operands)):
+        if (
+            [*sorted(known)] != [*range(len(known))]
+            or not {*wrt} <= {*allowed}
+            or not entry.fits(len(operands))
+        ):
             raise TypingError(f"these are no operands of the vjp of {entry.name}")
         attrs = tuple((key, value) for key, value in op.attrs if key not in ("of", "wrt", "grads"))
         names = dict(zip(read, op.inputs[grads:], strict=False))
         inputs = tuple(names.get(i, "") for i in range(len(operands)))
-        return Pulled(Op(entry.name, inputs, (), attrs, span=op.span), operands, wrt, grads, read, entry.vjp)
+        return Pulled(
+            Op(entry.name, inputs, (), attrs, span=op.span), operands, wrt, grads, read, entry.vjp
+        )
 
     def _typed(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
         it = self.pulled(op, types)
@@ -153,7 +183,9 @@ class Vjps:
             words = (", ".join(map(print_type, each)) for each in (due, types))
             raise TypingError("the vjp of {} takes {}, not {}".format(entry.name, *words))
         if not all(it.types[i].differentiable for i in it.wrt):
-            raise TypingError(f"there is no gradient of {entry.name}'s {', '.join(op.names('wrt'))}")
+            raise TypingError(
+                f"there is no gradient of {entry.name}'s {', '.join(op.names('wrt'))}"
+            )
         return [dual_type(it.types[i]) for i in it.wrt]
 
     def _workspace(self, local: Local) -> int:
@@ -162,16 +194,22 @@ class Vjps:
         return it.vjp.workspace(evolve(local, op=it.op, types=it.types)) if 0 in it.wrt else 0
 
     def _messages(self, local: Local) -> tuple[Message, ...]:
-        """The messages for gradients of inputs; those of weights, which the runtime may delay, send nothing."""
+        """The messages for gradients of inputs; those of weights, which the runtime may delay,
+        send nothing.
+        """
         it, made = self.pulled(local.op, local.types), local.op.outputs
         if not it.vjp.communicates or all(BATCH not in value.type.dims for value in made):
             return ()
         wanted = tuple(i in it.wrt for i in range(len(it.types)))
-        return it.vjp.communicates(evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted))
+        return it.vjp.communicates(
+            evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted)
+        )
 
     def _work(self, local: Local) -> Work:
         """The entry's, of the op that it is of."""
         it = self.pulled(local.op, local.types)
         if it.vjp.work is moved:
             return moved(local)
-        return it.vjp.work(evolve(local, op=evolve(it.op, outputs=local.op.outputs), types=it.types))
+        return it.vjp.work(
+            evolve(local, op=evolve(it.op, outputs=local.op.outputs), types=it.types)
+        )

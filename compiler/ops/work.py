@@ -1,4 +1,5 @@
-"""The work of an op on one rank, from which its time follows: matrix products, attention, and memory that is moved.
+"""The work of an op on one rank, from which its time follows: matrix products, attention, and
+memory that is moved.
 
 Non-goals: seconds, which need a GPU (`analysis.time`); what is communicated (`messages`).
 """
@@ -34,11 +35,13 @@ class Product:
 
 @frozen
 class Scores:
-    """Attention in `heads` heads of all sequences: each with `pairs` pairs of query and key that the mask lets through.
+    """Attention in `heads` heads of all sequences: each with `pairs` pairs of query and key that
+    the mask lets through.
 
-    width and value_width are those of a head's keys and values.  `backward` makes each score once more.  `own` are the
-    pairs with a rank's own keys, of attention that does these first and then those of other ranks.  `torch_picks` where
-    torch picks the kernel by the GPU; all other attention runs by the algorithm of FlashAttention-2.
+    width and value_width are those of a head's keys and values.  `backward` makes each score once
+    more.  `own` are the pairs with a rank's own keys, of attention that does these first and then
+    those of other ranks.  `torch_picks` where torch picks the kernel by the GPU; all other
+    attention runs by the algorithm of FlashAttention-2.
     """
 
     heads: int
@@ -75,7 +78,9 @@ class Work:
     @property
     def operations(self) -> int:
         """Operations of products and attention."""
-        return sum(each.operations for each in self.products) + (self.scores.operations if self.scores else 0)
+        return sum(each.operations for each in self.products) + (
+            self.scores.operations if self.scores else 0
+        )
 
 
 WorkOf = Callable[[Local], Work]
@@ -88,7 +93,9 @@ def size(it: Local, type: Type) -> int:
 
 def moved(it: Local) -> Work:
     """The work of an op that reads its operands and writes its results, in one kernel."""
-    return Work(bytes=sum(size(it, type) for type in (*it.types, *(value.type for value in it.op.outputs))))
+    return Work(
+        bytes=sum(size(it, type) for type in (*it.types, *(value.type for value in it.op.outputs)))
+    )
 
 
 def no_work(it: Local) -> Work:

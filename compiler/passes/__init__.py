@@ -1,6 +1,7 @@
 """The passes, in order, and what runs between them.
 
-Purpose: each pass is a function Program → Program; between two, the program is checked and shown to who asks.
+Purpose: each pass is a function Program → Program; between two, the program is checked and shown to
+who asks.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +53,9 @@ def choose_recomputed(program: Program) -> Program:
 
 def divide_stages(program: Program) -> Program:
     """`cut_stages`, by what becomes of each division."""
-    return cut_stages(program, lambda cut, until: [*passed(evolve(cut, after="divide_stages"), until)][-1])
+    return cut_stages(
+        program, lambda cut, until: [*passed(evolve(cut, after="divide_stages"), until)][-1]
+    )
 
 
 def fuse_buckets(program: Program) -> Program:
@@ -82,18 +85,23 @@ PASSES: tuple[Pass, ...] = (
 PASS_NAMES = ("resolve", *(step.__name__ for step in PASSES))
 
 NEW_FORM = ("propagate", "insert_collectives", "differentiate")
-"""The check asks for another form after these passes than before them, and so always looks at what they make."""
+"""The check asks for another form after these passes than before them, and so always looks at
+what they make.
+"""
 
 
 def _unseen(program: Program) -> None:
     pass
 
 
-def lower(program: Program, until: str = PASS_NAMES[-1], seen: Callable[[Program], None] = _unseen) -> Program:
+def lower(
+    program: Program, until: str = PASS_NAMES[-1], seen: Callable[[Program], None] = _unseen
+) -> Program:
     """Runs the passes that `program` has not been through, up to `until`.
 
-    Each program on the way is checked, unless the pass left it as it was, and then `seen`.  Raises PlanError with all
-    mistakes of the first pass that finds any, and with those of later ones that can be told beside them.
+    Each program on the way is checked, unless the pass left it as it was, and then `seen`.  Raises
+    PlanError with all mistakes of the first pass that finds any, and with those of later ones that
+    can be told beside them.
     """
     check(program)
     seen(program)

@@ -1,8 +1,9 @@
 """Chooses the size of buckets that makes a step fastest, where a plan says `bucket = auto`.
 
-Purpose: of powers of two, up to one bucket for all that is reduced alike, and of no size, the one of least seconds with
-which a rank has enough memory; the smallest of equal ones.  No size where the speed of the cluster's GPU is not known.
-Before: `place_stages`.  Non-goals: how sizes make buckets (`bucket_params`).
+Purpose: of powers of two, up to one bucket for all that is reduced alike, and of no size, the one
+of least seconds with which a rank has enough memory; the smallest of equal ones.  No size where the
+speed of the cluster's GPU is not known.  Before: `place_stages`.  Non-goals: how sizes make buckets
+(`bucket_params`).
 """
 
 from typing import TYPE_CHECKING
@@ -49,7 +50,9 @@ def _fastest(program: Program, on: "Hardware") -> Program:
 
 def _sizes(program: Program) -> list[int]:
     """Powers of two, up to the first that is enough for all gradients of a rank."""
-    whole = sum(program.elements(param.type) * ITEM_BYTES[param.type.dtype] for param in program.params)
+    whole = sum(
+        program.elements(param.type) * ITEM_BYTES[param.type.dtype] for param in program.params
+    )
     sizes = [LEAST]
     while sizes[-1] < whole:
         sizes.append(2 * sizes[-1])

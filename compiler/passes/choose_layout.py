@@ -1,7 +1,8 @@
 """Puts the dim that collectives will gather or scatter outermost, so that they need no copies.
 
-Purpose: with sequence or context parallelism activations are [seq, batch, hidden], else [batch, seq, hidden].
-Before: `propagate`.  Non-goals: the layout of parameters, which the plan's arrows give.
+Purpose: with sequence or context parallelism activations are [seq, batch, hidden], else [batch,
+seq, hidden].  Before: `propagate`.  Non-goals: the layout of parameters, which the plan's arrows
+give.
 """
 
 from attrs import evolve
@@ -16,8 +17,12 @@ def choose_layout(program: Program) -> Program:
     moved, args = _moved(program), list[Arg]()
     for arg in program.region.args:
         dims = sorted(arg.value.type.dims, key=lambda dim: dim not in moved)
-        args.append(evolve(arg, value=evolve(arg.value, type=evolve(arg.value.type, dims=tuple(dims)))))
-    given = {p.name: p.type for p in program.stored} | {arg.value.name: arg.value.type for arg in args}
+        args.append(
+            evolve(arg, value=evolve(arg.value, type=evolve(arg.value.type, dims=tuple(dims))))
+        )
+    given = {p.name: p.type for p in program.stored} | {
+        arg.value.name: arg.value.type for arg in args
+    }
     try:
         region = _retype(program, evolve(program.region, args=tuple(args)), given)
     except TypingError:  # an op has that dim among its last: better copies than another order
@@ -30,11 +35,15 @@ def _products_hold(program: Program) -> bool:
     """Whether every product still sums over the last dims of its left side."""
     found = program.types
     products = [op for op in program.ops if op.kind == "contract"]
-    return all(found[op.inputs[0]].dims[-len(op.names("over")) :] == op.names("over") for op in products)
+    return all(
+        found[op.inputs[0]].dims[-len(op.names("over")) :] == op.names("over") for op in products
+    )
 
 
 def _moved(program: Program) -> set[str]:
-    """Input dims that share an axis with a dim of an earlier rule, where that works, or that an op needs whole."""
+    """Input dims that share an axis with a dim of an earlier rule, where that works, or that an
+    op needs whole.
+    """
     inputs = {dim for arg in program.region.args for dim in arg.value.type.dims}
     late = {
         late.dim
@@ -50,7 +59,9 @@ def _needed_whole(program: Program) -> set[str]:
     found = set[str]()
     for op in program.ops:
         whole = OPS[op.kind].whole_operands(program.operands(op), op)
-        found |= {item.partition(":")[2] for item in op.names("work")} & frozenset().union(*whole.values())
+        found |= {item.partition(":")[2] for item in op.names("work")} & frozenset().union(
+            *whole.values()
+        )
     return found
 
 
@@ -67,10 +78,15 @@ def _retype(program: Program, region: Region, found: dict[str, Type]) -> Region:
             stmt = _retype(program, evolve(stmt, args=args), found)
             found |= {value.name: value.type for value in stmt.results}
         body.append(stmt)
-    results = tuple(Value(v.name, found[end.name]) for v, end in zip(region.results, region.yields, strict=False))
+    results = tuple(
+        Value(v.name, found[end.name])
+        for v, end in zip(region.results, region.yields, strict=False)
+    )
     return evolve(region, body=tuple(body), results=results)
 
 
 def _retyped_arg(arg: Arg, dim: str, known: dict[str, Type]) -> Arg:
     source = known[arg.source]
-    return evolve(arg, value=Value(arg.value.name, source.inside(dim) if arg.enter is Enter.EACH else source))
+    return evolve(
+        arg, value=Value(arg.value.name, source.inside(dim) if arg.enter is Enter.EACH else source)
+    )

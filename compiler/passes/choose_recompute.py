@@ -1,8 +1,10 @@
-"""Chooses which values backward recomputes under `recompute = auto(…)`, by the memory account of the whole step.
+"""Chooses which values backward recomputes under `recompute = auto(…)`, by the memory account of
+the whole step.
 
-Purpose: of the cuts of least time (`analysis.recompute_cut`) the first with which a rank fits, made finer between it
-and the one before; whole layers, as `recompute = full`, where no cut is enough.
-Before: `differentiate`.  Non-goals: `gathered = regather`, whose gathers a cut leaves as the plan has them.
+Purpose: of the cuts of least time (`analysis.recompute_cut`) the first with which a rank fits, made
+finer between it and the one before; whole layers, as `recompute = full`, where no cut is enough.
+Before: `differentiate`.  Non-goals: `gathered = regather`, whose gathers a cut leaves as the plan
+has them.
 """
 
 from bisect import bisect_left
@@ -18,7 +20,9 @@ from ..ir import Op, Program, ops_in, regions_in, walk_regions
 from ..syntax.diagnostics import wrong
 
 MOST_NESTED = 16
-"""The most ops of a body that are recomputed by themselves: each is a block of Python, which nests 20."""
+"""The most ops of a body that are recomputed by themselves: each is a block of Python, which
+nests 20.
+"""
 
 FINER = 4
 """How often a finer cut is looked for between two of which one fits."""
@@ -27,7 +31,10 @@ Lowered = Callable[[Program], Program]
 
 
 def choose_recompute(program: Program, lowered: Lowered) -> Program:
-    """The program with its recomputed values; `lowered` gives that after the last pass.  Raises PlanError."""
+    """The program with its recomputed values; `lowered` gives that after the last pass.
+
+    Raises PlanError.
+    """
     if program.train.recompute.word != AUTO or program.recomputed:
         return program
     search = _Search(program, lowered, *bound(program))
@@ -37,7 +44,10 @@ def choose_recompute(program: Program, lowered: Lowered) -> Program:
 
 
 def bound(program: Program) -> tuple[int, bool]:
-    """The most bytes, and whether they are for a rank's tensors alone.  Raises PlanError where there is no bound."""
+    """The most bytes, and whether they are for a rank's tensors alone.
+
+    Raises PlanError where there is no bound.
+    """
     given, room = program.train.recompute.memory, capacity(program)
     if given is not None:
         return given, True
@@ -45,7 +55,9 @@ def bound(program: Program) -> tuple[int, bool]:
         span = program.train.spans["recompute"]
         instead = f"`{SAID}` in `cluster`" if program.cluster.gpu else "name a GPU in `cluster`"
         message = f"nothing says how much memory a rank has: {why_unknown(program)}"
-        raise wrong("E0419", message, span, help=f"write `recompute = auto(memory = 60GiB)`, or {instead}")
+        raise wrong(
+            "E0419", message, span, help=f"write `recompute = auto(memory = 60GiB)`, or {instead}"
+        )
     return room, False
 
 
@@ -92,10 +104,14 @@ class _Search:
         return self._of(self._finer(known, cuts, at)).program
 
     def _finer(self, known: Choices, cuts: list[Cut], at: int) -> Cut:
-        """A cut between one that fits and the one before: bytes that are kept weigh as they do between these two."""
+        """A cut between one that fits and the one before: bytes that are kept weigh as they do
+        between these two.
+        """
         best, before = cuts[at], cuts[at - 1]
         spare = self._most - self._of(best).needs
-        most = best.bytes + spare * (before.bytes - best.bytes) / (self._of(before).needs - self._of(best).needs)
+        most = best.bytes + spare * (before.bytes - best.bytes) / (
+            self._of(before).needs - self._of(best).needs
+        )
         for _ in range(FINER):
             found = least(known, most, cuts)
             if found is None or found.time >= best.time:
@@ -107,7 +123,10 @@ class _Search:
 
     def _nests(self, cut: Cut) -> bool:
         bodies = [self._program.region, *walk_regions(self._program.region.body)]
-        return all(sum(_names(op) in cut.names for op in ops_in(body.body)) <= MOST_NESTED for body in bodies)
+        return all(
+            sum(_names(op) in cut.names for op in ops_in(body.body)) <= MOST_NESTED
+            for body in bodies
+        )
 
     def whole_layers(self) -> Program:
         """The program whose layers are recomputed.  Raises PlanError where that is not enough."""
@@ -117,7 +136,10 @@ class _Search:
         if self.fits(found):
             return found.program
         lowest = min([found, self.nothing, *self._known.values()], key=lambda it: it.needs)
-        message = f"a rank needs {amount(lowest.needs)} whatever is recomputed, and has {amount(self._most)}"
+        message = (
+            f"a rank needs {amount(lowest.needs)} whatever is recomputed, and has"
+            f" {amount(self._most)}"
+        )
         help = "take smaller microbatches, or shard parameters and state over more ranks"
         raise wrong("E0419", message, self._program.train.spans["recompute"], help=help)
 

@@ -1,7 +1,8 @@
 """Layers chains of `+` through single-use names into sums of many operands.
 
-Purpose: pending operands of one sum are then reduced together, once (a parallel attention and MLP block halves its
-collectives).  Before: any program.  Non-goals: other rewrites of the user's arithmetic.
+Purpose: pending operands of one sum are then reduced together, once (a parallel attention and MLP
+block halves its collectives).  Before: any program.  Non-goals: other rewrites of the user's
+arithmetic.
 """
 
 from collections import Counter
@@ -25,13 +26,19 @@ def _flatten(region: Region, count: Counter[str]) -> Region:
         if isinstance(stmt, Region):
             body[str(number)] = _flatten(stmt, count)
         else:
-            terms = stmt.inputs if stmt.kind != "add" else tuple(t for n in stmt.inputs for t in _terms(n, body, count))
+            terms = (
+                stmt.inputs
+                if stmt.kind != "add"
+                else tuple(t for n in stmt.inputs for t in _terms(n, body, count))
+            )
             body[stmt.outputs[0].name] = evolve(stmt, inputs=terms)
     return evolve(region, body=tuple(body.values()))
 
 
 def _terms(name: str, body: dict[str, Stmt], count: Counter[str]) -> tuple[str, ...]:
-    """The terms of the sum `name`, if only this use reads it; the sum is then taken out of `body`."""
+    """The terms of the sum `name`, if only this use reads it; the sum is then taken out of
+    `body`.
+    """
     stmt = body.get(name)
     if isinstance(stmt, Op) and stmt.kind == "add" and count[name] == 1 and len(stmt.inputs) < MOST:
         del body[name]

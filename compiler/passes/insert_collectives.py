@@ -1,10 +1,10 @@
 """Gives every value its placements and inserts the coercions that its uses ask for.
 
-Purpose: operands that have an op's work dim become sharded, the others replicated; one coercion serves all uses of a
-value; a pending sum crosses sums and is reduced once, where it is first used.  Copies stay the same to the last bit
-(`choose_deterministic`).
-Before: `propagate`, `choose_layout`.  After: no `work` attributes; forward collectives are final.
-Non-goals: backward (`differentiate` derives it), how a parameter gets from its state of record to its `leaf`
+Purpose: operands that have an op's work dim become sharded, the others replicated; one coercion
+serves all uses of a value; a pending sum crosses sums and is reduced once, where it is first used.
+Copies stay the same to the last bit (`choose_deterministic`).  Before: `propagate`,
+`choose_layout`.  After: no `work` attributes; forward collectives are final.  Non-goals: backward
+(`differentiate` derives it), how a parameter gets from its state of record to its `leaf`
 (`place_state`).
 """
 
@@ -45,8 +45,8 @@ from .propagate import natural
 
 
 def insert_collectives(program: Program) -> Program:
-    """The program with placements and coercions.  Raises PlanError where a dim's axes would have to be reordered,
-    or copies would drift apart."""
+    """The program with placements and coercions.  Raises PlanError where a dim's axes would have to
+    be reordered, or copies would drift apart."""
     wants = _Wants(program)
     leaves = {p.name: wants.leaf(p) for p in program.params}
     split = {  # the state of record is sharded where the leaf is, else invariant
@@ -57,12 +57,18 @@ def insert_collectives(program: Program) -> Program:
     args = tuple(evolve(arg, value=wants.input(arg.value)) for arg in program.region.args)
     program = evolve(program, params=params)
     inserter = _Inserter(program, leaves, (arg.value for arg in args))
-    placed = with_padding(evolve(program, region=inserter.region(evolve(program.region, args=args))))
+    placed = with_padding(
+        evolve(program, region=inserter.region(evolve(program.region, args=args)))
+    )
     return choose_deterministic(placed)
 
 
-def _wanted(program: Program, type: Type, work: Sequence[str], whole: Collection[str] = ()) -> Places:
-    """The placements that an op working on `work` wants of an operand of `type`, whose dims `whole` it needs whole."""
+def _wanted(
+    program: Program, type: Type, work: Sequence[str], whole: Collection[str] = ()
+) -> Places:
+    """The placements that an op working on `work` wants of an operand of `type`, whose dims
+    `whole` it needs whole.
+    """
     at: dict[str, Placement] = {}
     for item in work:
         axis, _, dim = item.partition(":")
@@ -78,7 +84,8 @@ def _wanted_of(program: Program, types: Sequence[Type], op: Op) -> list[Places |
     entry, work = OPS[op.kind], op.names("work")
     whole = entry.whole_operands(types, op)
     return [
-        None if i in entry.as_placed else _wanted(program, type, work, whole.get(i, ())) for i, type in enumerate(types)
+        None if i in entry.as_placed else _wanted(program, type, work, whole.get(i, ()))
+        for i, type in enumerate(types)
     ]
 
 
@@ -93,13 +100,17 @@ class _Wants:
         for op in program.ops:
             if op.kind == "leaf":
                 continue
-            for name, places in zip(op.inputs, _wanted_of(program, program.operands(op), op), strict=True):
+            for name, places in zip(
+                op.inputs, _wanted_of(program, program.operands(op), op), strict=True
+            ):
                 source = whole.get(name, name)
                 if places is not None:
                     self._of.setdefault(leaves.get(source, source), []).append(places)
 
     def leaf(self, param: Param) -> Type:
-        """Sharded if a use works on one of its dims, else replicated if any use is; data dims never shard storage."""
+        """Sharded if a use works on one of its dims, else replicated if any use is; data dims
+        never shard storage.
+        """
         at: dict[str, Placement] = {}
         for use in self._of.get(param.name, []):
             for axis, place in use:
@@ -111,7 +122,12 @@ class _Wants:
     def input(self, value: Value) -> Value:
         """Sharded where all uses want it so: inputs load at any placement for free."""
         uses = [dict(places) for places in self._of.get(value.name, [])]
-        at = {axis: place for use in uses[:1] for axis, place in use.items() if all(u.get(axis) == place for u in uses)}
+        at = {
+            axis: place
+            for use in uses[:1]
+            for axis, place in use.items()
+            if all(u.get(axis) == place for u in uses)
+        }
         return evolve(value, type=evolve(value.type, places=self._program.places(at)))
 
 
@@ -161,7 +177,9 @@ class _Inserter(OpBuilder):
         return Arg(Value(arg.value.name, type), source, arg.enter)
 
     def _carried(self, name: str, dim: str) -> str:
-        """The value placed as every iteration takes and leaves it; a model's own result stays as it is."""
+        """The value placed as every iteration takes and leaves it; a model's own result stays
+        as it is.
+        """
         if not dim:
             return name
         type = self.types[name]
@@ -177,7 +195,9 @@ class _Inserter(OpBuilder):
         if op.kind == "leaf":
             type = evolve(self._leaves[op.inputs[0]], dtype=op.outputs[0].type.dtype)
             self.append(evolve(op, outputs=(Value(op.outputs[0].name, type),)))
-        elif entry.expand and entry.unsharded_dims(operands, op) & {item.partition(":")[2] for item in work}:
+        elif entry.expand and entry.unsharded_dims(operands, op) & {
+            item.partition(":")[2] for item in work
+        }:
             for part in entry.expand(op, self.names.fresh, self.types.__getitem__):
                 self._op(part)
         elif op.kind == "add":
@@ -189,7 +209,9 @@ class _Inserter(OpBuilder):
             self._place(evolve(op, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
 
     def _sum(self, op: Op) -> None:
-        """Pending operands of one placement are added first and reduced once; a sum of nothing else stays pending."""
+        """Pending operands of one placement are added first and reduced once; a sum of nothing
+        else stays pending.
+        """
         groups: dict[Type, list[str]] = {}
         for name in op.inputs:
             if is_pending(self.types[name]) and self._uses[name] == 1:
@@ -210,7 +232,10 @@ class _Inserter(OpBuilder):
         """The op with these operands, each placed as the op wants it."""
         wants = _wanted_of(self.program, [self.types[name] for name in operands], op)
         pairs = zip(operands, wants, strict=True)
-        return evolve(op, inputs=tuple(name if want is None else self._fetch(name, want) for name, want in pairs))
+        return evolve(
+            op,
+            inputs=tuple(name if want is None else self._fetch(name, want) for name, want in pairs),
+        )
 
     def _fetch(self, name: str, want: Places) -> str:
         """The name of `name` coerced to the placements `want`."""
@@ -221,7 +246,10 @@ class _Inserter(OpBuilder):
             return name
         if (name, want) in self._versions:
             return self._versions[name, want]
-        source, to = self._reduced.get(name, name), self._exchanges(self._reduced.get(name, name), dict(want))
+        source, to = (
+            self._reduced.get(name, name),
+            self._exchanges(self._reduced.get(name, name), dict(want)),
+        )
         back = to if self.program.experts_of(type) not in to.values() else {}
         source = source if back else self._exchanged(source, to)
         at = dict(want) | {axis: self.types[source].at(axis) for axis in back}
@@ -241,7 +269,9 @@ class _Inserter(OpBuilder):
         return self._exchanged(source, back)
 
     def _exchanges(self, name: str, want: Mapping[str, Placement]) -> dict[str, str]:
-        """The axes over which rows of experts are exchanged for the placements `want`, and the dim that each shards."""
+        """The axes over which rows of experts are exchanged for the placements `want`, and the
+        dim that each shards.
+        """
         places = self.types[name].places if name in self._orders else ()
         others = ((axis, at.dim, want.get(axis, INVARIANT).dim) for axis, at in places)
         return {axis: dim for axis, own, dim in others if own and dim not in ("", own)}
@@ -271,7 +301,11 @@ class _Inserter(OpBuilder):
 
     def _counted(self, order: str, to: tuple[str, ...]) -> str:
         """The order after an exchange, asked for as soon as there is one."""
-        sorted_at = next(at for at, op in enumerate(self.body) if isinstance(op, Op) and op.outputs[0].name == order)
+        sorted_at = next(
+            at
+            for at, op in enumerate(self.body)
+            if isinstance(op, Op) and op.outputs[0].name == order
+        )
         later, self.body = self.body[sorted_at + 1 :], self.body[: sorted_at + 1]
         held = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
         self.body += later
@@ -281,7 +315,11 @@ class _Inserter(OpBuilder):
         """Appends an op whose results are placed as its operands are."""
         self.append(retyped(self.program, op, self.types))
         rows = [value.name for value in op.outputs if self.program.experts_of(value.type)]
-        orders = rows if op.kind == SORT.name else [self._orders[name] for name in op.inputs if name in self._orders]
+        orders = (
+            rows
+            if op.kind == SORT.name
+            else [self._orders[name] for name in op.inputs if name in self._orders]
+        )
         self._orders |= dict.fromkeys(rows, orders[0]) if orders else {}
 
 
@@ -291,13 +329,18 @@ def _is_open(type: Type) -> bool:
 
 
 def _are_even(program: Program, type: Type, steps: Sequence[Step]) -> bool:
-    """Whether rows of experts are gathered and scattered in equal parts, and come apart as they were put together.
+    """Whether rows of experts are gathered and scattered in equal parts, and come apart as they
+    were put together.
 
     Padded rows of one sequence's parts are: one dim of tokens, of which each rank has one part.
     """
     moved = {dim for step in steps for dim in (step.source.dim, step.target.dim) if dim}
-    chunks = any((dim, axis) in program.zigzags for dim in moved for step in steps for axis in step.axes)
-    return not moved or (not program.is_ragged(type) and len(moved) == 1 and moved < {*DATA_DIMS} and not chunks)
+    chunks = any(
+        (dim, axis) in program.zigzags for dim in moved for step in steps for axis in step.axes
+    )
+    return not moved or (
+        not program.is_ragged(type) and len(moved) == 1 and moved < {*DATA_DIMS} and not chunks
+    )
 
 
 def _uneven(program: Program, steps: Sequence[Step], span: Span) -> Diagnostic:
@@ -310,7 +353,8 @@ def _uneven(program: Program, steps: Sequence[Step], span: Span) -> Diagnostic:
         f"rows of experts cannot be gathered over `{axes}`",
         span,
         label=f"would be {step.source} → {step.target}",
-        help=f"put the experts themselves over `{axes}`, in a rule before those of other dims{padded}",
+        help=f"put the experts themselves over `{axes}`, in a rule before those of other"
+        f" dims{padded}",
     )
 
 
@@ -319,7 +363,8 @@ def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:
     rest = [axis for axis in error.axes if axis not in error.moved]
     return Diagnostic(
         "E0506",
-        f"`{error.dim}` is over `{axes}`, outer first, so it cannot be gathered or scattered over `{moved}` alone",
+        f"`{error.dim}` is over `{axes}`, outer first, so it cannot be gathered or scattered"
+        f" over `{moved}` alone",
         span,
         label="needs that here",
         help=f"make `{moved}` the innermost: in `mesh`, write it after `{', '.join(rest)}`",

@@ -1,8 +1,10 @@
-"""Mistakes that passes would find in a program that has others already, so that all are told at once.
+"""Mistakes that passes would find in a program that has others already, so that all are told at
+once.
 
-Before: `resolve` or `validate`, which have found some.  Non-goals: a program to go on with; mistakes of bytes, of
-`recompute = auto` (E0419) and of `schedule = auto(memory=60GiB)` (E0517): each size and degree has a part in them, so
-that any other mistake leaves them in doubt, and to find them takes as long as compiling.
+Before: `resolve` or `validate`, which have found some.  Non-goals: a program to go on with;
+mistakes of bytes, of `recompute = auto` (E0419) and of `schedule = auto(memory=60GiB)` (E0517):
+each size and degree has a part in them, so that any other mistake leaves them in doubt, and to find
+them takes as long as compiling.
 """
 
 from ..analysis.recompute import check as check_recomputed
@@ -20,11 +22,34 @@ from .propagate import propagate
 from .schedule_pipeline import demand_rows
 from .split_axes import factor_axes
 
-PLACELESS = {"E0204", "E0501", "E0502", "E0503", "E0504", "E0505", "E0507", "E0518", "E0519", "E0520"}
+PLACELESS = {
+    "E0204",
+    "E0501",
+    "E0502",
+    "E0503",
+    "E0504",
+    "E0505",
+    "E0507",
+    "E0518",
+    "E0519",
+    "E0520",
+}
 """Mistakes after which nobody knows over which axes dims are meant to lie."""
 
 BESIDE = {
-    *("E0212", "E0301", "E0302", "E0303", "E0304", "E0309", "E0310", "E0313", "E0416", "E0512", "E0511"),
+    *(
+        "E0212",
+        "E0301",
+        "E0302",
+        "E0303",
+        "E0304",
+        "E0309",
+        "E0310",
+        "E0313",
+        "E0416",
+        "E0512",
+        "E0511",
+    ),
     *(f"E04{number:02}" for number in range(1, 20)),
     *("E0514", "E0515", "E0516"),
 }
@@ -51,7 +76,8 @@ def look_ahead(program: Program, found: Diagnostics) -> None:
 
 
 def _staged(program: Program, found: Diagnostics) -> Program:
-    """The program with its pipeline's stages, if it has any; rows are checked as far as they rest on counts.
+    """The program with its pipeline's stages, if it has any; rows are checked as far as they rest
+    on counts.
 
     Raises PlanError.
     """
@@ -66,9 +92,12 @@ def _staged(program: Program, found: Diagnostics) -> Program:
 
 
 def _placed(program: Program, found: Diagnostics, is_whole: bool) -> None:
-    """Adds what is wrong with the work of single ops, and of a whole program with its collectives too."""
+    """Adds what is wrong with the work of single ops, and of a whole program with its
+    collectives too.
+    """
     count = found.count
-    factored = program if found.codes & {"E0311", "E0510"} else factor_axes(program)  # heads that cannot be divided
+    # heads that cannot be divided
+    factored = program if found.codes & {"E0311", "E0510"} else factor_axes(program)
     worked = propagate(flatten_sums(factored), found)
     if is_whole and found.count == count and not any(claim.via == AUTO for claim in program.claims):
         with found.catch():
@@ -77,6 +106,8 @@ def _placed(program: Program, found: Diagnostics, is_whole: bool) -> None:
 
 def _recomputed(program: Program, found: Diagnostics) -> None:
     """Adds what is known to be wrong with a plan's `recompute` before anything is counted."""
-    if program.train.recompute.word == AUTO and not any(code.startswith("E04") for code in found.codes):
+    if program.train.recompute.word == AUTO and not any(
+        code.startswith("E04") for code in found.codes
+    ):
         bound(program)
     check_recomputed(program)

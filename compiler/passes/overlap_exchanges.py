@@ -1,11 +1,13 @@
-"""Lets an exchange of experts' rows begin where rows are ready, and waits for it where they are needed.
+"""Lets an exchange of experts' rows begin where rows are ready, and waits for it where they are
+needed.
 
-Purpose: ops of the same body that neither lead to a route's rows nor need what comes of them, as a shared expert, run
-beside its two exchanges: those with the first half of their products beside the exchange to the experts, the others
-beside the one back.  In backward, whose order is the reverse, their gradients run beside the same exchanges, and those
-of experts' weights beside the one that brings gradients of rows back to their tokens (`weights_beside`).
-Before: `fuse_ops`, so that no op is split that is done at once; placements and coercions are final.
-Non-goals: what backward recomputes by itself (`selective(dispatch)`); ops of another microbatch.
+Purpose: ops of the same body that neither lead to a route's rows nor need what comes of them, as a
+shared expert, run beside its two exchanges: those with the first half of their products beside the
+exchange to the experts, the others beside the one back.  In backward, whose order is the reverse,
+their gradients run beside the same exchanges, and those of experts' weights beside the one that
+brings gradients of rows back to their tokens (`weights_beside`).  Before: `fuse_ops`, so that no op
+is split that is done at once; placements and coercions are final.  Non-goals: what backward
+recomputes by itself (`selective(dispatch)`); ops of another microbatch.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,16 +22,21 @@ from ..ops.experts import ASYNC, EXCHANGE, EXCHANGE_BACK, WAIT, begins, is_of_we
 
 
 def overlap_exchanges(program: Program) -> Program:
-    """The program with exchanges that begin before they are awaited, where anything runs beside them."""
+    """The program with exchanges that begin before they are awaited, where anything runs beside
+    them.
+    """
     return evolve(program, region=_overlapped(program.region, OpBuilder(program)))
 
 
 def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
-    """A backward body with gradients of experts' weights beside the exchange of rows' gradients that begins next.
+    """A backward body with gradients of experts' weights beside the exchange of rows' gradients
+    that begins next.
 
     That needs none of them, and nothing else does before it.
     """
-    backs = ((i, op) for i, op in enumerate(body) if isinstance(op, Op) and op.kind == EXCHANGE_BACK.name)
+    backs = (
+        (i, op) for i, op in enumerate(body) if isinstance(op, Op) and op.kind == EXCHANGE_BACK.name
+    )
     begun = {op.inputs[1]: i for i, op in backs if begins(op)}
     late: dict[int, list[Stmt]] = {}
     for i, op in enumerate(body):
@@ -38,7 +45,12 @@ def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
             if at > i and op.outputs[0].name not in uses(*body[i:at]):
                 late.setdefault(at, []).append(op)
     moved = [op for ops in late.values() for op in ops]
-    return [each for i, stmt in enumerate(body) if stmt not in moved for each in (stmt, *late.get(i, ()))]
+    return [
+        each
+        for i, stmt in enumerate(body)
+        if stmt not in moved
+        for each in (stmt, *late.get(i, ()))
+    ]
 
 
 def _overlapped(region: Region, b: OpBuilder) -> Region:
@@ -73,7 +85,9 @@ def _awaited(op: Op, beside: Sequence[Op], b: OpBuilder) -> Iterator[Op]:
 
 
 def _free(there: Op, body: Sequence[Stmt]) -> list[Op]:
-    """The ops, in their order, that can be done while a route's rows are under way to its experts."""
+    """The ops, in their order, that can be done while a route's rows are under way to its
+    experts.
+    """
     at = body.index(there)
     staying = (value.name for stmt in body[:at] if _stays(stmt) for value in results(stmt))
     needed = ancestors(body[:at], [*there.inputs, *staying])
@@ -81,7 +95,9 @@ def _free(there: Op, body: Sequence[Stmt]) -> list[Op]:
     found = list[Op]()
     for i, stmt in enumerate(body):
         made = {value.name for value in results(stmt)}
-        is_free = needed.isdisjoint(made) if i < at else not _stays(stmt) and late.isdisjoint(uses(stmt))
+        is_free = (
+            needed.isdisjoint(made) if i < at else not _stays(stmt) and late.isdisjoint(uses(stmt))
+        )
         late |= made if i >= at and not is_free else set()
         if is_free and isinstance(stmt, Op):
             found.append(stmt)
@@ -90,14 +106,22 @@ def _free(there: Op, body: Sequence[Stmt]) -> list[Op]:
 
 def _stays(stmt: Stmt) -> bool:
     """Whether a statement stays where it is: a repeat, a parameter, an exchange."""
-    return isinstance(stmt, Region) or stmt.kind in ("leaf", EXCHANGE.name, EXCHANGE_BACK.name, WAIT.name)
+    return isinstance(stmt, Region) or stmt.kind in (
+        "leaf",
+        EXCHANGE.name,
+        EXCHANGE_BACK.name,
+        WAIT.name,
+    )
 
 
-def _halves(program: Program, free: Sequence[Op], needed: Collection[str]) -> tuple[list[Op], list[Op]]:
-    """Two halves: ops that make anything `needed`, and others whose middle is in the first half of products; the rest.
+def _halves(
+    program: Program, free: Sequence[Op], needed: Collection[str]
+) -> tuple[list[Op], list[Op]]:
+    """Two halves: ops that make anything `needed`, and others whose middle is in the first half of
+    products; the rest.
 
-    Products are counted, not weighed: which op runs where depends on no sizes then, so that the same model at the
-    small sizes of its proof compiles to the same ops.
+    Products are counted, not weighed: which op runs where depends on no sizes then, so that the
+    same model at the small sizes of its proof compiles to the same ops.
     """
     counts = [_product_count(program, op) for op in free]
     products, products_before = sum(counts), 0
@@ -111,7 +135,9 @@ def _halves(program: Program, free: Sequence[Op], needed: Collection[str]) -> tu
 
 
 def _product_count(program: Program, op: Op) -> int:
-    """One for each result, of an op that does more than one operation for each element that it writes; else none."""
+    """One for each result, of an op that does more than one operation for each element that it
+    writes; else none.
+    """
     elements = sum(program.elements(evolve(value.type, places=())) for value in op.outputs)
     is_product = cost(program, [op]).forward > elements
     return len(op.outputs) if is_product else 0

@@ -1,8 +1,8 @@
 """Decides where the stages of `schedule = auto` lie, by the rows that can be made of them.
 
-Purpose: stage_to_rank and rows, without messages, that are the fastest for what stages cost and ranks may hold.
-Before: `place_state`.  Non-goals: schedules with names, whose stage_to_rank is known (`analysis.stage_schedule`);
-messages (`schedule_pipeline`).
+Purpose: stage_to_rank and rows, without messages, that are the fastest for what stages cost and
+ranks may hold.  Before: `place_state`.  Non-goals: schedules with names, whose stage_to_rank is
+known (`analysis.stage_schedule`); messages (`schedule_pipeline`).
 """
 
 from math import inf
@@ -24,7 +24,10 @@ from .schedule_pipeline import impossible, summed
 
 
 def place_stages(program: Program) -> Program:
-    """The program with rows for its stages, if the plan leaves them to the compiler.  Raises PlanError."""
+    """The program with rows for its stages, if the plan leaves them to the compiler.
+
+    Raises PlanError.
+    """
     pipeline = program.pipeline
     if not pipeline or pipeline.given or pipeline.settings.schedule.kind != AUTO:
         return program
@@ -45,13 +48,18 @@ def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
         demand_few(len(placed[0]), program.size(MICROBATCHES))
         if not isinstance(pipeline.settings.schedule.memory, Size):
             for stage_to_rank in placed:
-                demand_memory(stage_to_rank, _counted(program, evolve(pipeline, stage_to_rank=stage_to_rank)))
+                demand_memory(
+                    stage_to_rank, _counted(program, evolve(pipeline, stage_to_rank=stage_to_rank))
+                )
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
 
 
 def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
-    """One for each way to lay the stages in which a microbatch fits in memory.  Raises ScheduleError if none does."""
+    """One for each way to lay the stages in which a microbatch fits in memory.
+
+    Raises ScheduleError if none does.
+    """
     demand_few(len(pipeline.stage_to_rank), program.size(MICROBATCHES))
     found: list[Task] = []
     wrong: list[ScheduleError] = []
@@ -66,10 +74,17 @@ def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
 
 
 def _task(program: Program, pipeline: Pipeline) -> Task:
-    """The task for rows on stages placed so: the costs of the step as later passes make it, and ranks' memory."""
+    """The task for rows on stages placed so: the costs of the step as later passes make it, and
+    ranks' memory.
+    """
     fused = fuse_buckets(evolve(program, pipeline=pipeline))
     step = summed(fused, pipeline)
-    return Task(pipeline.stage_to_rank, step.size(MICROBATCHES), _times(step, pipeline), _room(step, pipeline))
+    return Task(
+        pipeline.stage_to_rank,
+        step.size(MICROBATCHES),
+        _times(step, pipeline),
+        _room(step, pipeline),
+    )
 
 
 def _times(step: Program, pipeline: Pipeline) -> Times:
@@ -86,7 +101,11 @@ def _times(step: Program, pipeline: Pipeline) -> Times:
 def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
     """The memory budget of ranks, in bytes or microbatches."""
     most = pipeline.settings.schedule.memory
-    return memory_budget(program, most.bytes) if isinstance(most, Size) else _counted(program, pipeline)
+    return (
+        memory_budget(program, most.bytes)
+        if isinstance(most, Size)
+        else _counted(program, pipeline)
+    )
 
 
 def _counted(program: Program, pipeline: Pipeline) -> MemoryBudget:

@@ -1,8 +1,10 @@
-"""Chooses how each parameter gets from its state of record to its uses, and its gradient back: chains with scopes.
+"""Chooses how each parameter gets from its state of record to its uses, and its gradient back:
+chains with scopes.
 
-Purpose: `leaf` becomes casts and coercions at step scope; the cast of a gradient goes into the microbatch, so that sums
-over microbatches and ranks are in the state's element type, and its reduction stays at step scope: one per step.
-Before: `differentiate`.  Non-goals: joining reductions (`fuse_buckets`).
+Purpose: `leaf` becomes casts and coercions at step scope; the cast of a gradient goes into the
+microbatch, so that sums over microbatches and ranks are in the state's element type, and its
+reduction stays at step scope: one per step.  Before: `differentiate`.  Non-goals: joining
+reductions (`fuse_buckets`).
 """
 
 from attrs import evolve
@@ -43,7 +45,9 @@ class _Chains(OpBuilder):
         return [*ops[:-1], *(evolve(last, outputs=op.outputs) for last in ops[-1:])]
 
     def _cast_gradients(self, region: Region) -> Region:
-        """The microbatches' region with gradients cast to the element type of the state before they are summed."""
+        """The microbatches' region with gradients cast to the element type of the state before
+        they are summed.
+        """
         builder, (forward, backward) = self.inner(), blocks(region)
         wide = {param.type.dtype for param in self.program.params}
         ends: list[Yield] = []
@@ -51,7 +55,10 @@ class _Chains(OpBuilder):
             type = self.types[end.name]
             narrow = type.differentiable and type.dtype not in wide and type.dims
             ends.append(evolve(end, name=builder.cast(end.name, min(wide))) if narrow else end)
-        results = tuple(Value(it.name, self.types[end.name]) for it, end in zip(region.results, ends, strict=True))
+        results = tuple(
+            Value(it.name, self.types[end.name])
+            for it, end in zip(region.results, ends, strict=True)
+        )
         self.types.update((value.name, value.type) for value in results)
         backward = evolve(backward, body=(*backward.body, *builder.body))
         return evolve(region, body=(forward, backward), yields=tuple(ends), results=results)

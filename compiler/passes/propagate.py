@@ -1,7 +1,8 @@
 """Decides, for every op and mesh axis, which dim the op works on: the attribute `work`.
 
-Purpose: the rules of `shard`, in their order, become `work = ["dp:batch", "tp:heads"]`; `tp:*` means replicated work,
-and an axis that is not named means invariant work.  Before: `factor_axes`.  Non-goals: types and coercions.
+Purpose: the rules of `shard`, in their order, become `work = ["dp:batch", "tp:heads"]`; `tp:*`
+means replicated work, and an axis that is not named means invariant work.  Before: `factor_axes`.
+Non-goals: types and coercions.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,13 +19,18 @@ from ..syntax.diagnostics import Diagnostics, Note
 
 
 def propagate(program: Program, known: Diagnostics | None = None) -> Program:
-    """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot follow.
+    """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot
+    follow.
 
     With what is `known` to be wrong, to which more is added, the program may lack parts.
     """
     found = Diagnostics() if known is None else known
     program = evolve(program, claims=(*program.claims, *_exchanges(program)))
-    worker = _Worker(program, _made_of_data(program.region, {arg.value.name for arg in program.region.args}), found)
+    worker = _Worker(
+        program,
+        _made_of_data(program.region, {arg.value.name for arg in program.region.args}),
+        found,
+    )
     region = map_ops(program.region, worker.op)
     if not found.in_part & {"model", "statements"}:
         worker.check_followed()
@@ -34,7 +40,9 @@ def propagate(program: Program, known: Diagnostics | None = None) -> Program:
 
 
 def natural(program: Program, dims: Iterable[str]) -> list[str]:
-    """The work of an elementwise op on `dims`: how a value that is carried through a repeat is placed."""
+    """The work of an elementwise op on `dims`: how a value that is carried through a repeat is
+    placed.
+    """
     present = set(dims)
     work: list[str] = []
     for axis in program.axes:
@@ -45,12 +53,18 @@ def natural(program: Program, dims: Iterable[str]) -> list[str]:
 
 def first_claims(program: Program, axis: str, dims: Collection[str]) -> list[Claim]:
     """The claims on `axis` of the first rule that names one of `dims`."""
-    claims = [claim for claim in program.claims if claim.axis == axis and claim.dim in dims and not claim.within]
+    claims = [
+        claim
+        for claim in program.claims
+        if claim.axis == axis and claim.dim in dims and not claim.within
+    ]
     return [claim for claim in claims if claim.rank == min(c.rank for c in claims)]
 
 
 def _exchanges(program: Program) -> Iterator[Claim]:
-    """The claims of attention's heads over axes whose ranks exchange the sequence for them; of few, over the first."""
+    """The claims of attention's heads over axes whose ranks exchange the sequence for them; of
+    few, over the first.
+    """
     seen = set[tuple[str, str, str]]()
     for op in program.ops:
         dims = attention_heads(program, op)
@@ -71,13 +85,19 @@ def _exchanges(program: Program) -> Iterator[Claim]:
 
 
 def _made_of_data(region: Region, data: set[str]) -> set[str]:
-    """Adds to `data` every value that depends on a value in it; values carried through a repeat count as data.
+    """Adds to `data` every value that depends on a value in it; values carried through a repeat
+    count as data.
 
-    The rest is made of parameters alone: replicated where data is sharded, so that it is leaves that are reduced, once.
+    The rest is made of parameters alone: replicated where data is sharded, so that it is leaves
+    that are reduced, once.
     """
     for stmt in region.body:
         if isinstance(stmt, Region):
-            data |= {arg.value.name for arg in stmt.args if arg.enter is Enter.CARRY or arg.source in data}
+            data |= {
+                arg.value.name
+                for arg in stmt.args
+                if arg.enter is Enter.CARRY or arg.source in data
+            }
             data |= {value.name for value in stmt.results}
             _made_of_data(stmt, data)
         elif not data.isdisjoint(stmt.inputs):
@@ -98,14 +118,21 @@ class _Worker:
             if not claim.within and (claim.dim, claim.axis) not in self._followed:
                 axis = self._program.axis(claim.axis).parent
                 message = f"nothing works on `{claim.dim}` over `{axis}`"
-                help = "leave the rule out, or write it before those that come first wherever it could apply"
-                self._found.error("E0508", message, claim.span, "no op follows this rule", help=help)
+                help = (
+                    "leave the rule out, or write it before those that come first wherever it"
+                    " could apply"
+                )
+                self._found.error(
+                    "E0508", message, claim.span, "no op follows this rule", help=help
+                )
 
     def op(self, op: Op) -> Op:
         """The op with its work."""
         if op.kind == "leaf":
             return op
-        work = tuple(f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name))
+        work = tuple(
+            f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name)
+        )
         op = self._around_ring(op, work)
         self._check_routed(op, work)
         return evolve(op, attrs=(*op.attrs, ("work", work)))
@@ -113,7 +140,11 @@ class _Worker:
     def _around_ring(self, op: Op, work: Sequence[str]) -> Op:
         """An op with keys as the one whose keys go around a ring, where a rule says so."""
         keys = roles(op, self._program.types).key_seq
-        over = [claim for claim in self._program.claims if keys == claim.dim and f"{claim.axis}:{keys}" in work]
+        over = [
+            claim
+            for claim in self._program.claims
+            if keys == claim.dim and f"{claim.axis}:{keys}" in work
+        ]
         ring = next((claim for claim in over if claim.via == RING), None)
         if not ring:
             return op
@@ -121,31 +152,52 @@ class _Worker:
         return around_ring(op, ring.axis)
 
     def _check_ring(self, op: Op, ring: Claim, others: Sequence[Claim]) -> None:
-        """Keys go around one axis, and are gathered over no other; a ring keeps no weights that could be dropped."""
+        """Keys go around one axis, and are gathered over no other; a ring keeps no weights that
+        could be dropped.
+        """
         for other in others if self._new("E0518", ring) else ():
             one, two = (f"`{self._program.axis(claim.axis).parent}`" for claim in (ring, other))
             both = other.via == RING
-            says = f"a ring goes over one axis, and `{ring.dim}` is `via ring` over {one} and over {two}"
-            says = says if both else f"keys that are gathered over {two} cannot go around a ring over {one}"
+            says = (
+                f"a ring goes over one axis, and `{ring.dim}` is `via ring` over {one} and"
+                f" over {two}"
+            )
+            says = (
+                says
+                if both
+                else f"keys that are gathered over {two} cannot go around a ring over {one}"
+            )
             notes = [Note(ring.span, "the ring")]
-            help = f"write `{ring.dim} over {two.strip('`')} via {ULYSSES}`: heads are exchanged there"
+            help = (
+                f"write `{ring.dim} over {two.strip('`')} via {ULYSSES}`: heads are exchanged there"
+            )
             self._found.error("E0518", says, other.span, notes=notes, help=help)
         train = self._program.train
         if train.compile == ON and self._new("E0412", ring):
             notes = [Note(train.spans["compile"], "layers are compiled")]
             help = f"write `via {GATHER}` or `via {ULYSSES}`, or leave `compile` out"
             self._found.error(
-                "E0412", "a compiled layer sends no keys around a ring", ring.span, notes=notes, help=help
+                "E0412",
+                "a compiled layer sends no keys around a ring",
+                ring.span,
+                notes=notes,
+                help=help,
             )
         if "dropout" in dict(op.attrs) and self._new("E0611", ring):
             notes = [Note(ring.span, "the ring")]
             help = "write `via gather`, or leave `dropout` out of attention"
             self._found.error(
-                "E0611", "no ring keeps the weights that `dropout` drops", op.span, notes=notes, help=help
+                "E0611",
+                "no ring keeps the weights that `dropout` drops",
+                op.span,
+                notes=notes,
+                help=help,
             )
 
     def _check_routed(self, op: Op, work: Sequence[str]) -> None:
-        """Experts lie over axes that all have parts of the tokens, or that all have the same tokens."""
+        """Experts lie over axes that all have parts of the tokens, or that all have the same
+        tokens.
+        """
         experts = roles(op, self._program.types).routed
         over = [claim for claim in self._program.claims if experts and claim.dim == experts]
         whole = [claim for claim in over if f"{claim.axis}:{experts}" in work]
@@ -153,46 +205,71 @@ class _Worker:
         if whole and parts and self._new("E0614", whole[0]):
             one, other = (self._program.axis(claim.axis).parent for claim in (whole[0], parts[0]))
             message = (
-                f"`{experts}` lies over `{other}`, whose ranks have parts of the tokens, and over `{one}`, without"
+                f"`{experts}` lies over `{other}`, whose ranks have parts of the tokens, and"
+                f" over `{one}`, without"
             )
             help = f"write `seq over {one}` as the last rule, or leave `{one}` out"
             notes = [Note(op.span, "tokens are routed here")]
-            self._found.error("E0614", message, whole[0].span, f"all of `{one}` have the same", notes=notes, help=help)
+            self._found.error(
+                "E0614",
+                message,
+                whole[0].span,
+                f"all of `{one}` have the same",
+                notes=notes,
+                help=help,
+            )
 
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = self._program.operands(op)
         space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
         own = roles(op, self._program.types)
         linked = (own.heads, own.kv_heads) if own.heads else ()
-        first = first_claims(self._program, axis, space - {own.routed}) or first_claims(self._program, axis, space)
-        heads = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
+        first = first_claims(self._program, axis, space - {own.routed}) or first_claims(
+            self._program, axis, space
+        )
+        heads = [
+            claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked
+        ]
         inner = [claim for claim in heads if claim.within == op.kind]
-        if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks
+        # query and key/value heads go together, whatever their ranks
+        if any(claim.dim in linked for claim in first):
             first = [claim for claim in heads if not claim.within]
         elif inner:
             first = inner
         if not first:
             return ["*"] if axis in self._data_axes and self._data.isdisjoint(op.inputs) else []
-        self._followed |= {(own.key_seq if claim.within else claim.dim, claim.axis) for claim in first}
+        self._followed |= {
+            (own.key_seq if claim.within else claim.dim, claim.axis) for claim in first
+        }
         split = [claim.dim for claim in first if claim.split]
         if linked and not inner:
             self._check_heads(op, linked, first, split)
-        self._check(op, OPS[op.kind], operands, first, [dim for dim in split if dim not in linked[1:]])
+        self._check(
+            op, OPS[op.kind], operands, first, [dim for dim in split if dim not in linked[1:]]
+        )
         return split or ["*"]
 
-    def _check_heads(self, op: Op, linked: tuple[str, ...], first: list[Claim], split: list[str]) -> None:
-        """Each rank holds the key/value heads that its query heads use: as many shards of both, or one head for all."""
+    def _check_heads(
+        self, op: Op, linked: tuple[str, ...], first: list[Claim], split: list[str]
+    ) -> None:
+        """Each rank holds the key/value heads that its query heads use: as many shards of both,
+        or one head for all.
+        """
         heads, kv_heads = linked
         axes = tuple(c.axis for c in self._program.claims if c.dim == kv_heads and c.split)
         order = [axis.name for axis in self._program.axes if axis.name in (*axes, first[0].axis)]
-        one_left = self._program.size(kv_heads) == self._program.degree(axes) and order[-1] == first[0].axis
+        one_left = (
+            self._program.size(kv_heads) == self._program.degree(axes)
+            and order[-1] == first[0].axis
+        )
         alone = {heads, kv_heads} & set(split)
         if len(alone) == len(set(linked)) or not alone or (alone == {heads} and one_left):
             return
         (dim,) = alone
         self._found.error(
             "E0609",
-            f"`{dim}` are over `{first[0].axis}`, but `{kv_heads if dim == heads else heads}` are not",
+            f"`{dim}` are over `{first[0].axis}`, but `{kv_heads if dim == heads else heads}`"
+            " are not",
             op.span,
             label="query heads stay with the key/value heads they use",
             notes=[Note(first[0].span, "claimed here")],
@@ -200,16 +277,21 @@ class _Worker:
         )
 
     def _new(self, code: str, claim: Claim) -> bool:
-        """Whether a rule's mistake is seen for the first time: one error for all ops that cannot follow it."""
+        """Whether a rule's mistake is seen for the first time: one error for all ops that
+        cannot follow it.
+        """
         seen = (code, f"{claim.dim} over {claim.axis}") in self._reported
         self._reported.add((code, f"{claim.dim} over {claim.axis}"))
         return not seen
 
-    def _check(self, op: Op, entry: OpDef, operands: Sequence[Type], first: list[Claim], split: list[str]) -> None:
+    def _check(
+        self, op: Op, entry: OpDef, operands: Sequence[Type], first: list[Claim], split: list[str]
+    ) -> None:
         if len(set(split)) > 1 and self._new("E0505", first[0]):
             self._found.error(
                 "E0505",
-                f"`{split[0]}` and `{split[1]}` both claim axis `{first[0].axis}` in one `{_word(op)}`",
+                f"`{split[0]}` and `{split[1]}` both claim axis `{first[0].axis}` in one"
+                f" `{_word(op)}`",
                 op.span,
                 label="works on one dim per axis",
                 notes=[Note(first[0].span, "claimed here")],
@@ -219,10 +301,13 @@ class _Worker:
         for dim in sorted(broken if broken and self._new("E0601", first[0]) else ()):
             self._found.error(
                 "E0601",
-                f"`{_word(op)}` needs `{dim}` whole on each rank, but `{dim}` is over `{first[0].axis}`",
+                f"`{_word(op)}` needs `{dim}` whole on each rank, but `{dim}` is over"
+                f" `{first[0].axis}`",
                 op.span,
                 label=f"needs all of `{dim}`",
-                notes=[Note(first[0].span, "claimed here, and no earlier rule names a dim of this op")],
+                notes=[
+                    Note(first[0].span, "claimed here, and no earlier rule names a dim of this op")
+                ],
                 help=_advice(op, roles(op, self._program.types), dim, first[0].axis),
             )
 
@@ -239,8 +324,14 @@ def _word(op: Op) -> str:
 
 def _advice(op: Op, of: Roles, dim: str, axis: str) -> str:
     if op.kind == "call":
-        slices = f"if the function works slice by slice along `{dim}`, name that dim after `over` in its `op`"
+        slices = (
+            f"if the function works slice by slice along `{dim}`, name that dim after `over`"
+            " in its `op`"
+        )
         return f"{slices}, and with `at=DIM` in the signature it gets the positions of its slices"
     if dim in (of.query_seq, of.key_seq):
-        return f"put the heads over `{axis}` in an earlier rule; attention over a sharded sequence is not supported yet"
+        return (
+            f"put the heads over `{axis}` in an earlier rule; attention over a sharded"
+            " sequence is not supported yet"
+        )
     return f"shard another dim over `{axis}`"

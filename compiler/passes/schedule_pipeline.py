@@ -1,7 +1,9 @@
-"""Orders the work of a pipeline's stages, and adds up over its ranks the values of which each has a part.
+"""Orders the work of a pipeline's stages, and adds up over its ranks the values of which each has a
+part.
 
-Purpose: rows of actions with their messages; loss, norm and the gradients of parameters that several ranks hold become
-sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are (`cut_stages`).
+Purpose: rows of actions with their messages; loss, norm and the gradients of parameters that
+several ranks hold become sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages
+there are (`cut_stages`).
 """
 
 from attrs import evolve
@@ -48,7 +50,9 @@ def summed(program: Program, pipeline: Pipeline) -> Program:
 
 
 def demand_rows(program: Program, pipeline: Pipeline) -> None:
-    """Raises PlanError where a schedule that has a name has no rows for the plan's microbatches, or rows that split."""
+    """Raises PlanError where a schedule that has a name has no rows for the plan's
+    microbatches, or rows that split.
+    """
     try:
         made = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
     except ScheduleError as error:
@@ -61,7 +65,10 @@ def _demand_whole(program: Program, pipeline: Pipeline) -> None:
     if program.train.compile == ON and pipeline.splits:
         message = "backward of a compiled layer cannot delay its weight gradients"
         notes = (Note(program.train.spans["compile"], "layers are compiled"),)
-        help = "choose a schedule that does not split backward, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
+        help = (
+            "choose a schedule that does not split backward, `1f1b` or `interleaved_1f1b`, or"
+            " leave `compile` out"
+        )
         span = pipeline.settings.spans["schedule"]
         raise wrong("E0412", message, span, help=help, notes=notes)
 
@@ -69,7 +76,10 @@ def _demand_whole(program: Program, pipeline: Pipeline) -> None:
 def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Diagnostic:
     """The error for an impossible schedule, at the plan's line."""
     dim = program.dim(MICROBATCHES)
-    notes = Note(dim.span, counted(dim.size, "microbatch")), Note(program.axis(pipeline.axis).span, "the ranks")
+    notes = (
+        Note(dim.span, counted(dim.size, "microbatch")),
+        Note(program.axis(pipeline.axis).span, "the ranks"),
+    )
     order = pipeline.settings.schedule
     span = order.spans["memory"] if order.memory else pipeline.settings.spans["schedule"]
     return Diagnostic("E0517", error.why, span, "", notes, error.help)
@@ -80,7 +90,9 @@ CHAIN = ("coerce", "cast", "pack")
 
 
 class _Sums(OpBuilder):
-    """Rewrites the step; `pending` has values that are sums over the stages' ranks, and the ranks that hold them."""
+    """Rewrites the step; `pending` has values that are sums over the stages' ranks, and the
+    ranks that hold them.
+    """
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
         super().__init__(program)
@@ -88,8 +100,11 @@ class _Sums(OpBuilder):
         self._pending: dict[str, tuple[int, ...]] = {}  # no ranks where each has a part of its own
         self._same: dict[str, str] = {}  # what is summed → its sum
         self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
-        self._passed_on = {name for op in ops_in(program.region.body) if op.kind in CHAIN for name in op.inputs}
-        self._later: list[tuple[str, Op]] = []  # sums of gradients, after all that stages do by themselves
+        self._passed_on = {
+            name for op in ops_in(program.region.body) if op.kind in CHAIN for name in op.inputs
+        }
+        # sums of gradients, after all that stages do by themselves
+        self._later: list[tuple[str, Op]] = []
 
     def region(self) -> Region:
         region = self.program.region
@@ -101,14 +116,21 @@ class _Sums(OpBuilder):
         for end in region.yields:
             if end.name in self._pending and end.name not in self._same:
                 self._reduce(end.name, region.span)
-        yields = tuple(evolve(end, name=self._same.get(end.name, end.name)) for end in region.yields)
+        yields = tuple(
+            evolve(end, name=self._same.get(end.name, end.name)) for end in region.yields
+        )
         return evolve(region, body=tuple(self.body), yields=yields)
 
     def _microbatches(self, region: Region) -> Region:
-        """Each rank has what its own stages make, and its part of a gradient that several ranks hold."""
+        """Each rank has what its own stages make, and its part of a gradient that several ranks
+        hold.
+        """
         made, gradients = region.results[: self.program.made], region.results[self.program.made :]
         packs = (op for op in ops_in(self.program.region.body) if op.kind == "pack")
-        params = (zip(op.inputs, self.program.bucket(str(op.get("bucket"))).params, strict=True) for op in packs)
+        params = (
+            zip(op.inputs, self.program.bucket(str(op.get("bucket"))).params, strict=True)
+            for op in packs
+        )
         of = {name: self._pipeline.ranks_of(param) for pairs in params for name, param in pairs}
         shared = {value.name: of.get(value.name, ()) for value in gradients}
         self._pending = {value.name: () for value in made}
@@ -134,7 +156,9 @@ class _Sums(OpBuilder):
         """A reduction that sums over the stages' ranks too."""
         axes = {*op.names("axes"), self._pipeline.axis}
         ordered = tuple(axis.name for axis in self.program.axes if axis.name in axes)
-        return evolve(op, attrs=tuple((key, ordered if key == "axes" else value) for key, value in op.attrs))
+        return evolve(
+            op, attrs=tuple((key, ordered if key == "axes" else value) for key, value in op.attrs)
+        )
 
     def _pass_on(self, op: Op, ranks: tuple[int, ...]) -> None:
         """A result of a part is a part; the last one is summed."""
@@ -167,7 +191,9 @@ class _Sums(OpBuilder):
         some = len(ranks) < self.program.axis(self._pipeline.axis).size
         among = (("among", tuple(map(str, ranks))),) if ranks and some else ()
         attrs: tuple[tuple[str, Attr], ...] = (("from", PARTIAL), ("to", INVARIANT), *among)
-        self.body.append(Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at))
+        self.body.append(
+            Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at)
+        )
         self._same[name] = value.name
 
     def _marked(self, value: Value) -> Value:

@@ -1,7 +1,9 @@
-"""The values that cross a pipeline's cuts: repeats that are cut carry all that later statements read of earlier ones.
+"""The values that cross a pipeline's cuts: repeats that are cut carry all that later statements
+read of earlier ones.
 
-Purpose: afterwards only the values that a cut's repeat carries cross that cut.  Non-goals: parameters, which each rank
-has, and values that each stage computes from the model's inputs by itself (`ir.stages.is_free`).
+Purpose: afterwards only the values that a cut's repeat carries cross that cut.  Non-goals:
+parameters, which each rank has, and values that each stage computes from the model's inputs by
+itself (`ir.stages.is_free`).
 """
 
 from collections.abc import Mapping
@@ -28,7 +30,9 @@ from ..ir.stages import is_made_once
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
-    """The model in which repeats that are cut carry the values that are read in them and after them."""
+    """The model in which repeats that are cut carry the values that are read in them and after
+    them.
+    """
     region, names, of = program.region, Names(program.types), program.types
     body: list[Stmt] = []
     bound: list[str] = []  # what could cross a cut
@@ -36,8 +40,13 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
     for at, stmt in enumerate(region.body):
         made = rename(stmt, called)
         if isinstance(stmt, Region) and isinstance(made, Region) and stmt.dim in pipeline.dims:
-            read = {*uses(evolve(stmt, args=()), *region.body[at + 1 :]), *(end.name for end in region.yields)}
-            through = {name: Value(called.get(name, name), of[name]) for name in bound if name in read}
+            read = {
+                *uses(evolve(stmt, args=()), *region.body[at + 1 :]),
+                *(end.name for end in region.yields),
+            }
+            through = {
+                name: Value(called.get(name, name), of[name]) for name in bound if name in read
+            }
             made, following = _carrying(made, through, names)
             called |= following
         body.append(made)
@@ -53,7 +62,9 @@ def _made_once(stmt: Stmt) -> list[str]:
     return [value.name for value in results(stmt) if is_made_once(value)]
 
 
-def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tuple[Region, dict[str, str]]:
+def _carrying(
+    repeat: Region, through: Mapping[str, Value], names: Names
+) -> tuple[Region, dict[str, str]]:
     """The repeat that carries these values too, unchanged, and their names after it."""
     inner = {name: _fresh(value, names) for name, value in through.items()}
     following = {name: _fresh(value, names) for name, value in through.items()}

@@ -12,7 +12,10 @@ DEFECT = "the plan is not at fault: this is a bug in scalec; please report it wi
 
 
 def verify_alike(program: Program, model: Program, known: list[list[Case]]) -> Proof | None:
-    """As `verify`, but for cases that are `known` to be equal; those of `program` are added.  Raises PlanError."""
+    """As `verify`, but for cases that are `known` to be equal; those of `program` are added.
+
+    Raises PlanError.
+    """
     if (own := cases(program, model)) in known:
         return None
     proof = _proof(program, model)
@@ -21,15 +24,18 @@ def verify_alike(program: Program, model: Program, known: list[list[Case]]) -> P
 
 
 def verify(program: Program, model: Program) -> Proof:
-    """The result for `program`, after the last pass: its step is that of `model`, the plan before any placement.
+    """The result for `program`, after the last pass: its step is that of `model`, the plan before
+    any placement.
 
-    So it is at each size of an elastic axis; small meshes that are the same for several are evaluated once.
-    Raises PlanError with the first value that is wrong.
+    So it is at each size of an elastic axis; small meshes that are the same for several are
+    evaluated once.  Raises PlanError with the first value that is wrong.
     """
     known: list[list[Case]] = []
     each = zip(every_size(program), every_size(model), strict=True)
     first, *others = (proof for pair in each if (proof := verify_alike(*pair, known)))
-    meshes = dict.fromkeys(tuple(mesh.items()) for proof in (first, *others) for mesh in proof.meshes)
+    meshes = dict.fromkeys(
+        tuple(mesh.items()) for proof in (first, *others) for mesh in proof.meshes
+    )
     return evolve(
         first,
         meshes=tuple(map(dict, meshes)),

@@ -1,4 +1,5 @@
-"""Shows that no loss depends on a token that it must not see: such tokens are replaced, and it stays the same.
+"""Shows that no loss depends on a token that it must not see: such tokens are replaced, and it
+stays the same.
 
 Purpose: a second opinion on `analysis.causality`, by values, of the single-device model.
 Non-goals: saying which op lets a token in.
@@ -30,8 +31,9 @@ def depends_on_hidden_tokens(model: Program, start: Inputs, numbers: Numbers) ->
 def _scenes(model: Program, start: Inputs, seed: int) -> Iterator[tuple[Inputs, Inputs]]:
     """Inputs, and the same with all tokens replaced on which no loss must depend.
 
-    Every second sequence has no labels.  The others have labels up to a position, within the document there.  There are
-    as many scenes as it takes for every position but the last to be the last label of a sequence.
+    Every second sequence has no labels.  The others have labels up to a position, within the
+    document there.  There are as many scenes as it takes for every position but the last to be the
+    last label of a sequence.
     """
     tokens = start.inputs[TOKENS].array
     shape: tuple[int, ...] = tokens.shape
@@ -48,7 +50,9 @@ def _scenes(model: Program, start: Inputs, seed: int) -> Iterator[tuple[Inputs, 
 
 
 def _last_labels(shape: tuple[int, ...], first: int) -> tuple[Array, int]:
-    """The position of the last label of each sequence, -1 where it has none; and how many have some."""
+    """The position of the last label of each sequence, -1 where it has none; and how many have
+    some.
+    """
     *_, seq = shape
     number = np.arange(np.prod(shape[:-1])).reshape(*shape[:-1], 1)
     position = (first + number // 2) % (seq - 1)
@@ -63,7 +67,9 @@ def _masks(model: Program, start: Inputs, last_label: Array) -> tuple[Array, Arr
     is_visible: Array = (last_label >= 0) if WORDS["later"] in model.sees else counts
     if has_documents(model) and WORDS["document"] not in model.sees and not shares_capacity(model):
         documents = start.inputs[DOCUMENTS].array
-        is_alike: Array = documents == np.take_along_axis(documents, np.maximum(last_label, 0), axis=-1)
+        is_alike: Array = documents == np.take_along_axis(
+            documents, np.maximum(last_label, 0), axis=-1
+        )
         counts, is_visible = counts & is_alike, is_visible & is_alike
     return counts, is_visible
 

@@ -1,4 +1,5 @@
-"""Inputs of a step: parameters, tokens, labels, documents and draws, the same for every program of a model.
+"""Inputs of a step: parameters, tokens, labels, documents and draws, the same for every program of
+a model.
 
 Global values drawn from a seed, and their parts on the ranks.
 """
@@ -26,10 +27,19 @@ class Inputs:
     def on(self, program: Program, world: SimulatedMesh, numbers: Numbers) -> dict[str, Tensor]:
         """The parts of parameters and inputs on each rank."""
         held = {p.name: (self.params[p.name], p.type) for p in program.stored}
-        held |= {arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type) for arg in program.region.args}
-        found = {name: world.spread(everywhere(value, world), type) for name, (value, type) in held.items()}
+        held |= {
+            arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type)
+            for arg in program.region.args
+        }
+        found = {
+            name: world.spread(everywhere(value, world), type)
+            for name, (value, type) in held.items()
+        }
         if program.pipeline:
-            found |= {p.name: known(program, world, p.name, found[p.name], numbers) for p in program.params}
+            found |= {
+                p.name: known(program, world, p.name, found[p.name], numbers)
+                for p in program.params
+            }
         for bucket in program.buckets:
             kept = own(program, world, bucket, [found[name] for name in bucket.params], numbers)
             found |= dict(zip(bucket.params, kept, strict=True))
@@ -39,7 +49,9 @@ class Inputs:
 def everywhere(value: Tensor, world: SimulatedMesh) -> Tensor:
     """A global value with an axis of size 1 for each axis of the mesh."""
     trials, *shape = value.array.shape
-    return Tensor(value.dims, value.array.reshape(trials, *(1,) * len(world.axes), *shape), value.degree)
+    return Tensor(
+        value.dims, value.array.reshape(trials, *(1,) * len(world.axes), *shape), value.degree
+    )
 
 
 def scene(program: Program, numbers: Numbers) -> Inputs:
@@ -48,7 +60,9 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
     params: dict[str, Tensor] = {}
     for param in program.stored:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
-        params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM)
+        params[param.name] = Tensor(
+            dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM
+        )
     shape, ids = (1, *(sizes[dim] for dim in INPUT_DIMS)), program.valid(vocabulary(program))
     inputs = {
         "tokens": _tokens(numbers.seed, shape, ids),
@@ -56,25 +70,40 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
         "documents": _documents(shape),
         "draws": np.arange(shape[1] * shape[2]).reshape(shape[:3]),
     }
-    return Inputs(params, {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()})
+    return Inputs(
+        params,
+        {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()},
+    )
 
 
 def _tokens(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
-    """Each differs from the one before it: among equal ones, where attention looks makes no difference."""
-    return np.cumsum(1 + below(max(vocabulary - 1, 1), (seed, "tokens"), shape), axis=-1) % vocabulary
+    """Each differs from the one before it: among equal ones, where attention looks makes no
+    difference.
+    """
+    return (
+        np.cumsum(1 + below(max(vocabulary - 1, 1), (seed, "tokens"), shape), axis=-1) % vocabulary
+    )
 
 
 def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
-    """No labels in the first of several sequences, nor in the first half of any: ranks differ in counts, some have 0.
+    """No labels in the first of several sequences, nor in the first half of any: ranks differ in
+    counts, some have 0.
 
-    The first microbatch has more than the others, so that a mean of means is not the mean; a count is never 1 in all.
-    Each differs from its counterpart of the microbatch before, so that one microbatch's loss is not another's.
+    The first microbatch has more than the others, so that a mean of means is not the mean; a count
+    is never 1 in all.  Each differs from its counterpart of the microbatch before, so that one
+    microbatch's loss is not another's.
     """
     _, microbatches, batch, seq = shape
     microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
     skipped = np.minimum(np.where(microbatch == 0, 1, 2), batch - 1)
-    labelled = (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
-    return np.where(labelled, (below(vocabulary, (seed, "labels"), (1, 1, batch, seq)) + microbatch) % vocabulary, -1)
+    labelled = (
+        (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
+    )
+    return np.where(
+        labelled,
+        (below(vocabulary, (seed, "labels"), (1, 1, batch, seq)) + microbatch) % vocabulary,
+        -1,
+    )
 
 
 def below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
@@ -83,7 +112,8 @@ def below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
 
 
 def _documents(shape: tuple[int, ...]) -> Array:
-    """The second document of a sequence begins where none of its neighbours' does; one sequence in `seq` has none.
+    """The second document of a sequence begins where none of its neighbours' does; one sequence in
+    `seq` has none.
 
     Only tokens after its beginning have labels: so the loss depends on what is seen before.
     """

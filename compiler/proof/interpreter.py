@@ -1,6 +1,7 @@
 """Evaluates an IR program for all ranks of its mesh in one process.
 
-Computes the program rank by rank, by an evaluator that shares no code with the passes or the emitter.
+Computes the program rank by rank, by an evaluator that shares no code with the passes or the
+emitter.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -42,22 +43,33 @@ def metrics(program: Program, results: Sequence[Tensor]) -> dict[str, Tensor]:
 
 @frozen
 class Outcome:
-    """Results of a step: by name, losses, norm, count and loads, each gradient and each updated parameter."""
+    """Results of a step: by name, losses, norm, count and loads, each gradient and each updated
+    parameter.
+    """
 
     metrics: dict[str, Tensor]
     gradients: dict[str, Tensor]
     parameters: dict[str, Tensor]
 
     def results(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Everything: words for it, the parameter it is of, if any, and the value; parameters in order of names."""
+        """Everything: words for it, the parameter it is of, if any, and the value; parameters
+        in order of names.
+        """
         yield from ((name, "", value) for name, value in self.metrics.items())
-        yield from ((f"gradient of {name}", name, self.gradients[name]) for name in sorted(self.gradients))
-        yield from ((f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters))
+        yield from (
+            (f"gradient of {name}", name, self.gradients[name]) for name in sorted(self.gradients)
+        )
+        yield from (
+            (f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters)
+        )
 
 
 @frozen
 class Interpreter:
-    """One evaluation.  `watch` is told every value as it is made; `rows` does the microbatches of a pipeline."""
+    """One evaluation.
+
+    `watch` is told every value as it is made; `rows` does the microbatches of a pipeline.
+    """
 
     program: Program
     world: SimulatedMesh
@@ -82,10 +94,19 @@ class Interpreter:
         """With the parts put together of what ranks share out."""
         found = dict(tensors)
         for bucket in self.program.buckets:
-            each = together(self.program, self.world, bucket, [tensors[name] for name in bucket.params], self.numbers)
+            each = together(
+                self.program,
+                self.world,
+                bucket,
+                [tensors[name] for name in bucket.params],
+                self.numbers,
+            )
             found |= dict(zip(bucket.params, each, strict=True))
         if self.program.pipeline:
-            return {name: settled(self.program, self.world, name, value) for name, value in found.items()}
+            return {
+                name: settled(self.program, self.world, name, value)
+                for name, value in found.items()
+            }
         return found
 
     def body(self, body: Sequence[Stmt], outer: Env, where: Where) -> Env:
@@ -122,12 +143,16 @@ class Interpreter:
             return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers, among)]
         call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
         if op.kind == "update":
-            self._gradients.update(zip(op.inputs[3:], map(self._unscaled, call.unpacked), strict=True))
+            self._gradients.update(
+                zip(op.inputs[3:], map(self._unscaled, call.unpacked), strict=True)
+            )
         return self.meanings[op.kind].value(call)
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         """A gradient without the loss scale, if the program has one."""
-        if not any(op.kind == "loss_scale" for op in self.program.region.body if isinstance(op, Op)):
+        if not any(
+            op.kind == "loss_scale" for op in self.program.region.body if isinstance(op, Op)
+        ):
             return grad
         return unscaled(self.numbers, grad, loss_scale(self.numbers, len(self.world.axes)))
 
@@ -139,21 +164,31 @@ class Interpreter:
             raise ShapeError(name, f"{value.dims} {local} is not {type.dims} {self._shapes[type]}")
 
     def _loop(self, region: Region, outer: Env, where: Where) -> Env:
-        """The results of a repeat or of the microbatches, which run once per index of the region's dim."""
+        """The results of a repeat or of the microbatches, which run once per index of the
+        region's dim.
+        """
         count = self.world.dims[region.dim]
-        carried = {arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY}
+        carried = {
+            arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY
+        }
         each = [arg for arg in region.args if arg.enter is Enter.EACH]
         ends: list[list[Tensor]] = []
         for i in reversed(range(count)) if region.reverse else range(count):
             slices = {arg.value.name: self.at(outer[arg.source], i) for arg in each}
             inner = self.body(region.body, outer | slices | carried, (*where, (region.dim, i)))
             ends.append([inner[end.name] for end in region.yields])
-            lasts = [value for end, value in zip(region.yields, ends[-1], strict=True) if end.leave is Leave.LAST]
+            lasts = [
+                value
+                for end, value in zip(region.yields, ends[-1], strict=True)
+                if end.leave is Leave.LAST
+            ]
             carried = dict(zip(carried, lasts, strict=True))
         columns = zip(*(reversed(ends) if region.reverse else ends), strict=True)
         last = dict(zip((end.name for end in region.yields), ends[-1], strict=True))
         return {
-            value.name: last[end.name] if end.leave is Leave.LAST else self.left(end.leave, region.dim, column)
+            value.name: last[end.name]
+            if end.leave is Leave.LAST
+            else self.left(end.leave, region.dim, column)
             for value, end, column in zip(region.results, region.yields, columns, strict=True)
         }
 
@@ -167,7 +202,9 @@ class Interpreter:
             return self.made(("total",), all_, lambda: self.numbers.total(all_[0].dims, *all_))
         return self.made(("stacked", dim), all_, lambda: stacked(dim, all_))
 
-    def made(self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]) -> Tensor:
+    def made(
+        self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]
+    ) -> Tensor:
         """The tensor made of others, in the way that `how` identifies."""
         return make()
 

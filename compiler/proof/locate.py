@@ -1,7 +1,7 @@
 """Why a step is not the single device's: the first wrong value, on the smallest mesh that shows it.
 
-The program is also evaluated on one rank; the first value whose parts on the ranks are not
-those of the global value is where it goes wrong, and the values of the parts say which coercion is missing.
+The program is also evaluated on one rank; the first value whose parts on the ranks are not those of
+the global value is where it goes wrong, and the values of the parts say which coercion is missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,19 @@ from itertools import combinations, product
 from attrs import evolve, frozen
 
 from ..analysis.certificate import mesh_words
-from ..ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Op, Placement, Program, Region, Type, base, sharded
+from ..ir import (
+    INVARIANT,
+    MAXIMUM,
+    PARTIAL,
+    REPLICATED,
+    Op,
+    Placement,
+    Program,
+    Region,
+    Type,
+    base,
+    sharded,
+)
 from ..ir.placements import COERCIONS
 from ..ops import OPS, TypingError
 from ..syntax.diagnostics import Diagnostic, Note
@@ -29,7 +41,9 @@ TRIALS = 2
 
 @frozen
 class Found:
-    """The first wrong value, in which iteration, and what its parts are on the axes where they are not as declared."""
+    """The first wrong value, in which iteration, and what its parts are on the axes where they
+    are not as declared.
+    """
 
     value: str
     where: Where
@@ -68,7 +82,9 @@ def _smallest(program: Program, model: Program) -> Case | None:
 
 
 def _alone(case: Case) -> Program:
-    """The same program on one rank, where every coercion does nothing; its stages stay where they are."""
+    """The same program on one rank, where every coercion does nothing; its stages stay where
+    they are.
+    """
     one = dict.fromkeys(case.mesh, 1) | {axis: case.mesh[axis] for axis in _stages(case)}
     return resized(case.program, one, {dim.name: dim.size for dim in case.program.dims})
 
@@ -104,7 +120,9 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     ranks = SimulatedMesh.of(case.program)
     type_of = case.program.types
     flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
-    partly = {name for bucket in case.program.buckets if bucket.shard_axes for name in bucket.params}
+    partly = {
+        name for bucket in case.program.buckets if bucket.shard_axes for name in bucket.params
+    }
     updated = {v.name for op in case.program.ops if op.kind == "update" for v in op.outputs}
     stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
 
@@ -116,24 +134,34 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
         if not where and _stages(case):
             return  # ranks hold other things of their own
         whole, type = right[name, where], type_of[name]
-        if not flat & {*type.dims} and name not in stale and not _is(value, whole, type, ranks, numbers):
+        if (
+            not flat & {*type.dims}
+            and name not in stale
+            and not _is(value, whole, type, ranks, numbers)
+        ):
             found.append(_found(case.program, name, where, value, whole, type, ranks, numbers))
 
     try:
-        Interpreter(case.program, ranks, numbers, look, rows=run_rows).run(start.on(case.program, ranks, numbers))
+        Interpreter(case.program, ranks, numbers, look, rows=run_rows).run(
+            start.on(case.program, ranks, numbers)
+        )
     except ShapeError as error:
         found.append(Found(error.value, (), (), ()))
     return found[0] if found else None
 
 
 def _is(value: Tensor, whole: Tensor, type: Type, world: SimulatedMesh, numbers: Field) -> bool:
-    """Whether the parts of `value` are those of `whole`, placed as `type`; sums and maxima may be spread anyhow."""
+    """Whether the parts of `value` are those of `whole`, placed as `type`; sums and maxima may
+    be spread anyhow.
+    """
     if value.array.shape[value.lead :] != world.shape(type):
         return False
     for axis, place in type.places:
         if place in (PARTIAL, MAXIMUM):
             value = world.coerced(value, [axis], place, INVARIANT, numbers)
-    settled = evolve(type, places=tuple((a, p) for a, p in type.places if p not in (PARTIAL, MAXIMUM)))
+    settled = evolve(
+        type, places=tuple((a, p) for a, p in type.places if p not in (PARTIAL, MAXIMUM))
+    )
     return not differing(numbers, value, world.spread(whole, settled))
 
 
@@ -147,19 +175,29 @@ def _found(
     world: SimulatedMesh,
     numbers: Field,
 ) -> Found:
-    """The placement that the parts have, if any, with the fewest differences from the declared one."""
+    """The placement that the parts have, if any, with the fewest differences from the declared
+    one.
+    """
     wide = [axis.name for axis in program.axes if axis.size > 1]
     kinds = [INVARIANT, PARTIAL, MAXIMUM, *(sharded(dim) for dim in type.dims)]
     declared = tuple((axis, type.at(axis)) for axis in wide)
     others = [
         tuple(zip(wide, places, strict=True))
         for places in product(kinds, repeat=len(wide))
-        if all(program.size(p.dim) % program.axis(a).size == 0 for a, p in zip(wide, places, strict=True) if p.dim)
+        if all(
+            program.size(p.dim) % program.axis(a).size == 0
+            for a, p in zip(wide, places, strict=True)
+            if p.dim
+        )
     ]
-    for actual in sorted(others, key=lambda actual: sum(a != b for a, b in zip(actual, declared, strict=True))):
+    for actual in sorted(
+        others, key=lambda actual: sum(a != b for a, b in zip(actual, declared, strict=True))
+    ):
         if _is(value, whole, evolve(type, places=program.places(dict(actual))), world, numbers):
             apart = [i for i in range(len(wide)) if not _alike(declared[i][1], actual[i][1])]
-            return Found(name, where, tuple(declared[i] for i in apart), tuple(actual[i] for i in apart))
+            return Found(
+                name, where, tuple(declared[i] for i in apart), tuple(actual[i] for i in apart)
+            )
     return Found(name, where, declared, ())
 
 
@@ -179,7 +217,9 @@ def _diagnostic(case: Case, found: Found | None, results: Sequence[str]) -> Diag
     mesh = mesh_words({name: size for name, size in case.mesh.items() if size > 1})
     message = f"on {mesh} the step is not that of a single device"
     if not found:
-        return Diagnostic("E0701", message, case.program.region.span, notes=(differences(case.program, results),))
+        return Diagnostic(
+            "E0701", message, case.program.region.span, notes=(differences(case.program, results),)
+        )
     op, phase = _makers(case.program).get(found.value, (None, "step"))
     lack = _lacking(case.program, op) if op else None
     notes = [f"the first wrong value is `{found.value}`, in {phase}{iterations(found.where)}"]
@@ -217,7 +257,9 @@ def _lacking(program: Program, op: Op) -> _Lack | None:
     groups = [axes for count in range(1, len(names) + 1) for axes in combinations(names, count)]
     for axes, (i, type) in product(groups, enumerate(operands)):
         for place in (INVARIANT, REPLICATED, PARTIAL, *map(sharded, type.dims)):
-            other = evolve(type, places=program.places(dict(type.places) | dict.fromkeys(axes, place)))
+            other = evolve(
+                type, places=program.places(dict(type.places) | dict.fromkeys(axes, place))
+            )
             if _fits(program, op, [*operands[:i], other, *operands[i + 1 :]]):
                 return _Lack(op, op.inputs[i], axes, type.at(axes[0]), place)
     return None
@@ -225,7 +267,9 @@ def _lacking(program: Program, op: Op) -> _Lack | None:
 
 def _fits(program: Program, op: Op, operands: Sequence[Type]) -> bool:
     try:
-        return OPS[op.kind].infer(program, operands, op) == tuple(value.type for value in op.outputs)
+        return OPS[op.kind].infer(program, operands, op) == tuple(
+            value.type for value in op.outputs
+        )
     except TypingError:
         return False
 
@@ -239,7 +283,10 @@ def _taken(lack: _Lack) -> str:
 def _missing(lack: _Lack) -> str:
     entry = COERCIONS.get((lack.held.kind, lack.needed.kind))
     way = f"{lack.held}→{lack.needed}" + (f" ({entry.function})" if entry else "")
-    return f"a coercion is missing or misplaced: {way} of `{lack.operand}` over {' × '.join(lack.axes)}"
+    return (
+        f"a coercion is missing or misplaced: {way} of `{lack.operand}` over"
+        f" {' × '.join(lack.axes)}"
+    )
 
 
 def _label(found: Found) -> str:
@@ -297,14 +344,28 @@ def _makers(program: Program) -> dict[str, tuple[Op | None, str]]:
 
 
 def _not_the_model(case: Case, alone: Program, numbers: Field, wrong: Sequence[str]) -> Diagnostic:
-    """The step differs from its model without any sharding: in the forward, or in what was made of it."""
+    """The step differs from its model without any sharding: in the forward, or in what was made
+    of it.
+    """
     stages = _stages(case)
-    where = f"on {mesh_words({axis: case.mesh[axis] for axis in stages})} alone" if stages else "even on one rank"
+    where = (
+        f"on {mesh_words({axis: case.mesh[axis] for axis in stages})} alone"
+        if stages
+        else "even on one rank"
+    )
     apart = forwards_apart(alone, case.single, case.scene(numbers), TRIALS)
     spans = {value.name: op.span for op in case.program.ops for value in op.outputs}
     named = {f"gradient of {param.name}": param.span for param in case.program.params}
-    span = spans.get(apart[0]) if apart else next((named[result] for result in wrong if result in named), None)
-    what = f"the first wrong value is `{apart[0]}`{iterations(apart[1])}" if apart else "wrong only after the forward"
+    span = (
+        spans.get(apart[0])
+        if apart
+        else next((named[result] for result in wrong if result in named), None)
+    )
+    what = (
+        f"the first wrong value is `{apart[0]}`{iterations(apart[1])}"
+        if apart
+        else "wrong only after the forward"
+    )
     notes = (Note(None, what), differences(case.program, wrong))
     message = f"{where} the step is not that of the model"
     return Diagnostic("E0701", message, span or case.program.region.span, notes=notes)

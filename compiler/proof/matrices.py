@@ -1,6 +1,8 @@
-"""Two tensors as stacks of matrices: numpy multiplies these several times as fast as einsum multiplies the tensors.
+"""Two tensors as stacks of matrices: numpy multiplies these several times as fast as einsum
+multiplies the tensors.
 
-Purpose: which dims are rows, columns and the sum between them.  Non-goals: the arithmetic (`prime_field`).
+Purpose: which dims are rows, columns and the sum between them.  Non-goals: the arithmetic
+(`prime_field`).
 """
 
 from functools import cache
@@ -33,7 +35,9 @@ class Matrices:
 
 
 def matrices(out: Dims, x: Tensor, y: Tensor) -> Matrices:
-    """The matrices whose product has the dims `out`; what one tensor alone has must be among them."""
+    """The matrices whose product has the dims `out`; what one tensor alone has must be among
+    them.
+    """
     lead = x.lead
     assert lead == y.lead, f"verify: {lead} axes and {y.lead} lead"
     left, right, order, (shared, rows, columns) = _orders(out, x.dims, y.dims, lead)
@@ -60,9 +64,15 @@ Order = tuple[int, ...]
 
 
 @cache
-def _orders(out: Dims, x: Dims, y: Dims, lead: int) -> tuple[Order, Order, Order, tuple[int, int, int]]:
-    """The orders of both arrays' axes and of the result's; how many dims are shared, rows and columns."""
-    assert {*x} ^ {*y} <= {*out}, f"verify: {x} and {y} are summed one by one before they make {out}"
+def _orders(
+    out: Dims, x: Dims, y: Dims, lead: int
+) -> tuple[Order, Order, Order, tuple[int, int, int]]:
+    """The orders of both arrays' axes and of the result's; how many dims are shared, rows and
+    columns.
+    """
+    assert {*x} ^ {*y} <= {*out}, (
+        f"verify: {x} and {y} are summed one by one before they make {out}"
+    )
     shared = [dim for dim in out if dim in x and dim in y]
     rows = [dim for dim in out if dim in x and dim not in y]
     columns = [dim for dim in out if dim in y and dim not in x]

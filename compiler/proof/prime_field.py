@@ -1,9 +1,10 @@
 """Arithmetic in the integers modulo a prime, where equal means equal.
 
-The step's values without rounding.  A nonlinear function is a keyed hash, the same for both programs, so that
-two programs agree only if they apply it to the same arguments; all trials are hashed together, so that two arguments
-count as the same only if they are in every trial.  exp(x) is w^s, s the hash of x in the exponents of w: its laws hold.
-(Equality by evaluation in a field: Schwartz 1980, Zippel 1979; exponents as w^s: Wu et al. 2025, Mirage.)
+The step's values without rounding.  A nonlinear function is a keyed hash, the same for both
+programs, so that two programs agree only if they apply it to the same arguments; all trials are
+hashed together, so that two arguments count as the same only if they are in every trial.  exp(x) is
+w^s, s the hash of x in the exponents of w: its laws hold.  (Equality by evaluation in a field:
+Schwartz 1980, Zippel 1979; exponents as w^s: Wu et al. 2025, Mirage.)
 """
 
 from functools import cache
@@ -42,7 +43,9 @@ _LOW = Word(0xFFFF)
 
 @define
 class Field:
-    """Integers modulo P in `trials` independent trials on a mesh of `axes` axes; counts what the error bound needs."""
+    """Integers modulo P in `trials` independent trials on a mesh of `axes` axes; counts what
+    the error bound needs.
+    """
 
     trials: int
     axes: int
@@ -127,20 +130,26 @@ class Field:
 
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """A hash of each element, its place and the whole of its row."""
-        digest = self._digest(("softmax",), x) ^ self._key(("place", x.array.shape[-1]), x.array.shape[-1])
+        digest = self._digest(("softmax",), x) ^ self._key(
+            ("place", x.array.shape[-1]), x.array.shape[-1]
+        )
         digest = digest if seen is None else np.where(seen.onto(x.dims) > 0, digest, Word(0))
         digest = _mixed(digest + _mixed(digest.sum(axis=-1, keepdims=True, dtype=Word)))
         weights = _reduced(self._of_each_trial(("softmax",), digest))
         return Tensor(x.dims, weights if seen is None else weights * seen.onto(x.dims), RANDOM)
 
-    def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
+    def angles(
+        self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]
+    ) -> tuple[Tensor, Tensor]:
         both = positions[..., None] * pairs + np.arange(pairs)
         index = Tensor(("position", "pair"), both.astype(Word))
         cos, sin = (self._hash((name, theta, *scaling), index) % P for name in ("cos", "sin"))
         return Tensor(index.dims, cos, RANDOM), Tensor(index.dims, sin, RANDOM)
 
     def rank(self, x: Tensor) -> Array:
-        """An order for each trial: in a single one, 0 might be the least, and a maximum with zeros then a sum."""
+        """An order for each trial: in a single one, 0 might be the least, and a maximum with
+        zeros then a sum.
+        """
         keys = self._key(("order",), self.trials).reshape(-1, *(1,) * (x.array.ndim - 1))
         return _mixed(x.array ^ keys)
 
@@ -177,7 +186,9 @@ class Field:
 
 
 def drawn(key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
-    """Words of 64 random bits that depend on the key only: a hash, since importing numpy.random takes long."""
+    """Words of 64 random bits that depend on the key only: a hash, since importing numpy.random
+    takes long.
+    """
     return np.frombuffer(shake_256(repr(key).encode()).digest(8 * prod(shape)), Word).reshape(shape)
 
 
@@ -202,7 +213,9 @@ def _multiplied(left: Array, right: Array) -> Array:
 
 
 def _mixed(x: Array) -> Array:
-    """A bijection of 64-bit words in which every bit depends on every bit (Steele et al. 2014, splitmix64)."""
+    """A bijection of 64-bit words in which every bit depends on every bit (Steele et al. 2014,
+    splitmix64).
+    """
     x = x ^ (x >> Word(30))
     x *= Word(0xBF58476D1CE4E5B9)
     x ^= x >> Word(27)
@@ -213,7 +226,9 @@ def _mixed(x: Array) -> Array:
 
 @cache
 def _powers() -> tuple[Array, Array]:
-    """w^i and w^(i · 2^WINDOW) for all i of WINDOW bits; w = 4 generates the squares, whose number is prime."""
+    """w^i and w^(i · 2^WINDOW) for all i of WINDOW bits; w = 4 generates the squares, whose
+    number is prime.
+    """
     return _table(4), _table(pow(4, 1 << WINDOW, P))
 
 

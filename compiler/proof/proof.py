@@ -1,4 +1,6 @@
-"""Holds the sharded step to the single-device step in a prime field: loss, norm, count, every gradient and update."""
+"""Holds the sharded step to the single-device step in a prime field: loss, norm, count, every
+gradient and update.
+"""
 
 from math import ceil, log2, prod
 
@@ -41,7 +43,9 @@ MOST_TRIALS = 128
 
 @frozen
 class Case:
-    """The step at one choice of small sizes: the sharded program, and a program of the model that it must equal."""
+    """The step at one choice of small sizes: the sharded program, and a program of the model
+    that it must equal.
+    """
 
     program: Program
     model: Program
@@ -53,7 +57,9 @@ class Case:
 
     @property
     def single(self) -> Program:
-        """The model with the program's axes, into which its own may have been factored; it lies over none of them."""
+        """The model with the program's axes, into which its own may have been factored; it lies
+        over none of them.
+        """
         return evolve(self.model, axes=self.program.axes)
 
     def scene(self, numbers: Numbers) -> Inputs:
@@ -74,22 +80,34 @@ class HiddenTokensError(Exception):
 
 
 def case_of(program: Program, model: Program, axes: Sizes) -> Case:
-    """Both programs at small sizes on the mesh `axes`; the model may have axes that these are factors of."""
+    """Both programs at small sizes on the mesh `axes`; the model may have axes that these are
+    factors of.
+    """
     dims = small(program, axes)
-    whole = {a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent) for a in program.axes}
+    whole = {
+        a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent)
+        for a in program.axes
+    }
     own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
     of = {axis.name: axis.parent for axis in own.axes}
-    via = {(each.dim, of.get(each.axis, each.axis)): each.via for each in own.claims}  # the plan's sizes have led to it
-    claims = (evolve(it, via=via[it.dim, it.axis]) if it.via == AUTO else it for it in single.claims)
+    # the plan's sizes have led to it
+    via = {(each.dim, of.get(each.axis, each.axis)): each.via for each in own.claims}
+    claims = (
+        evolve(it, via=via[it.dim, it.axis]) if it.via == AUTO else it for it in single.claims
+    )
     single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline), claims=tuple(claims))
     if single.train.recompute.word == AUTO:  # it recomputes what the plan's sizes have led to
-        train = single.train if own.recomputed else evolve(single.train, recompute=Selection("none"))
+        train = (
+            single.train if own.recomputed else evolve(single.train, recompute=Selection("none"))
+        )
         single = evolve(single, train=train, recomputed=own.recomputed)
     return Case(own, single)
 
 
 def cases(program: Program, model: Program) -> list[Case]:
-    """All that is evaluated of a program after the last pass: equal of plans that differ in what no case depends on."""
+    """All that is evaluated of a program after the last pass: equal of plans that differ in
+    what no case depends on.
+    """
     assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
     assert has_its_stages(program), "verify: the stages are not those that the plan's forward has"
     return [case_of(program, model, axes) for axes in meshes(program)]
@@ -105,21 +123,33 @@ def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
 
 
 def keeps_sizes(program: Program, model: Program) -> bool:
-    """Whether the program's own sizes, at which nothing is evaluated, and its settings are the model's."""
+    """Whether the program's own sizes, at which nothing is evaluated, and its settings are the
+    model's.
+    """
     dims = {dim.name: (dim.size, dim.valid) for dim in program.dims}
     are_equal = all(dims.get(dim.name) == (dim.size, dim.valid) for dim in model.dims)
     return are_equal and _settings(program) == _settings(model)
 
 
 def _settings(program: Program) -> tuple[object, ...]:
-    """The sizes of the plan's axes, which the program may have split into factors, and its settings."""
-    ranks = {a.parent: prod(b.size for b in program.axes if b.parent == a.parent) for a in program.axes}
+    """The sizes of the plan's axes, which the program may have split into factors, and its
+    settings.
+    """
+    ranks = {
+        a.parent: prod(b.size for b in program.axes if b.parent == a.parent) for a in program.axes
+    }
     pipeline = program.pipeline
-    return ranks, program.train, (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else ()
+    return (
+        ranks,
+        program.train,
+        (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else (),
+    )
 
 
 def has_its_stages(program: Program) -> bool:
-    """Whether a pipeline at its own sizes, at which nothing is evaluated, holds what it reads and does all its work."""
+    """Whether a pipeline at its own sizes, at which nothing is evaluated, holds what it reads
+    and does all its work.
+    """
     pipeline = program.pipeline
     if not pipeline:
         return True
@@ -134,16 +164,23 @@ def has_its_stages(program: Program) -> bool:
 
 
 def compiles_alike(case: Case) -> bool:
-    """Whether the small model compiles to the program: at these sizes the compiler decides as at the plan's.
+    """Whether the small model compiles to the program: at these sizes the compiler decides as at
+    the plan's.
 
     Only which parameters share a bucket goes by their bytes, and is taken as it is.
     """
     own, recompiled = case.program, anew(case)
-    return (recompiled.region, recompiled.params, recompiled.buckets) == (own.region, own.params, own.buckets)
+    return (recompiled.region, recompiled.params, recompiled.buckets) == (
+        own.region,
+        own.params,
+        own.buckets,
+    )
 
 
 def anew(case: Case) -> Program:
-    """The small model compiled with the program's buckets, unchecked: it is for comparing with what was checked."""
+    """The small model compiled with the program's buckets, unchecked: it is for comparing with
+    what was checked.
+    """
     if case.model.after == LAST:
         return case.model
     if case.model.after == FUSED:
@@ -155,12 +192,15 @@ def anew(case: Case) -> Program:
 def prove(program: Program, model: Program) -> Proof:
     """Evaluates `program` after the last pass on two small meshes.
 
-    Raises UnequalError; HiddenTokensError; PlanError where products of results nest too deeply for any bound.
-    `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
+    Raises UnequalError; HiddenTokensError; PlanError where products of results nest too deeply for
+    any bound.  `model` is the same plan before any placement, or `program` itself, whose forward is
+    then taken for the model.
     """
     fields: list[Field] = []
     found = cases(program, model)
-    trials = TRIALS + any(len(it.program.pipeline.layers) >= DEEP for it in found if it.program.pipeline)
+    trials = TRIALS + any(
+        len(it.program.pipeline.layers) >= DEEP for it in found if it.program.pipeline
+    )
     for case in found:
         numbers, unequal = _evaluated(case, trials)
         if not unequal and error_bound(numbers) > BOUND:
@@ -168,7 +208,9 @@ def prove(program: Program, model: Program) -> Proof:
             numbers, unequal = _evaluated(case, trials)
         if unequal:
             raise UnequalError(case, unequal)
-        assert compiles_alike(case), f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
+        assert compiles_alike(case), (
+            f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
+        )
         fields.append(numbers)
     _check_hidden_tokens(_on_one_rank(model) if model.after == FIRST else found[0].single, trials)
     ops = program.ops
@@ -213,22 +255,33 @@ def _evaluated(case: Case, trials: int) -> tuple[Field, list[str]]:
 def _enough(program: Program, numbers: Field) -> int:
     """The number of trials that the bound asks for.  Raises PlanError where it is not to be had."""
     share = _share(numbers)
-    trials = ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(share)) if share < 1 else MOST_TRIALS + 1
+    trials = (
+        ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(share))
+        if share < 1
+        else MOST_TRIALS + 1
+    )
     if trials > MOST_TRIALS:
-        note = Note(None, f"values are of degree {numbers.degree.all:,}, with {numbers.inverted:,} inverses")
+        note = Note(
+            None, f"values are of degree {numbers.degree.all:,}, with {numbers.inverted:,} inverses"
+        )
         help = "multiply results by one another less often, or compile with --no-verify"
         message = "the step's values are of too high a degree to be proved equal"
-        raise PlanError([Diagnostic("E0705", message, program.region.span, notes=(note,), help=help)])
+        raise PlanError(
+            [Diagnostic("E0705", message, program.region.span, notes=(note,), help=help)]
+        )
     return trials
 
 
 def error_bound(numbers: Field) -> float:
-    """The logarithm of the probability that what was evaluated is equal although the programs are not."""
+    """The logarithm of the probability that what was evaluated is equal although the programs
+    are not.
+    """
     return log2(1 + numbers.hashed**2 / 2) + numbers.trials * log2(_share(numbers))
 
 
 def _share(numbers: Field) -> float:
-    """The share of a polynomial's points at which it may vanish: its degree, denominators cleared, in Q values.
+    """The share of a polynomial's points at which it may vanish: its degree, denominators cleared,
+    in Q values.
 
     Twice that, since exponents may be negative.
     """
@@ -236,7 +289,9 @@ def _share(numbers: Field) -> float:
 
 
 def unequal(case: Case, numbers: Numbers) -> list[str]:
-    """The names of the results that differ; of a value that has the wrong shape, its name; what stops a row."""
+    """The names of the results that differ; of a value that has the wrong shape, its name; what
+    stops a row.
+    """
     try:
         return compared(case, numbers)
     except ShapeError as error:
@@ -267,7 +322,10 @@ def on_ranks(program: Program, world: SimulatedMesh, expected: Outcome) -> Outco
     """The parts of the single device's results that ranks should hold."""
     types = {p.name: p.type for p in program.stored}
     return Outcome(
-        {name: world.spread(value, Type("", value.dims)) for name, value in expected.metrics.items()},
+        {
+            name: world.spread(value, Type("", value.dims))
+            for name, value in expected.metrics.items()
+        },
         {name: world.spread(value, types[name]) for name, value in expected.gradients.items()},
         {name: world.spread(value, types[name]) for name, value in expected.parameters.items()},
     )

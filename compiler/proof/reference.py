@@ -1,7 +1,9 @@
-"""The single-device step: forward of the whole batch at once, backward along a tape, clipping, update.
+"""The single-device step: forward of the whole batch at once, backward along a tape, clipping,
+update.
 
-The step that a sharded step must equal.  It knows neither placements nor microbatches, and differentiates by itself:
-each op by the gradients that its meaning states, not by the adjoints that the compiler writes.
+The step that a sharded step must equal.  It knows neither placements nor microbatches, and
+differentiates by itself: each op by the gradients that its meaning states, not by the adjoints that
+the compiler writes.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +45,12 @@ class Model:
             return cls((), region.body, region.args, tuple(end.name for end in region.yields))
         inner = program.microbatches
         setup = region.body[: region.body.index(inner)]
-        return cls(setup, program.forward.body, inner.args, tuple(end.name for end in inner.yields[: program.made]))
+        return cls(
+            setup,
+            program.forward.body,
+            inner.args,
+            tuple(end.name for end in inner.yields[: program.made]),
+        )
 
 
 @frozen
@@ -115,16 +122,23 @@ class Reference:
     def _state(self, scene: Inputs) -> Env:
         """Parameters and buffers, their dims in the program's order."""
         given = {name: everywhere(value, self.world) for name, value in scene.params.items()}
-        return {p.name: Tensor(p.type.dims, given[p.name].onto(p.type.dims), RANDOM) for p in self.program.stored}
+        return {
+            p.name: Tensor(p.type.dims, given[p.name].onto(p.type.dims), RANDOM)
+            for p in self.program.stored
+        }
 
     def _forward(self, model: Model, state: Env, scene: Inputs) -> Env:
         """Every value of the forward."""
-        inputs = {arg.value.name: _batched(scene.inputs[base(arg.value.name)]) for arg in model.inputs}
+        inputs = {
+            arg.value.name: _batched(scene.inputs[base(arg.value.name)]) for arg in model.inputs
+        }
         given = {name: everywhere(value, self.world) for name, value in inputs.items()}
         env = self._body(model.setup, state, (), only=RENAMES)
         return self._body(model.body, env | given, ())
 
-    def _body(self, body: tuple[Stmt, ...], outer: Env, where: Where, only: tuple[str, ...] = ()) -> Env:
+    def _body(
+        self, body: tuple[Stmt, ...], outer: Env, where: Where, only: tuple[str, ...] = ()
+    ) -> Env:
         env = dict(outer)
         for stmt in body:
             if isinstance(stmt, Region):
@@ -165,9 +179,12 @@ class Reference:
         return made
 
     def _repeat(self, region: Region, outer: Env, where: Where) -> Env:
-        carried = {arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY}
+        carried = {
+            arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY
+        }
         each = [arg for arg in region.args if arg.enter is Enter.EACH and arg.source in outer]
-        ends = [end.name for end in region.yields if end.leave is Leave.LAST]  # stacks are for a step's own backward
+        # stacks are for a step's own backward
+        ends = [end.name for end in region.yields if end.leave is Leave.LAST]
         inner: Env = {}
         for i in range(self.world.dims[region.dim]):
             slices = {arg.value.name: self._slice(outer[arg.source], i) for arg in each}
@@ -188,43 +205,63 @@ class Reference:
             own = [grads.get(id(result)) for result in taped.results]
             if not any(own):
                 continue
-            filled = [grad or self._zero(result) for grad, result in zip(own, taped.results, strict=True)]
+            filled = [
+                grad or self._zero(result) for grad, result in zip(own, taped.results, strict=True)
+            ]
             for operand, grad in zip(taped.operands, taped.back(filled), strict=True):
                 if grad:
                     before = grads.get(id(operand))
-                    grads[id(operand)] = self.numbers.total(operand.dims, before, grad) if before else grad
+                    grads[id(operand)] = (
+                        self.numbers.total(operand.dims, before, grad) if before else grad
+                    )
         return grads
 
     def _zero(self, x: Tensor) -> Tensor:
         return Tensor(x.dims, np.zeros_like(x.array))
 
 
-def forwards_apart(first: Program, second: Program, start: Inputs, trials: int) -> tuple[str, Where] | None:
-    """The first value of the forward, by name and iteration, at which two models part; None where there is none."""
+def forwards_apart(
+    first: Program, second: Program, start: Inputs, trials: int
+) -> tuple[str, Where] | None:
+    """The first value of the forward, by name and iteration, at which two models part; None
+    where there is none.
+    """
     seen: dict[tuple[str, Where], Tensor] = {}
     apart: list[tuple[str, Where]] = []
 
     def look(name: str, where: Where, value: Tensor) -> None:
         other = seen.get((name, where))
-        if other and {*other.dims} == {*value.dims} and differing(numbers, bare(other, value.dims), bare(value)):
+        if (
+            other
+            and {*other.dims} == {*value.dims}
+            and differing(numbers, bare(other, value.dims), bare(value))
+        ):
             apart.append((name, where))
 
     numbers = Field(trials, len(first.axes))
-    Reference(first, numbers, lambda name, where, value: seen.__setitem__((name, where), value)).run(start)
+    Reference(
+        first, numbers, lambda name, where, value: seen.__setitem__((name, where), value)
+    ).run(start)
     numbers = Field(trials, len(second.axes))
     Reference(second, numbers, look).run(start)
     return apart[0] if apart else None
 
 
 def bare(value: Tensor, dims: Dims | None = None) -> Tensor:
-    """A value on one rank, without the axes of the mesh and with its dims in the order of `dims`."""
+    """A value on one rank, without the axes of the mesh and with its dims in the order of
+    `dims`.
+    """
     dims = dims or value.dims
     array = value.onto(dims)
-    return Tensor(dims, array.reshape(len(array), *array.shape[array.ndim - len(dims) :]), value.degree)
+    return Tensor(
+        dims, array.reshape(len(array), *array.shape[array.ndim - len(dims) :]), value.degree
+    )
 
 
 def _apart(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
-    """The result as a tensor of its own: the tape tells values apart by identity, and an op may return its operand."""
+    """The result as a tensor of its own: the tape tells values apart by identity, and an op may
+    return its operand.
+    """
     is_operand = any(result is operand for operand in operands)
     return Tensor(result.dims, result.array, result.degree) if is_operand else result
 

@@ -1,4 +1,6 @@
-"""The parameters of each pipeline rank and the flat buckets of all ranks; parameters that a rank lacks are noise."""
+"""The parameters of each pipeline rank and the flat buckets of all ranks; parameters that a
+rank lacks are noise.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -15,10 +17,11 @@ from .tensors import RANDOM, Array, Numbers, Tensor, degree_of
 
 
 def layout_of(program: Program, bucket: Bucket) -> Layout:
-    """The layout of a bucket, or of each of its layers, at small sizes: ranks share it out between any two elements.
+    """The layout of a bucket, or of each of its layers, at small sizes: ranks share it out between
+    any two elements.
 
-    The lengths of rows have few common divisors at small sizes.  Shards of whole rows would give most ranks padding
-    alone, and be several times as large as the parameters.
+    The lengths of rows have few common divisors at small sizes.  Shards of whole rows would give
+    most ranks padding alone, and be several times as large as the parameters.
     """
     in_rows = layout_in_rows(program, bucket)
     shards = program.degree(bucket.shard_axes)
@@ -72,8 +75,11 @@ def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Ten
     return Tensor(x.dims, np.where(mask, array, first), x.degree)
 
 
-def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor], *, without_padding: bool = False) -> Tensor:
-    """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no tensor lies.
+def packed(
+    program: Program, bucket: Bucket, tensors: Sequence[Tensor], *, without_padding: bool = False
+) -> Tensor:
+    """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no
+    tensor lies.
 
     `without_padding` it ends with the last tensor.
     """
@@ -89,9 +95,15 @@ def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor], *, witho
 
 
 def parts(
-    program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, *, without_padding: bool = False
+    program: Program,
+    world: SimulatedMesh,
+    bucket: Bucket,
+    flat: Tensor,
+    *,
+    without_padding: bool = False,
 ) -> list[Tensor]:
-    """The parameters' parts of a layer's buffer, or of the stack of all; `without_padding` as in `packed`.
+    """The parameters' parts of a layer's buffer, or of the stack of all; `without_padding` as in
+    `packed`.
 
     Raises ValueError at other sizes.
     """
@@ -100,48 +112,69 @@ def parts(
         raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
     layers = flat.dims[:-1]
     skipped = len(bucket.layers) - len(layers)
-    of = {param.name: evolve(param.type, dims=param.type.dims[skipped:]) for param in program.params}
+    of = {
+        param.name: evolve(param.type, dims=param.type.dims[skipped:]) for param in program.params
+    }
     found: list[Tensor] = []
     for name, start in zip(bucket.params, layout.starts, strict=True):
         shape = world.shape(of[name])
         part = flat.array[..., start : start + prod(shape[len(layers) :])]
-        found.append(Tensor(of[name].dims, part.reshape(*part.shape[: flat.lead], *shape), flat.degree))
+        found.append(
+            Tensor(of[name].dims, part.reshape(*part.shape[: flat.lead], *shape), flat.degree)
+        )
     return found
 
 
-def padded(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:
-    """A rank's part of a bucket in its place among zeros; a bucket that is not shared out as it is."""
+def padded(
+    program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, n: Numbers
+) -> Tensor:
+    """A rank's part of a bucket in its place among zeros; a bucket that is not shared out as it
+    is.
+    """
     axes = bucket.shard_axes
     return world.coerced(flat, axes, sharded(bucket.dim), PARTIAL, n) if axes else flat
 
 
-def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers) -> list[Tensor]:
-    """Each rank's part of the bucket, from tensors laid out as its parameters; the rest is stale."""
+def own(
+    program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers
+) -> list[Tensor]:
+    """Each rank's part of the bucket, from tensors laid out as its parameters; the rest is
+    stale.
+    """
     axes = bucket.shard_axes
     if not axes:
         return list(tensors)
     layout = layout_of(program, bucket)
     whole = packed(program, bucket, tensors, without_padding=True)
     shape = (1,) * whole.lead + whole.array.shape[whole.lead : -1]
-    ones = Tensor(whole.dims, np.ones((*shape, layout.size), whole.array.dtype))  # alike in all trials
+    # alike in all trials
+    ones = Tensor(whole.dims, np.ones((*shape, layout.size), whole.array.dtype))
     mask = padded(program, world, bucket, _part(world, bucket, axes, ones, n), n)
     here = Tensor(mask.dims, mask.array[..., : layout.end])
     return parts(program, world, bucket, stale(whole, here), without_padding=True)
 
 
-def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:
-    """One where a rank of a pipeline owns a part of the bucket's gradient, else zero; `once` if only on some ranks."""
+def counted(
+    program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers
+) -> Tensor:
+    """One where a rank of a pipeline owns a part of the bucket's gradient, else zero; `once` if
+    only on some ranks.
+    """
     masks = [owned(program, world, name) for name in bucket.params]
     mask = _part(world, bucket, bucket.shard_axes, packed(program, bucket, masks), n)
     if not once:
         return n.constant(mask.array, mask.dims)
     pipeline = program.pipeline
     assert pipeline, "verify: no pipeline"
-    return n.constant(np.where(world.among(pipeline.axis, once, mask.dims), mask.array, 0), mask.dims)
+    return n.constant(
+        np.where(world.among(pipeline.axis, once, mask.dims), mask.array, 0), mask.dims
+    )
 
 
 def stale(whole: Tensor, own: Tensor) -> Tensor:
-    """A flat buffer where `own` is not 0; elsewhere each element is its neighbour's, and whoever uses it is wrong."""
+    """A flat buffer where `own` is not 0; elsewhere each element is its neighbour's, and
+    whoever uses it is wrong.
+    """
     array = np.empty(np.broadcast_shapes(whole.array.shape, own.array.shape), whole.array.dtype)
     array[..., 1:], array[..., :1] = whole.array[..., :-1], whole.array[..., -1:]
     np.copyto(array, whole.array, where=own.array > 0)
@@ -156,8 +189,12 @@ def together(
     if not axes:
         return list(tensors)
     part = _part(world, bucket, axes, packed(program, bucket, tensors), n)
-    return parts(program, world, bucket, world.coerced(part, axes, sharded(bucket.dim), INVARIANT, n))
+    return parts(
+        program, world, bucket, world.coerced(part, axes, sharded(bucket.dim), INVARIANT, n)
+    )
 
 
-def _part(world: SimulatedMesh, bucket: Bucket, axes: Sequence[str], flat: Tensor, n: Numbers) -> Tensor:
+def _part(
+    world: SimulatedMesh, bucket: Bucket, axes: Sequence[str], flat: Tensor, n: Numbers
+) -> Tensor:
     return world.coerced(flat, axes, INVARIANT, sharded(bucket.dim), n)

@@ -1,7 +1,7 @@
 """The ranks of a mesh, and what a coercion does to what they hold.
 
-Each rank does to its own tensor what the runtime's collective does, right or wrong: copies that should agree
-and do not are not made to agree.
+Each rank does to its own tensor what the runtime's collective does, right or wrong: copies that
+should agree and do not are not made to agree.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kin
 
 @frozen(slots=False)
 class SimulatedMesh:
-    """The axes of a mesh, outermost first, the global sizes of dims, and whose ranks hold two chunks of what."""
+    """The axes of a mesh, outermost first, the global sizes of dims, and whose ranks hold two
+    chunks of what.
+    """
 
     axes: dict[str, int]
     dims: dict[str, int]
@@ -28,7 +30,11 @@ class SimulatedMesh:
     @classmethod
     def of(cls, program: Program) -> "SimulatedMesh":
         """The world of a program."""
-        return cls({a.name: a.size for a in program.axes}, {d.name: d.size for d in program.dims}, program.zigzags)
+        return cls(
+            {a.name: a.size for a in program.axes},
+            {d.name: d.size for d in program.dims},
+            program.zigzags,
+        )
 
     @cached_property
     def lead(self) -> tuple[int, ...]:
@@ -48,7 +54,9 @@ class SimulatedMesh:
         return tuple(self.local(type, dim) for dim in type.dims)
 
     def indices(self, type: Type, dim: str) -> Array:
-        """The global indices along `dim` of what each rank holds of a value of `type`: [1, *mesh axes, n]."""
+        """The global indices along `dim` of what each rank holds of a value of `type`: [1,
+        *mesh axes, n].
+        """
         axes = type.axes_of(dim)
         if (dim, axes) not in self._indices:
             every = Tensor((dim,), np.arange(self.dims[dim]).reshape(1, *(1,) * len(self.axes), -1))
@@ -57,7 +65,9 @@ class SimulatedMesh:
         return self._indices[dim, axes]
 
     def spread(self, value: Tensor, type: Type) -> Tensor:
-        """Each rank's part of a global value, [trials, 1 …, *dims], placed as `type`; a sum is all on rank 0."""
+        """Each rank's part of a global value, [trials, 1 …, *dims], placed as `type`; a sum is
+        all on rank 0.
+        """
         array = value.onto(type.dims)
         order = [*self.axes]
         for axis in sorted(order, key=lambda axis: type.at(axis).level):
@@ -74,9 +84,11 @@ class SimulatedMesh:
         return Tensor(type.dims, array, value.degree)
 
     def _order(self, dim: str, axes: Sequence[str], size: int) -> list[Array] | None:
-        """The positions of `size` that each rank of a joint group holds; None where each holds one part, in order.
+        """The positions of `size` that each rank of a joint group holds; None where each holds one
+        part, in order.
 
-        Rank r of n holds chunks r and 2n - 1 - r of 2n, in the order in which what is around them has them.
+        Rank r of n holds chunks r and 2n - 1 - r of 2n, in the order in which what is around them
+        has them.
         """
         if not any((dim, axis) in self.zigzags for axis in axes):
             return None
@@ -85,7 +97,9 @@ class SimulatedMesh:
             ranks = self.axes[axis]
             if (dim, axis) in self.zigzags:
                 chunks = [np.split(row, 2 * ranks) for row in rows]
-                rows = [np.concatenate([each[r], each[-1 - r]]) for each in chunks for r in range(ranks)]
+                rows = [
+                    np.concatenate([each[r], each[-1 - r]]) for each in chunks for r in range(ranks)
+                ]
             else:
                 rows = [part for row in rows for part in np.split(row, ranks)]
         return rows
@@ -105,14 +119,18 @@ class SimulatedMesh:
         """The whole of which ranks hold these parts."""
         whole = np.concatenate([*parts], axis=at)
         order = self._order(dim, axes, whole.shape[at])
-        return whole if order is None else np.take(whole, np.argsort(np.concatenate(order)), axis=at)
+        return (
+            whole if order is None else np.take(whole, np.argsort(np.concatenate(order)), axis=at)
+        )
 
     def _among_zeros(self, parts: Array, dim: str, axes: Sequence[str], at: int) -> Array:
         """Each rank's part in its place of the whole, which is 0 elsewhere: [ranks, …]."""
         shape, size = list(parts[0].shape), parts.shape[at]
         shape[at] *= len(parts)
         found = np.zeros((len(parts), *shape), parts.dtype)
-        rows = self._order(dim, axes, shape[at]) or [slice(i * size, (i + 1) * size) for i in range(len(parts))]
+        rows = self._order(dim, axes, shape[at]) or [
+            slice(i * size, (i + 1) * size) for i in range(len(parts))
+        ]
         for whole, part, row in zip(found, parts, rows, strict=True):
             np.moveaxis(whole, at, 0)[row] = np.moveaxis(part, at, 0)
         return found
@@ -144,18 +162,27 @@ class SimulatedMesh:
         if array.strides[0] == 0:  # alike on all ranks of the group
             array, sizes = array[:1], [1] * len(sizes)
         array = np.moveaxis(array.reshape(*sizes, *array.shape[1:]), range(len(order)), order)
-        shape = (array.shape[0], *full.shape[1 : x.lead], *array.shape[x.lead :])  # kinds of numbers lead the mesh
-        return Tensor(x.dims, array if array.shape == shape else np.broadcast_to(array, shape), x.degree)
+        # kinds of numbers lead the mesh
+        shape = (array.shape[0], *full.shape[1 : x.lead], *array.shape[x.lead :])
+        return Tensor(
+            x.dims, array if array.shape == shape else np.broadcast_to(array, shape), x.degree
+        )
 
     def _once(self, array: Array, order: Sequence[int]) -> Array:
-        """The array, cut to one entry along each mesh axis that repeats it, except the axes of `order`."""
-        repeated = [at for at in range(1, 1 + len(self.axes)) if at not in order and array.strides[at] == 0]
+        """The array, cut to one entry along each mesh axis that repeats it, except the axes of
+        `order`.
+        """
+        repeated = [
+            at for at in range(1, 1 + len(self.axes)) if at not in order and array.strides[at] == 0
+        ]
         if not repeated:
             return array
         index = [slice(1) if at in repeated else slice(None) for at in range(1 + len(self.axes))]
         return array[tuple(index)]
 
-    def _changed(self, x: Tensor, axes: Sequence[str], source: Placement, target: Placement, n: Numbers) -> Array:
+    def _changed(
+        self, x: Tensor, axes: Sequence[str], source: Placement, target: Placement, n: Numbers
+    ) -> Array:
         """The parts of the ranks of a group, [ranks, …], after source → target."""
         parts, ranks = x.array, len(x.array)
         place = source if source.kind is S else target
@@ -171,7 +198,9 @@ class SimulatedMesh:
                 whole = self._joined([*parts], dim, axes, at)
                 return self._cut(whole, target.dim, axes, _from_end(x.dims, target))
             case (Kind.INVARIANT | Kind.REPLICATED, Kind.SHARDED):
-                return np.stack([self._parts(part, dim, axes, at)[i] for i, part in enumerate(parts)])
+                return np.stack(
+                    [self._parts(part, dim, axes, at)[i] for i, part in enumerate(parts)]
+                )
             case (Kind.SHARDED, Kind.PARTIAL):
                 return self._among_zeros(parts, dim, axes, at)
             case (Kind.INVARIANT | Kind.REPLICATED, Kind.PARTIAL):
@@ -184,7 +213,9 @@ class SimulatedMesh:
     def among(self, axis: str, ranks: Sequence[int], dims: Dims) -> Array:
         """Whether a rank is one of some of an axis, for a value of `dims`: [1, *mesh axes, 1 …]."""
         found = np.isin(np.arange(self.axes[axis]), ranks)
-        return found.reshape(1, *(size if name == axis else 1 for name, size in self.axes.items()), *(1,) * len(dims))
+        return found.reshape(
+            1, *(size if name == axis else 1 for name, size in self.axes.items()), *(1,) * len(dims)
+        )
 
     def _full(self, x: Tensor, order: Sequence[int]) -> Array:
         """The array with every rank's part along the mesh axes of `order`."""
@@ -210,5 +241,7 @@ def _sum(x: Tensor, n: Numbers) -> Array:
 
 
 def _largest(x: Tensor, n: Numbers) -> Array:
-    parts, keys = np.broadcast_arrays(x.array, np.stack([n.rank(Tensor(x.dims, part)) for part in x.array]))
+    parts, keys = np.broadcast_arrays(
+        x.array, np.stack([n.rank(Tensor(x.dims, part)) for part in x.array])
+    )
     return np.take_along_axis(parts, keys.argmax(axis=0)[None], axis=0)[0]

@@ -1,4 +1,6 @@
-"""Tensors with named dims, for every rank and every trial at once, and the arithmetic of op meanings as a protocol."""
+"""Tensors with named dims, for every rank and every trial at once, and the arithmetic of op
+meanings as a protocol.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -14,10 +16,11 @@ Dims = tuple[str, ...]
 
 @frozen
 class Degree:
-    """A bound on the elements as polynomials in everything that is drawn at random, and in inverses of such.
+    """A bound on the elements as polynomials in everything that is drawn at random, and in inverses
+    of such.
 
-    The largest degree of a term; and of these factors, how many at most are inverses.  Negative exponents, which
-    exponentials have, count by their size.
+    The largest degree of a term; and of these factors, how many at most are inverses.  Negative
+    exponents, which exponentials have, count by their size.
     """
 
     all: int = 0
@@ -39,7 +42,9 @@ NUMBER, RANDOM = Degree(), Degree(1)
 
 
 class Tensor:
-    """Local tensors of all ranks: `array` is [trials, *mesh axes, *dims]; an axis along which all is alike may be 1."""
+    """Local tensors of all ranks: `array` is [trials, *mesh axes, *dims]; an axis along which
+    all is alike may be 1.
+    """
 
     __slots__ = ("array", "degree", "dims")
 
@@ -82,7 +87,9 @@ def degree_of(tensors: Sequence[Tensor]) -> Degree:
 def stacked(dim: str, tensors: Sequence[Tensor]) -> Tensor:
     """The tensors along a new first dim."""
     arrays = np.broadcast_arrays(*(t.array for t in tensors))
-    return Tensor((dim, *tensors[0].dims), np.stack(arrays, axis=tensors[0].lead), degree_of(tensors))
+    return Tensor(
+        (dim, *tensors[0].dims), np.stack(arrays, axis=tensors[0].lead), degree_of(tensors)
+    )
 
 
 @cache
@@ -94,7 +101,10 @@ def subscripts(out: Dims, *operands: Dims) -> str:
 
 
 class Numbers(Protocol):
-    """An arithmetic on tensors of named dims.  Products and sums align dims by name and broadcast missing ones."""
+    """An arithmetic on tensors of named dims.
+
+    Products and sums align dims by name and broadcast missing ones.
+    """
 
     @property
     def seed(self) -> int:
@@ -130,7 +140,9 @@ class Numbers(Protocol):
         ...
 
     def function(self, name: str, *operands: Tensor, constants: tuple[object, ...] = ()) -> Tensor:
-        """The nonlinear elementwise function `name` of operands of the same dims, as `reals.FUNCTIONS` lists them."""
+        """The nonlinear elementwise function `name` of operands of the same dims, as
+        `reals.FUNCTIONS` lists them.
+        """
         ...
 
     def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
@@ -138,18 +150,25 @@ class Numbers(Protocol):
         ...
 
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        """exp(x) / Σ exp(x) over the last dim, of those elements for which `seen` is not zero; zero of the others."""
+        """exp(x) / Σ exp(x) over the last dim, of those elements for which `seen` is not zero;
+        zero of the others.
+        """
         ...
 
-    def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of position · theta^(-i / pairs): positions [1, *mesh axes, n], results (position, pair).
+    def angles(
+        self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of position · theta^(-i / pairs): positions [1, *mesh axes, n], results
+        (position, pair).
 
         scaling: its kind, factor, low, high, original, as `rope` takes them.
         """
         ...
 
     def rank(self, x: Tensor) -> Array:
-        """Keys by which numbers are compared, [trials, *mesh axes, *dims]: the largest number has the largest key."""
+        """Keys by which numbers are compared, [trials, *mesh axes, *dims]: the largest number
+        has the largest key.
+        """
         ...
 
     def unequal(self, x: Array, y: Array) -> Array:

@@ -1,4 +1,6 @@
-"""Two plans and a checkpoint: what ranks of one write, each element once, and what those of the other read of it."""
+"""Two plans and a checkpoint: what ranks of one write, each element once, and what those of the
+other read of it.
+"""
 
 from collections import Counter
 from itertools import chain

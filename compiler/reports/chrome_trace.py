@@ -20,4 +20,10 @@ def process(number: int, name: str, tracks: Iterable[str]) -> Iterator[Event]:
     yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}
     for at, track in enumerate(tracks):
         yield {"ph": "M", "pid": number, "tid": at, "name": "thread_name", "args": {"name": track}}
-        yield {"ph": "M", "pid": number, "tid": at, "name": "thread_sort_index", "args": {"sort_index": at}}
+        yield {
+            "ph": "M",
+            "pid": number,
+            "tid": at,
+            "name": "thread_sort_index",
+            "args": {"sort_index": at},
+        }

@@ -1,6 +1,7 @@
 """Diagnostics as editors and servers read them: JSON, SARIF, GitHub's workflow commands.
 
-Lines and columns count from 1, in characters, and the end is exclusive.  Non-goals: the text for people (`render`).
+Lines and columns count from 1, in characters, and the end is exclusive.  Non-goals: the text for
+people (`render`).
 """
 
 import json
@@ -28,8 +29,16 @@ def as_json(found: Sequence[Diagnostic]) -> str:
 
 
 def _plain(it: Diagnostic) -> dict[str, Any]:
-    notes = [{"message": note.text, **(_place(note.span) if note.span else {})} for note in it.notes]
-    said = {"code": it.code, "severity": it.severity, "message": it.message, "label": it.label, "help": it.help}
+    notes = [
+        {"message": note.text, **(_place(note.span) if note.span else {})} for note in it.notes
+    ]
+    said = {
+        "code": it.code,
+        "severity": it.severity,
+        "message": it.message,
+        "label": it.label,
+        "help": it.help,
+    }
     edits = [_place(fix.span) | {"text": fix.text} for fix in fixes(it)]
     return said | _place(it.span) | {"notes": notes, "fixes": edits}
 
@@ -43,16 +52,24 @@ def _place(span: Span) -> dict[str, Any]:
 
 
 def as_sarif(found: Sequence[Diagnostic]) -> str:
-    """A log in the Static Analysis Results Interchange Format, 2.1.0 (OASIS 2020), with the rules that were broken."""
+    """A log in the Static Analysis Results Interchange Format, 2.1.0 (OASIS 2020), with the
+    rules that were broken.
+    """
     codes = sorted({it.code for it in found})
     described = texts() if codes else {}
-    driver = {"name": "scalec", "version": __version__, "rules": [_rule(code, described[code]) for code in codes]}
+    driver = {
+        "name": "scalec",
+        "version": __version__,
+        "rules": [_rule(code, described[code]) for code in codes],
+    }
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
         "results": [_result(it, codes.index(it.code)) for it in found],
     }
-    schema = f"https://docs.oasis-open.org/sarif/sarif/v{SARIF}/os/schemas/sarif-schema-{SARIF}.json"
+    schema = (
+        f"https://docs.oasis-open.org/sarif/sarif/v{SARIF}/os/schemas/sarif-schema-{SARIF}.json"
+    )
     return _written({"$schema": schema, "version": SARIF, "runs": [run]})
 
 
@@ -68,7 +85,9 @@ def _rule(code: str, described: dict[str, str]) -> dict[str, Any]:
 
 
 def _result(it: Diagnostic, rule: int) -> dict[str, Any]:
-    related = [_location(note.span) | {"message": {"text": note.text}} for note in it.notes if note.span]
+    related = [
+        _location(note.span) | {"message": {"text": note.text}} for note in it.notes if note.span
+    ]
     return {
         "ruleId": it.code,
         "ruleIndex": rule,
@@ -99,25 +118,50 @@ def _location(span: Span) -> dict[str, Any]:
         "endLine": span.end_line,
         "endColumn": span.end_column,
     }
-    return {"physicalLocation": {"artifactLocation": {"uri": uri}, **({"region": region} if span.line else {})}}
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": uri},
+            **({"region": region} if span.line else {}),
+        }
+    }
 
 
 def full_text(it: Diagnostic, *, placed: bool = False) -> str:
-    """The message with what is said below it; notes that have places of their own only where these are `placed`."""
+    """The message with what is said below it; notes that have places of their own only where
+    these are `placed`.
+    """
     head = f"{it.message}: {it.label}" if it.label else it.message
-    notes = [f"note: {note.text}{f' ({note.span})' * bool(note.span)}" for note in it.notes if placed or not note.span]
+    notes = [
+        f"note: {note.text}{f' ({note.span})' * bool(note.span)}"
+        for note in it.notes
+        if placed or not note.span
+    ]
     return "\n".join((head, *notes, *([f"help: {it.help}"] if it.help else [])))
 
 
 def as_github(found: Sequence[Diagnostic]) -> str:
-    """A line each that GitHub shows at its place in a change: workflow commands `error` and `warning`."""
-    return "".join(f"::{it.severity} {_properties(it)}::{_escaped(full_text(it, placed=True))}\n" for it in found)
+    """A line each that GitHub shows at its place in a change: workflow commands `error` and
+    `warning`.
+    """
+    return "".join(
+        f"::{it.severity} {_properties(it)}::{_escaped(full_text(it, placed=True))}\n"
+        for it in found
+    )
 
 
 def _properties(it: Diagnostic) -> str:
     span = it.span
-    place = {"line": span.line, "endLine": span.end_line, "col": span.column, "endColumn": span.end_column}
-    given = {"file": span.path, **(place if span.line else {}), "title": f"{it.code}: {CODES[it.code]}"}
+    place = {
+        "line": span.line,
+        "endLine": span.end_line,
+        "col": span.column,
+        "endColumn": span.end_column,
+    }
+    given = {
+        "file": span.path,
+        **(place if span.line else {}),
+        "title": f"{it.code}: {CODES[it.code]}",
+    }
     return ",".join(f"{key}={_escaped(str(value), ':', ',')}" for key, value in given.items())
 
 

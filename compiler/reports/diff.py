@@ -1,4 +1,5 @@
-"""Two plans side by side: where tensors lie, what is communicated, memory and time, as `scalec diff` prints them.
+"""Two plans side by side: where tensors lie, what is communicated, memory and time, as `scalec
+diff` prints them.
 
 Non-goals: whether both train alike (`scalec verify A B`).
 """
@@ -42,12 +43,18 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
 
 def figures(program: Program, time: Report | None) -> Figures:
     """The figures of a program after the last pass, and of its time where that is known."""
-    sizes = {f"ranks of {name}": program.degree(tuple(factors(program, name))) for name in _parents(program)}
+    sizes = {
+        f"ranks of {name}": program.degree(tuple(factors(program, name)))
+        for name in _parents(program)
+    }
     sets = program.train.data.sets  # of a mixture, of which each is a part of the sequences
     found: Figures = {
         "plan": {"ranks": program.ranks, **sizes, "parameters": parameter_count(program)}
         | {f"share of {each.name}": each.weight / sum(it.weight for it in sets) for each in sets}
-        | {"microbatches": program.size(MICROBATCHES), "tokens a step": program.train.global_batch * program.train.seq},
+        | {
+            "microbatches": program.size(MICROBATCHES),
+            "tokens a step": program.train.global_batch * program.train.seq,
+        },
         "parameters": {param.name: _placed(program, param) for param in program.params},
         "values": {},
         "calls": {},
@@ -58,8 +65,12 @@ def figures(program: Program, time: Report | None) -> Figures:
     for op in walk(program.forward.body):
         if op.kind != "coerce":
             named = (it for it in op.outputs if not it.name.startswith("_"))
-            found["values"] |= {f"{base(it.name)}, {op.span}": _named(program, print_type(it.type)) for it in named}
-    for each in max((collectives(program, rank) for rank in places(program)), key=lambda of: sum(map(sent, of))):
+            found["values"] |= {
+                f"{base(it.name)}, {op.span}": _named(program, print_type(it.type)) for it in named
+            }
+    for each in max(
+        (collectives(program, rank) for rank in places(program)), key=lambda of: sum(map(sent, of))
+    ):
         axes = axes_of(program, each)
         sums = (("calls", each.count), ("input of calls", each.count * each.bytes))
         for section, key, more in (
@@ -77,7 +88,9 @@ def figures(program: Program, time: Report | None) -> Figures:
 def _placed(program: Program, param: Param) -> str:
     """The type of a parameter, and over which axes ranks share out what is kept of it."""
     over = next((it.shard_axes for it in program.buckets if param.name in it.params), ())
-    return _named(program, print_type(param.type)) + (f", state over {', '.join(over)}" if over else "")
+    return _named(program, print_type(param.type)) + (
+        f", state over {', '.join(over)}" if over else ""
+    )
 
 
 def _parents(program: Program) -> dict[str, None]:
@@ -116,13 +129,25 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """Its name, both figures, and the change from the first to the second."""
-        shown = ("" if it is None else SECTIONS[self.section](it) for it in (self.first, self.second))
-        numbers = isinstance(self.first, int | float) and isinstance(self.second, int | float) and self.first
-        return self.what, *shown, _change(self.second / self.first) if numbers and self.differs else ""
+        shown = (
+            "" if it is None else SECTIONS[self.section](it) for it in (self.first, self.second)
+        )
+        numbers = (
+            isinstance(self.first, int | float)
+            and isinstance(self.second, int | float)
+            and self.first
+        )
+        return (
+            self.what,
+            *shown,
+            _change(self.second / self.first) if numbers and self.differs else "",
+        )
 
 
 def _change(ratio: float) -> str:
-    """For instance `-17.2%`, or `×37` of what is ten times as much or more; "" of what is far more."""
+    """For instance `-17.2%`, or `×37` of what is ten times as much or more; "" of what is far
+    more.
+    """
     if ratio > FAR_MORE:
         return ""
     return f"{ratio - 1:+.1%}" if ratio < TENFOLD else f"×{ratio:,.0f}"
@@ -145,11 +170,17 @@ def rows(first: Figures, second: Figures) -> Iterator[Row]:
 
 def text(programs: Sequence[Program], shown: Sequence[Row]) -> str:
     """The rows by section, for people."""
-    parts = ["\n".join(f"{name}  {headline(program)}" for name, program in zip("AB", programs, strict=True))]
+    parts = [
+        "\n".join(
+            f"{name}  {headline(program)}" for name, program in zip("AB", programs, strict=True)
+        )
+    ]
     for section in SECTIONS:
         if own := [row.cells() for row in shown if row.section == section]:
             change = "change" * any(cells[3] for cells in own)
-            parts.append("\n".join(table([(section, "A", "B", change), *own], "lr" if change else "l")))
+            parts.append(
+                "\n".join(table([(section, "A", "B", change), *own], "lr" if change else "l"))
+            )
     return "\n\n".join(parts if shown else [*parts, "no difference"])
 
 

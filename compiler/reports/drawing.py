@@ -1,7 +1,7 @@
 """Shapes of pictures, as SVG: boxes, words, lines, arrows, bands.
 
-Sizes are pixels, y grows downwards.  Styles are classes of `drawing.css.j2`; a picture that is a file of its own has
-them inside.
+Sizes are pixels, y grows downwards.  Styles are classes of `drawing.css.j2`; a picture that is a
+file of its own has them inside.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,9 @@ LETTER = 6.6
 """The width of a letter of words, which are 11 pixels high."""
 
 SERIES = 8
-"""The number of colours of series: the classes `s0` to `s7` fill, `t0` to `t7` write, `l0` to `l7` draw lines."""
+"""The number of colours of series: the classes `s0` to `s7` fill, `t0` to `t7` write, `l0` to
+`l7` draw lines.
+"""
 
 
 MARGIN = 12
@@ -44,17 +46,33 @@ class Canvas:
         self.width, self.height = width, 0.0
         self._shapes: list[str] = []
 
-    def box(self, x: float, y: float, width: float, height: float, style: str, note: str = "", round: int = 2) -> None:
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        style: str,
+        note: str = "",
+        round: int = 2,
+    ) -> None:
         """A rectangle; `note` is shown where the pointer is over it."""
         inside = f"<title>{escape(note)}</title>" if note else ""
-        size = f'width="{pixels(width)}" height="{pixels(height)}"' + (f' rx="{round}"' if round else "")
+        size = f'width="{pixels(width)}" height="{pixels(height)}"' + (
+            f' rx="{round}"' if round else ""
+        )
         end = f">{inside}</rect>" if inside else "/>"
         self._add(f'<rect class="{style}" x="{pixels(x)}" y="{pixels(y)}" {size}{end}', y + height)
 
     def words(self, x: float, y: float, text: str, style: str = "") -> None:
-        """Words whose baseline is at y; `style` has `mid` or `end` where x is not their beginning."""
+        """Words whose baseline is at y; `style` has `mid` or `end` where x is not their
+        beginning.
+        """
         named = f' class="{style}"' if style else ""
-        self._add(f'<text{named} x="{pixels(x)}" y="{pixels(y)}">{escape(text, quote=False)}</text>', y + 4)
+        self._add(
+            f'<text{named} x="{pixels(x)}" y="{pixels(y)}">{escape(text, quote=False)}</text>',
+            y + 4,
+        )
 
     def line(self, x: float, y: float, to_x: float, to_y: float, style: str = "grid") -> None:
         """A straight line."""
@@ -67,33 +85,58 @@ class Canvas:
         along, across = (to_x - x) / far * 5, (to_y - y) / far * 5
         left, right = ((to_x - along - across * s, to_y - across + along * s) for s in (0.5, -0.5))
         head = " ".join(f"{pixels(a)} {pixels(b)}" for a, b in (left, (to_x, to_y), right))
-        self._add(f'<path class="{style}" d="M{pixels(x)} {pixels(y)}L{pixels(to_x)} {pixels(to_y)}M{head}"/>', y)
+        self._add(
+            f'<path class="{style}" d="M{pixels(x)} {pixels(y)}L{pixels(to_x)}'
+            f' {pixels(to_y)}M{head}"/>',
+            y,
+        )
 
     def path(self, points: Iterable[tuple[float, float]], style: str) -> None:
         """A line through points."""
         drawn = " ".join(f"{pixels(x)} {pixels(y)}" for x, y in points)
         self._add(f'<path class="{style}" d="M{drawn}"/>')
 
-    def stairs(self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], style: str, note: str) -> None:
-        """An area between two lines of steps: each y is kept from its x to the next; `xs` has the end too."""
+    def stairs(
+        self,
+        xs: Sequence[float],
+        low: Sequence[float],
+        high: Sequence[float],
+        style: str,
+        note: str,
+    ) -> None:
+        """An area between two lines of steps: each y is kept from its x to the next; `xs` has
+        the end too.
+        """
         up = "".join(_steps(xs, high))
         down = "".join(_steps(xs[::-1], low[::-1]))
         inside = f"<title>{escape(note)}</title>"
-        self._add(f'<path class="{style}" d="M{pixels(xs[0])} {pixels(low[0])}{up}{down}Z">{inside}</path>')
+        self._add(
+            f'<path class="{style}" d="M{pixels(xs[0])}'
+            f' {pixels(low[0])}{up}{down}Z">{inside}</path>'
+        )
 
-    def bars(self, bars: Iterable[tuple[float, float]], y: float, height: float, style: str) -> None:
+    def bars(
+        self, bars: Iterable[tuple[float, float]], y: float, height: float, style: str
+    ) -> None:
         """Boxes in a row, each from one x to another, around y, as one line of this height."""
         drawn = "".join(f"M{pixels(x)} {pixels(y)}H{pixels(to)}" for x, to in bars)
-        self._add(f'<path class="{style}" stroke-width="{pixels(height)}" d="{drawn}"/>', y + height / 2)
+        self._add(
+            f'<path class="{style}" stroke-width="{pixels(height)}" d="{drawn}"/>', y + height / 2
+        )
 
     def cells(self, cells: Iterable[tuple[float, float, float]], height: float, style: str) -> None:
         """Boxes of one height as one shape, each by its left, its top and its right."""
-        drawn = "".join(f"M{pixels(x)} {pixels(y)}H{pixels(to)}v{pixels(height)}H{pixels(x)}z" for x, y, to in cells)
+        drawn = "".join(
+            f"M{pixels(x)} {pixels(y)}H{pixels(to)}v{pixels(height)}H{pixels(x)}z"
+            for x, y, to in cells
+        )
         self._add(f'<path class="{style}" d="{drawn}"/>')
 
     def dot(self, x: float, y: float, radius: float, style: str) -> None:
         """A filled circle."""
-        self._add(f'<circle class="{style}" cx="{pixels(x)}" cy="{pixels(y)}" r="{pixels(radius)}"/>')
+        self._add(
+            f'<circle class="{style}" cx="{pixels(x)}" cy="{pixels(y)}" r="{pixels(radius)}"/>'
+        )
 
     def _add(self, shape: str, foot: float = 0) -> None:
         self._shapes.append(shape)
@@ -113,7 +156,9 @@ class Canvas:
         )
 
     def file(self, label: str, mark: str = "", fills: Mapping[str, str] | None = None) -> str:
-        """The picture as a file of its own, in light and dark; `fills` are colours of classes of its own."""
+        """The picture as a file of its own, in light and dark; `fills` are colours of classes
+        of its own.
+        """
         note = f"<!-- {mark} -->\n" if mark else ""
         width, height = self.width + 2 * MARGIN, self.height + 2 * MARGIN
         size = f'width="{pixels(width)}" height="{pixels(height)}"'
@@ -121,7 +166,9 @@ class Canvas:
         text = self.svg(label, f"{note}<style>\n{styles(fills or {})}</style>\n{page}")
         _, view, rest = text.partition(' role="')
         head = f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size}'
-        return f'{head} viewBox="{-MARGIN} {-MARGIN} {pixels(width)} {pixels(height)}"{view}{rest}\n'
+        return (
+            f'{head} viewBox="{-MARGIN} {-MARGIN} {pixels(width)} {pixels(height)}"{view}{rest}\n'
+        )
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> Iterator[str]:
@@ -146,7 +193,9 @@ def ticks(until: float, most: int = 6) -> Iterator[float]:
 
 
 def columns(points: Sequence[tuple[float, float]], width: int) -> list[int]:
-    """At most one point for each of `width` columns, the highest in it; `points` are x from 0 to 1, in order, and y."""
+    """At most one point for each of `width` columns, the highest in it; `points` are x from 0
+    to 1, in order, and y.
+    """
     found: dict[int, int] = {}
     for at, (x, y) in enumerate(points):
         column = min(int(x * width), width - 1)

@@ -59,7 +59,12 @@ def memory(program: Program) -> str:
     held = ["\n".join(table(list(_always(it)))), *_range(need_range(program, it))]
     held += [*_padding(it), *_watched(program), _host(program, it)]
     parts = [*held, "\n".join(table(list(_kept(it))))]
-    verdict = (headline(program), _memory_verdict(program, it), needs_by_load(program), recomputation(program))
+    verdict = (
+        headline(program),
+        _memory_verdict(program, it),
+        needs_by_load(program),
+        recomputation(program),
+    )
     return "\n\n".join(filter(None, (*verdict, *parts)))
 
 
@@ -69,7 +74,10 @@ def _memory_verdict(program: Program, it: Account) -> str:
     gpu, room = program.cluster.gpu, capacity(program)
     if room is None:
         said = f"; `cluster {{ {SAID} }}` gives it" if gpu else ""
-        return f"{needs}, counted for the {'CPU' if it.device == 'cpu' else 'GPU'}: {why_unknown(program)}{said}"
+        return (
+            f"{needs}, counted for the {'CPU' if it.device == 'cpu' else 'GPU'}:"
+            f" {why_unknown(program)}{said}"
+        )
     of = need_range(program, it)
     if of.fits(room) is None:
         needs += f" ({amount(of.low)} to {amount(of.high)})"
@@ -79,8 +87,13 @@ def _memory_verdict(program: Program, it: Account) -> str:
 def _range(of: NeedRange) -> Iterator[str]:
     """The range of the need, with its reasons; nothing where it is one number."""
     if of.reasons:
-        rows = [(it.what, _less(it.less), f"+{amount(it.more)}" if it.more else "") for it in of.reasons]
-        head, total = ("the total may be", "less", "more"), ("needs", amount(of.low), amount(of.high))
+        rows = [
+            (it.what, _less(it.less), f"+{amount(it.more)}" if it.more else "") for it in of.reasons
+        ]
+        head, total = (
+            ("the total may be", "less", "more"),
+            ("needs", amount(of.low), amount(of.high)),
+        )
         yield "\n".join(table([head, *rows, total], "lrr"))
 
 
@@ -98,10 +111,18 @@ def _always(it: Account) -> Iterator[tuple[str, str, str]]:
         ("parameters", "", sum(bucket.parameters for bucket in buckets)),
         ("masters", "", sum(bucket.masters for bucket in buckets)),
         ("gradients", "", sum(bucket.gradients for bucket in buckets)),
-        ("optimizer", slots, it.state - sum(b.parameters + b.masters + b.gradients for b in buckets)),
+        (
+            "optimizer",
+            slots,
+            it.state - sum(b.parameters + b.masters + b.gradients for b in buckets),
+        ),
         ("inputs", "of all microbatches", it.inputs),
         ("tables", "rotary positions", it.tables),
-        ("saved activations", "of one microbatch" if it.rank is None else "of microbatches in flight", it.peak.kept),
+        (
+            "saved activations",
+            "of one microbatch" if it.rank is None else "of microbatches in flight",
+            it.peak.kept,
+        ),
         ("unsharded weights", f"of {parts}, temporarily", it.peak.weights),
         ("unsharded gradients", f"of {parts}, temporarily", it.peak.gradients),
         ("temporaries", moment(it.peak), it.peak.other),
@@ -116,21 +137,34 @@ def _padding(it: Account) -> Iterator[str]:
     """Padding of the state, if there is any."""
     if it.padding:
         share = f"{amount(it.padding)}, {it.padding / it.state:.1%}"
-        yield f"padding of buckets, so that shards are equal and end between rows of tensors: {share} of state"
+        yield (
+            "padding of buckets, so that shards are equal and end between rows of tensors:"
+            f" {share} of state"
+        )
 
 
 def _watched(program: Program) -> Iterator[str]:
     """The memory of looks, if there are any."""
     if size := looks_in_update(program):
-        pieces = ", and for pieces of the state that `replay` updates twice" if program.watch.replay else ""
-        yield f"watch: {amount(size)} during the update, for hashes, whose keys are among the tables{pieces}"
+        pieces = (
+            ", and for pieces of the state that `replay` updates twice"
+            if program.watch.replay
+            else ""
+        )
+        yield (
+            f"watch: {amount(size)} during the update, for hashes, whose keys are among the"
+            f" tables{pieces}"
+        )
 
 
 def _host(program: Program, it: Account) -> str:
     """The copy from which checkpoints are written; all ranks together copy one checkpoint."""
     ranks = launch(program).ranks_per_node
     node = amount(min(ranks * it.host, max(it.host, checkpoint_bytes(program))))
-    return f"copied to host memory at a save: up to {amount(it.host)} of a rank" + f", {node} of a node" * (ranks > 1)
+    return (
+        f"copied to host memory at a save: up to {amount(it.host)} of a rank"
+        + f", {node} of a node" * (ranks > 1)
+    )
 
 
 def moment(it: PeakSnapshot) -> str:
@@ -146,8 +180,14 @@ def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
     rows: dict[tuple[str, str], list[Kept]] = {}
     for kept in it.kept:
         rows.setdefault((kept.op.kind, str(kept.op.span)), []).append(kept)
-    sizes = sorted(((sum(k.total for k in all_), *row) for row, all_ in rows.items()), key=lambda row: -row[0])
-    yield "saved activations" if it.rank is None else "saved activations of a microbatch", "line", "bytes"
+    sizes = sorted(
+        ((sum(k.total for k in all_), *row) for row, all_ in rows.items()), key=lambda row: -row[0]
+    )
+    yield (
+        "saved activations" if it.rank is None else "saved activations of a microbatch",
+        "line",
+        "bytes",
+    )
     yield from ((kind, line, amount(size)) for size, kind, line in sizes[:ACTIVATIONS_SHOWN])
     if rest := sizes[ACTIVATIONS_SHOWN:]:
         yield f"{len(rest)} others", "", amount(sum(size for size, _, _ in rest))
@@ -156,7 +196,9 @@ def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
 
 
 def _until_peak(it: Account) -> Iterator[tuple[str, str, str]]:
-    """The step from one microbatch's saved activations to the line above: what is in memory when memory peaks."""
+    """The step from one microbatch's saved activations to the line above: what is in memory
+    when memory peaks.
+    """
     difference = it.peak.kept - it.activations
     if difference > 0:
         yield "other microbatches in flight", "", amount(difference)
@@ -177,8 +219,11 @@ USES: dict[Use, str] = {
     "totals": "count, loss and norm",
 }
 
-FORMULA = """sent: of n ranks in a ring each sends (n - 1)/n of the whole, in an all_reduce twice that
-Ψ: a row's parameters, in elements; (n - 1)/n counts as 1 (Rajbhandari et al. 2020), padding of buckets counts too"""
+FORMULA = (
+    "sent: of n ranks in a ring each sends (n - 1)/n of the whole, in an all_reduce twice that\n"
+    "Ψ: a row's parameters, in elements; (n - 1)/n counts as 1 (Rajbhandari et al. 2020), padding"
+    " of buckets counts too"
+)
 
 Row = tuple[str, str, str, str, str, str]
 
@@ -193,27 +238,45 @@ def explain_collectives(program: Program) -> str:
     if program.pipeline:
         program = rank_programs(program)[of_all.index(listed)]
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
-    parts = [tables(uses), *_strategies(program), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
+    parts = [
+        tables(uses),
+        *_strategies(program),
+        "\n".join(table(list(_volumes(program, listed)))),
+        FORMULA,
+    ]
     parts[1:1] = exchanged
     return "\n\n".join((head, _traffic_verdict(program, listed), *parts))
 
 
 def _exchanges(program: Program, rank: int) -> list[str]:
     """The exchanges of rows, by the rows that a rank's experts get."""
-    found = [(load, [it for it in collectives(load.program, rank) if it.ragged]) for load in loads(program)]
-    rows = [(it.name, it.shown, amount(max(i.bytes for i in of)), amount(_sent(of))) for it, of in found if of]
+    found = [
+        (load, [it for it in collectives(load.program, rank) if it.ragged])
+        for load in loads(program)
+    ]
+    rows = [
+        (it.name, it.shown, amount(max(i.bytes for i in of)), amount(_sent(of)))
+        for it, of in found
+        if of
+    ]
     head = ("rows of a rank's experts", "in a microbatch", "an exchange", "sent in a step")
     return ["\n".join(table([head, *rows]))] if rows else []
 
 
 def _beside(program: Program) -> list[str]:
-    """The products, by their weights, that run beside each exchange of rows which begins before it is awaited."""
+    """The products, by their weights, that run beside each exchange of rows which begins before
+    it is awaited.
+    """
     names = [param.name for param in program.params]
     found: list[tuple[str, str]] = []
     for block in blocks(program.microbatches):
         for exchange, ops in beside(block.body):
-            values = [name for op in ops for name in (*op.inputs, *(value.name for value in op.outputs))]
-            weights = dict.fromkeys(name for value in values if (name := base(value).removeprefix("d_")) in names)
+            values = [
+                name for op in ops for name in (*op.inputs, *(value.name for value in op.outputs))
+            ]
+            weights = dict.fromkeys(
+                name for value in values if (name := base(value).removeprefix("d_")) in names
+            )
             to = "to experts" if exchange.kind == EXCHANGE.name else "to tokens"
             found.append((f"{block.kind}, {to}", ", ".join(weights) or "nothing"))
     head = ("exchanges of rows", "beside products of")
@@ -228,7 +291,8 @@ def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
     if not program.pipeline:
         return f"each rank sends {amount(total)} in a step, {where}"
     return (
-        f"rank {listed[0].rank} of {program.pipeline.axis}, which sends most, sends {amount(total)} in a step, {where}"
+        f"rank {listed[0].rank} of {program.pipeline.axis}, which sends most, sends"
+        f" {amount(total)} in a step, {where}"
     )
 
 
@@ -246,7 +310,8 @@ def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[R
     rest = [each for _, same in largest[COLLECTIVES_SHOWN:] for each in same]
     if rest:
         yield (
-            f"{len(largest) - COLLECTIVES_SHOWN} other{'s' * (len(largest) > COLLECTIVES_SHOWN + 1)}",
+            f"{len(largest) - COLLECTIVES_SHOWN}"
+            f" other{'s' * (len(largest) > COLLECTIVES_SHOWN + 1)}",
             "",
             f"{_calls(rest):,}",
             "",
@@ -302,8 +367,12 @@ def _sent(listed: Sequence[Collective]) -> int:
 
 
 def _strategies(program: Program) -> Iterator[str]:
-    """For each axis over which a sequence lies in attention, what a layer would send by each strategy."""
-    rows = ([*_costs(program, op, axis)] for op in program.ops for axis in sequence_axes(program, op))
+    """For each axis over which a sequence lies in attention, what a layer would send by each
+    strategy.
+    """
+    rows = (
+        [*_costs(program, op, axis)] for op in program.ops for axis in sequence_axes(program, op)
+    )
     yield from dict.fromkeys("\n".join(table(each)) for each in rows)
 
 
@@ -313,7 +382,14 @@ def _costs(program: Program, op: Op, axis: str) -> Iterator[Row]:
     for each in costs(program, op, axis):
         word = f"via {each.strategy}{', as the plan says' * (each.strategy == own)}"
         (calls, sent_), (back, sent_back) = each.forward, each.backward
-        yield word, counted(calls, "call"), amount(sent_), counted(back, "call"), amount(sent_back), amount(each.kept)
+        yield (
+            word,
+            counted(calls, "call"),
+            amount(sent_),
+            counted(back, "call"),
+            amount(sent_back),
+            amount(each.kept),
+        )
 
 
 def _volumes(program: Program, listed: Sequence[Collective]) -> Iterator[Row]:

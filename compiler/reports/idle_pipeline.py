@@ -14,10 +14,14 @@ from ..schedules.timeline import Times, simulate
 from ..syntax.diagnostics import Diagnostic, Note
 
 MOST = 1 / 3
-"""The share of the step above which a warning is worth reading: 1F1B's with two microbatches a rank."""
+"""The share of the step above which a warning is worth reading: 1F1B's with two microbatches a
+rank.
+"""
 
 ENOUGH = 4
-"""Microbatches for each rank from which on the bubble is negligible, under a fifth (GPipe, arXiv 1811.06965, 3.2)."""
+"""Microbatches for each rank from which on the bubble is negligible, under a fifth (GPipe,
+arXiv 1811.06965, 3.2).
+"""
 
 WORTH = 0.05
 """A schedule that shortens the wait by less of the step is not named."""
@@ -52,8 +56,12 @@ def idle_pipeline(program: Program) -> Iterator[Diagnostic]:
         f"{counted(ranks, 'rank')} have only {counted(microbatches, 'microbatch')}"
     )
     span = pipeline.settings.spans.get("schedule", program.axis(pipeline.axis).span)
-    notes = (Note(None, "counted as if all stages took equally long; `scalec schedule --unit` draws it"),)
-    help = "\n".join((_more_microbatches(pipeline, ranks), *_other_schedules(program, pipeline, ranks, now)))
+    notes = (
+        Note(None, "counted as if all stages took equally long; `scalec schedule --unit` draws it"),
+    )
+    help = "\n".join(
+        (_more_microbatches(pipeline, ranks), *_other_schedules(program, pipeline, ranks, now))
+    )
     yield Diagnostic("W0907", message, span, notes=notes, help=help)
 
 
@@ -72,7 +80,9 @@ def _more_microbatches(pipeline: Pipeline, ranks: int) -> str:
 
 
 def _other_schedules(program: Program, pipeline: Pipeline, ranks: int, now: float) -> Iterator[str]:
-    """Named schedules under which ranks wait least, the best first; none where the plan's stages are its own."""
+    """Named schedules under which ranks wait least, the best first; none where the plan's
+    stages are its own.
+    """
     if pipeline.settings.stages:
         return
     layers, microbatches = sum(map(program.size, pipeline.dims)), program.size(MICROBATCHES)
@@ -83,7 +93,9 @@ def _other_schedules(program: Program, pipeline: Pipeline, ranks: int, now: floa
             said = f"{kind}(chunks={chunks})" if SCHEDULES[kind].variable else kind
             found.append((left, said))
     for left, said in sorted(found)[:SHOWN]:
-        yield f"or write `schedule = {said}`: {left:.0%}; `scalec explain memory` says what it needs"
+        yield (
+            f"or write `schedule = {said}`: {left:.0%}; `scalec explain memory` says what it needs"
+        )
 
 
 def _bubble_of(kind: str, ranks: int, microbatches: int, chunks: int | None) -> float | None:

@@ -1,6 +1,8 @@
-"""Settings without effect in the plan that has them: a row for each, with the condition and the reason.
+"""Settings without effect in the plan that has them: a row for each, with the condition and the
+reason.
 
-A test sets every setting in plans of many kinds: one that changes no program has a row here, or its reason there.
+A test sets every setting in plans of many kinds: one that changes no program has a row here, or its
+reason there.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,7 +62,11 @@ def _settings(program: Program, section: type[Settings]) -> Settings:
 def _prefetch(program: Program) -> str:
     if program.pipeline:
         return "pipeline stages gather all of theirs at once"
-    return "" if any(state.parameters for state in program.state) else "no rule of `state` shards `parameters`"
+    return (
+        ""
+        if any(state.parameters for state in program.state)
+        else "no rule of `state` shards `parameters`"
+    )
 
 
 def _room(program: Program) -> str:
@@ -92,7 +98,11 @@ def _recompute(program: Program) -> str:
     if program.train.recompute.word != "full":
         return ""
     repeats = [region for region in walk_regions(program.forward.body) if region.kind == "repeat"]
-    return "" if any(recomputes_region(program, region) for region in repeats) else "the model has no `repeat`"
+    return (
+        ""
+        if any(recomputes_region(program, region) for region in repeats)
+        else "the model has no `repeat`"
+    )
 
 
 def _copies(program: Program) -> str:
@@ -102,7 +112,11 @@ def _copies(program: Program) -> str:
 def _save_every(program: Program) -> str:
     train = program.train
     every = train.save_every or SAVE_EVERY
-    return f"the run has {counted(train.steps, 'step')}" if min(every, SAVE_EVERY) >= train.steps else ""
+    return (
+        f"the run has {counted(train.steps, 'step')}"
+        if min(every, SAVE_EVERY) >= train.steps
+        else ""
+    )
 
 
 def _keep_every(program: Program) -> str:

@@ -12,7 +12,9 @@ from ..syntax.source import Span
 
 
 class _Builder:
-    """Adds a program's nodes in the order of the IR, in which each value is made before it is used."""
+    """Adds a program's nodes in the order of the IR, in which each value is made before it is
+    used.
+    """
 
     def __init__(self, program: Program) -> None:
         self.graph: Any = MultiDiGraph(name=f"{program.name} after {program.after}")
@@ -21,7 +23,9 @@ class _Builder:
         for param in program.params:
             self._made[param.name] = self._node(None, f"param {param.name}", "param", param.span)
         for buffer in program.buffers:
-            self._made[buffer.name] = self._node(None, f"buffer {buffer.name}", "buffer", buffer.span)
+            self._made[buffer.name] = self._node(
+                None, f"buffer {buffer.name}", "buffer", buffer.span
+            )
         self._region(program.region, None)
 
     def _node(self, parent: int | None, label: str, kind: str, span: Span, **more: str) -> int:
@@ -41,7 +45,9 @@ class _Builder:
             self._made[value.name] = node
 
     def _region(self, region: Region, parent: int | None) -> None:
-        """A region is one node: what enters it goes through that to its body, what leaves it back and on."""
+        """A region is one node: what enters it goes through that to its body, what leaves it
+        back and on.
+        """
         words = (region.kind, region.dim, "reversed" if region.reverse else "")
         node = self._node(parent, " ".join(filter(None, words)), region.kind, region.span)
         for arg in region.args:
@@ -59,8 +65,9 @@ class _Builder:
 def ir_graph(program: Program) -> Any:
     """The graph, a `networkx.MultiDiGraph`.
 
-    A node has a `kind`, a `label`, its `line` in the plan and the region that is its `parent`, an op its IR `text` too;
-    an edge has the name and `type` of a `value`, and its `role`: an operand, or how it enters or leaves a region.
+    A node has a `kind`, a `label`, its `line` in the plan and the region that is its `parent`, an
+    op its IR `text` too; an edge has the name and `type` of a `value`, and its `role`: an operand,
+    or how it enters or leaves a region.
     """
     return _Builder(program).graph
 
@@ -89,10 +96,15 @@ def _dot(graph: Any) -> Iterator[str]:
     yield "}"
 
 
-def _dot_nodes(graph: Any, inside: dict[int | None, list[int]], parent: int | None, indent: str) -> Iterator[str]:
+def _dot_nodes(
+    graph: Any, inside: dict[int | None, list[int]], parent: int | None, indent: str
+) -> Iterator[str]:
     for node in inside.get(parent, ()):
         own = graph.nodes[node]
-        text = f"{node} [label={_quoted(own['label'])}, tooltip={_quoted(own.get('text', own['line']))}]"
+        text = (
+            f"{node} [label={_quoted(own['label'])},"
+            f" tooltip={_quoted(own.get('text', own['line']))}]"
+        )
         if node not in inside:
             yield f"{indent}{text}"
             continue

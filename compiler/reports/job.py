@@ -1,4 +1,6 @@
-"""A job of a plan: what it needs of its machines, and the script that starts it, for Slurm or Kubernetes."""
+"""A job of a plan: what it needs of its machines, and the script that starts it, for Slurm or
+Kubernetes.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,13 +29,18 @@ PROCESS = {CPU: 2 << 30, "cuda": 8 << 30}
 def needs(program: Program, name: str) -> dict[str, Any]:
     """The needs of a job whose run is called `name`, as `runtime/calibrate/doctor` reads them.
 
-    Bytes of memory and of host are of a rank, those of the checkpoint of all; links are those that step times go by, in
-    bytes and in seconds; without any where the GPU is not known.
+    Bytes of memory and of host are of a rank, those of the checkpoint of all; links are those that
+    step times go by, in bytes and in seconds; without any where the GPU is not known.
     """
     how, data, most = launch(program), program.train.data, largest(program)
     found = hardware(program) if most.device != CPU else None
     links = (
-        [("node", found.link, found.link_latency), ("network", found.network, found.network_latency)] if found else []
+        [
+            ("node", found.link, found.link_latency),
+            ("network", found.network, found.network_latency),
+        ]
+        if found
+        else []
     )
     known = gpu(program.cluster)
     return {
@@ -49,7 +56,9 @@ def needs(program: Program, name: str) -> dict[str, Any]:
         "memory": most.total,
         "host": most.host + PROCESS[most.device],
         "checkpoint": checkpoint_bytes(program),
-        "links": [{"name": name, "bandwidth": rate, "latency": latency} for name, rate, latency in links],
+        "links": [
+            {"name": name, "bandwidth": rate, "latency": latency} for name, rate, latency in links
+        ],
         "files": [file for each in data.sets or (data,) for file in each.files or ()],
     }
 
@@ -61,7 +70,9 @@ def largest(program: Program) -> Account:
 
 
 def checkpoint_bytes(program: Program) -> int:
-    """The bytes of a checkpoint: each parameter as its optimizer has it, and what that remembers of it."""
+    """The bytes of a checkpoint: each parameter as its optimizer has it, and what that
+    remembers of it.
+    """
     train = program.train
     item = ITEM_BYTES[PRECISIONS[train.master or ("fp64" if train.precision == "fp64" else "fp32")]]
     return parameter_count(program) * item * (1 + len(train.optimizer.slots))
@@ -72,21 +83,32 @@ FILES = {"slurm": "job.sbatch", "k8s": "job.yaml"}
 
 NEEDS = "needs.json"
 TRIES, RESTARTS = 3, 10
-"""How often ranks are started in one job of Slurm; how often a JobSet starts anew after failures."""
+"""How often ranks are started in one job of Slurm; how often a JobSet starts anew after
+failures.
+"""
 
 
 def files(
-    scheduler: str, program: Program, plan: Path, run: str, folder: Path, rest: Sequence[str], how: Mapping[str, Any]
+    scheduler: str,
+    program: Program,
+    plan: Path,
+    run: str,
+    folder: Path,
+    rest: Sequence[str],
+    how: Mapping[str, Any],
 ) -> dict[str, str]:
-    """The script and, for `scalec doctor`, what the job needs: name → text, beside the program in `folder`.
+    """The script and, for `scalec doctor`, what the job needs: name → text, beside the program in
+    `folder`.
 
-    `run` is the name of its runs; `how` has time, grace, cpus, sbatch, image and claim; `rest` are options of train.py.
+    `run` is the name of its runs; `how` has time, grace, cpus, sbatch, image and claim; `rest` are
+    options of train.py.
     """
     job = needs(program, run)
     job["files"] = _given(rest, "--data") or job["files"]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", run)
     label = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:30].strip("-")
-    label = label if label[:1].isalpha() else f"run-{label}".strip("-")  # names of services begin with a letter
+    # names of services begin with a letter
+    label = label if label[:1].isalpha() else f"run-{label}".strip("-")
     host = -(-job["host"] // 2**30)
     per_node = job["ranks_per_node"]
     file = FILES[scheduler]
@@ -109,7 +131,13 @@ def files(
         tries=TRIES,
         restarts=RESTARTS,
         out=quote((_given(rest, "--out") or [str(PurePath("runs", run))])[-1]),
-        command=join([str(folder / "train.py"), *([] if _given(rest, "--resume") else ["--resume", "auto"]), *rest]),
+        command=join(
+            [
+                str(folder / "train.py"),
+                *([] if _given(rest, "--resume") else ["--resume", "auto"]),
+                *rest,
+            ]
+        ),
     )
     return {NEEDS: dumps(job, indent=2) + "\n", file: text}
 
@@ -119,7 +147,10 @@ def _size(program: Program, job: Mapping[str, Any]) -> str:
     each = counted(job["ranks_per_node"], "GPU" if job["device"] == "cuda" else "rank")
     least, most = (f"{job['least']} to ", "up to ") if job["least"] < job["nodes"] else ("", "")
     mesh = f" of the mesh {words}" if (words := mesh_words(program)) else ""
-    return f"{least}{counted(job['nodes'], 'node')} of {each} make {most}{counted(job['ranks'], 'rank')}{mesh}"
+    return (
+        f"{least}{counted(job['nodes'], 'node')} of {each} make"
+        f" {most}{counted(job['ranks'], 'rank')}{mesh}"
+    )
 
 
 def _shown(text: str) -> str:

@@ -40,7 +40,10 @@ def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
 
 def _reduced_once(program: Program) -> Iterator[Diagnostic]:
     """Per-microbatch gradient reduction, in a pipeline whose stages reduce theirs when they end."""
-    pipeline, state = program.pipeline, next((state for state in program.state if state.gradients), None)
+    pipeline, state = (
+        program.pipeline,
+        next((state for state in program.state if state.gradients), None),
+    )
     if pipeline and state:
         kinds = ", ".join(kind for kind in STATES if kind != "gradients" and getattr(state, kind))
         message = "pipeline stages keep unsharded gradients and reduce them once per step"
@@ -57,24 +60,34 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
     if "bidirectional" in program.sees and data.masked is None:
         message = "a bidirectional model can see the tokens that it must predict"
         notes = (Note(data.spans["kind"], "labels are the tokens that follow"),)
-        help = "leave `bidirectional` out, or hide the tokens to predict: `masked = 15%  mask_token = …`"
+        help = (
+            "leave `bidirectional` out, or hide the tokens to predict: `masked = 15% "
+            " mask_token = …`"
+        )
         yield Diagnostic("W0902", message, program.region.span, "may look ahead", notes, help)
 
 
 def _long_interval(program: Program) -> Iterator[Diagnostic]:
-    """An interval of recompute that is longer than the repeat; of 2, a part of a repeat may have one iteration."""
+    """An interval of recompute that is longer than the repeat; of 2, a part of a repeat may
+    have one iteration.
+    """
     recompute = program.train.recompute
     for name in recompute.names if recompute.word == "every" and recompute.number > 2 else ():
         if (layers := program.size(name)) < recompute.number:
             recomputed = f"1 of {layers}" if layers > 1 else "all of them"
             span = program.train.spans["recompute"]
             help = f"write `every(2, {name})`, which recomputes half of them, or `recompute = full`"
-            message = f"`every({recompute.number}, {name})`: `{name}` has only {counted(layers, 'iteration')}"
+            message = (
+                f"`every({recompute.number}, {name})`: `{name}` has only"
+                f" {counted(layers, 'iteration')}"
+            )
             yield Diagnostic("W0903", message, span, f"recomputes {recomputed}", help=help)
 
 
 def _unequal_parts(program: Program) -> Iterator[Diagnostic]:
-    """Contiguous parts of a causal sequence, of which the last rank computes most; or a window, and chunks apart."""
+    """Contiguous parts of a causal sequence, of which the last rank computes most; or a window,
+    and chunks apart.
+    """
     for claim in (claim for claim in program.claims if claim.dim == SEQUENCE):
         ops = [op for op in program.ops if claim.axis in query_axes(program, op)]
         if not ops or any(OPS[op.kind].get(op, "mask") != "causal" for op in ops):
@@ -85,11 +98,18 @@ def _unequal_parts(program: Program) -> Iterator[Diagnostic]:
         if not claim.zigzag and min(windows) >= seq:
             pairs, part = seen_pairs(seq, causal=True), seq // axis.size
             most = (pairs - seen_pairs(seq - part, causal=True)) * axis.size / pairs
-            message = f"the last rank of `{axis.parent}` computes {most:.1f} times as much attention as the mean"
+            message = (
+                f"the last rank of `{axis.parent}` computes {most:.1f} times as much attention"
+                " as the mean"
+            )
             help = f"write `{claim.dim} over {axis.parent} as {ZIGZAG}`"
-            yield Diagnostic("W0904", message, claim.span, "contiguous parts of a causal sequence", help=help)
+            yield Diagnostic(
+                "W0904", message, claim.span, "contiguous parts of a causal sequence", help=help
+            )
         elif claim.zigzag and near < axis.size - 1:
-            message = f"chunks apart need the keys of all {axis.size - 1} other ranks of `{axis.parent}`"
+            message = (
+                f"chunks apart need the keys of all {axis.size - 1} other ranks of `{axis.parent}`"
+            )
             label = f"in contiguous parts a window of {max(windows):,} tokens needs those of {near}"
             yield Diagnostic("W0904", message, claim.span, label, help=f"leave `as {ZIGZAG}` out")
 
@@ -97,9 +117,14 @@ def _unequal_parts(program: Program) -> Iterator[Diagnostic]:
 def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
     """A warm-up at least as long as the run."""
     train, schedule = program.train, program.train.optimizer.schedule
-    if schedule.warmup > train.steps or (schedule.kind == "cosine" and schedule.warmup == train.steps):
+    if schedule.warmup > train.steps or (
+        schedule.kind == "cosine" and schedule.warmup == train.steps
+    ):
         message = f"warm-up takes {schedule.warmup:,} steps, but the run has only {train.steps:,}"
-        label = f"the learning rate never {'reaches its peak' if schedule.warmup > train.steps else 'falls'}"
+        label = (
+            "the learning rate never"
+            f" {'reaches its peak' if schedule.warmup > train.steps else 'falls'}"
+        )
         notes = (Note(train.spans["steps"], "the steps of the run"),)
         help = f"write a `warmup` below {train.steps}, or more `steps`"
         yield Diagnostic("W0910", message, schedule.spans["warmup"], label, notes, help)
@@ -107,7 +132,10 @@ def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
 
 def _ids_out_of_reach(program: Program) -> Iterator[Diagnostic]:
     """Files of 16 bits a token, and a vocabulary of more."""
-    data, vocabulary = program.train.data, min(map(program.valid, tables(program).values()), default=0)
+    data, vocabulary = (
+        program.train.data,
+        min(map(program.valid, tables(program).values()), default=0),
+    )
     if data.kind == "tokens" and data.dtype == "uint16" and vocabulary > 2**16:
         message = f"ids of uint16 end at 65,535, but the vocabulary has {vocabulary:,}"
         help = "write `dtype = uint32` if the files have 32 bits a token"
@@ -123,6 +151,9 @@ def _few_rows(program: Program) -> Iterator[Diagnostic]:
             said = counted(int(each), "row") if each >= 1 else "less than 1 row"
             message = f"each expert gets {said} of a microbatch on average"
             label = f"tensor cores multiply {least} rows at a time"
-            help = f"use larger microbatches, or put `{op.get('to')}` over more of the axes of the tokens"
+            help = (
+                f"use larger microbatches, or put `{op.get('to')}` over more of the axes of"
+                " the tokens"
+            )
             yield Diagnostic("W0905", message, op.span, label, help=help)
             return

@@ -1,4 +1,6 @@
-"""The ops of a step: the table of `explain time --lines` and its CSV; the critical path, of `--critical`."""
+"""The ops of a step: the table of `explain time --lines` and its CSV; the critical path, of
+`--critical`.
+"""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,18 @@ HEADER = (
 
 def lines(ops: Sequence[OpRow]) -> str:
     """A table of ops, those that take longest first."""
-    head = ("op", "value", "line", "where", "runs", "seconds", "on links", "operations", "bytes", "sent")
+    head = (
+        "op",
+        "value",
+        "line",
+        "where",
+        "runs",
+        "seconds",
+        "on links",
+        "operations",
+        "bytes",
+        "sent",
+    )
     rows = map(_row, sorted(ops, key=lambda row: -_computes(row) - _links(row)))
     return "\n".join(table([head, *rows], "llllr"))
 
@@ -35,7 +48,9 @@ def as_csv(ops: Sequence[OpRow]) -> str:
     for row in ops:
         kinds = [row.computes.get(kind, 0.0) for kind in KINDS]
         named = (row.kind, row.name, row.line, row.where, row.layers, row.count)
-        writer.writerow((*named, *kinds, _links(row), row.issued, row.operations, row.bytes, row.sent))
+        writer.writerow(
+            (*named, *kinds, _links(row), row.issued, row.operations, row.bytes, row.sent)
+        )
     return text.getvalue()
 
 
@@ -54,11 +69,16 @@ def _links(row: OpRow) -> float:
     return sum(row.sends.values())
 
 
-ABOUT = "slack: by how much longer an op of that line may take before the step does; the least of all its ops"
+ABOUT = (
+    "slack: by how much longer an op of that line may take before the step does; the least of"
+    " all its ops"
+)
 
 
 def critical(it: CriticalPath) -> str:
-    """A table by kind and plan line: first those on the path, the longest first, then others, the least slack first."""
+    """A table by kind and plan line: first those on the path, the longest first, then others,
+    the least slack first.
+    """
     rows = [("critical path", "seconds", "share", "slack", ""), *_path_rows(it)]
     return "\n".join((*table(rows, "lrrrl"), "", ABOUT))
 

@@ -1,4 +1,6 @@
-"""Profiled steps beside the prediction, by plan line, and the figures of hardware that would explain what differs."""
+"""Profiled steps beside the prediction, by plan line, and the figures of hardware that would
+explain what differs.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -17,7 +19,9 @@ LEAST = 0.001
 
 
 def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> str:
-    """Seconds of each line, for people; `predicted` where it is of the device that the steps ran on."""
+    """Seconds of each line, for people; `predicted` where it is of the device that the steps
+    ran on.
+    """
     rows = [heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
     return "\n".join([*summary(profile, predicted), "", *aligned(rows, "lr")])
 
@@ -38,7 +42,10 @@ def heading(beside: bool) -> list[str]:
 def _rows(profile: Profile, lines: Sequence[Line], beside: bool) -> Iterator[list[str]]:
     """A row for each line, and one for all."""
     for line in lines:
-        if line.name == ELSEWHERE or max(line.took, sum(line.predicted.values())) >= LEAST * profile.seconds:
+        if (
+            line.name == ELSEWHERE
+            or max(line.took, sum(line.predicted.values())) >= LEAST * profile.seconds
+        ):
             yield [line.name, *cells(line, beside)]
     total = Line(
         "in all",
@@ -64,14 +71,27 @@ EXACT = 5e-7
 
 
 def fitted(profile: Profile, lines: Sequence[Line], of: Report, found: Fit) -> str:
-    """The lines, those that differ most first, each with the ops that were predicted for it; then the figures."""
+    """The lines, those that differ most first, each with the ops that were predicted for it;
+    then the figures.
+    """
     rows = [[*heading(True), "differs"]]
     for line in sorted(lines, key=lambda line: -abs(line.excess)):
         rows.append([line.name, *cells(line, True), _signed(line.excess)])
         if abs(line.excess) >= LEAST * profile.seconds:
             least = LEAST * of.step.seconds
-            rows += (_op(op) for op in of.ops if op.line == line.name and sum(op.taken.values()) >= least)
-    return "\n".join([*summary(profile, of), "", *aligned(rows, "lr"), LINKS, "", *_explained(lines, of.on, found)])
+            rows += (
+                _op(op) for op in of.ops if op.line == line.name and sum(op.taken.values()) >= least
+            )
+    return "\n".join(
+        [
+            *summary(profile, of),
+            "",
+            *aligned(rows, "lr"),
+            LINKS,
+            "",
+            *_explained(lines, of.on, found),
+        ]
+    )
 
 
 def _signed(time: float) -> str:
@@ -82,7 +102,16 @@ def _op(op: OpRow) -> list[str]:
     """An op in the columns of its line."""
     computes, sends = sum(op.computes.values()), sum(op.sends.values())
     links = f"({seconds(sends)})" if sends else ""
-    return [f"  {op.kind} {op.name}, {op.where}", "", seconds(computes) if computes else "", "", links, "", "", ""]
+    return [
+        f"  {op.kind} {op.name}, {op.where}",
+        "",
+        seconds(computes) if computes else "",
+        "",
+        links,
+        "",
+        "",
+        "",
+    ]
 
 
 def _explained(lines: Sequence[Line], on: Hardware, found: Fit) -> Iterator[str]:
@@ -92,18 +121,30 @@ def _explained(lines: Sequence[Line], on: Hardware, found: Fit) -> Iterator[str]
         return
     rows = [_change(it, on, found) for it in FIGURES if it.of in found.changes]
     given = on.source if on.source == DATA_SHEETS else "in the file"
-    yield from aligned([("slower or faster", "seconds", "figure", given, "would explain it"), *rows], "lrlrr")
+    yield from aligned(
+        [("slower or faster", "seconds", "figure", given, "would explain it"), *rows], "lrlrr"
+    )
     before, after = (sum(abs(line.excess) for line in each) for each in (lines, found.lines))
     yield f"with that, lines differ by {seconds(after)} in all, in place of {seconds(before)}"
 
 
 def _change(it: Figure, on: Hardware, found: Fit) -> tuple[str, ...]:
-    """How much longer something takes, and the figure that says it; measured rows, where there are any."""
+    """How much longer something takes, and the figure that says it; measured rows, where there
+    are any.
+    """
     times = found.changes[it.of]
     share = f"{times - 1:+.0%}"
     if it.table and getattr(on.measured, it.table):
-        return it.of, share, f"[[{it.table.removesuffix('s')}]] seconds", "as measured", f"{times:.3g} times that"
-    given, explains = (", ".join(_figure(getattr(each, name)) for name in it.fields) for each in (on, found.on))
+        return (
+            it.of,
+            share,
+            f"[[{it.table.removesuffix('s')}]] seconds",
+            "as measured",
+            f"{times:.3g} times that",
+        )
+    given, explains = (
+        ", ".join(_figure(getattr(each, name)) for name in it.fields) for each in (on, found.on)
+    )
     return it.of, share, f"[{it.place}] {', '.join(it.fields.values())}", given, explains
 
 

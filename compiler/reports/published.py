@@ -1,6 +1,8 @@
-"""The best speeds that others have published, by class of model and GPU: what a prediction above them is compared with.
+"""The best speeds that others have published, by class of model and GPU: what a prediction above
+them is compared with.
 
-MFU counts causal attention by the pairs that are seen, and no parameters of the input embedding, as ours does.
+MFU counts causal attention by the pairs that are seen, and no parameters of the input embedding, as
+ours does.
 """
 
 from collections.abc import Iterator
@@ -13,9 +15,11 @@ from ..ir import Program
 
 @frozen
 class Published:
-    """A published speed of training in bf16: MFU, or 0.0 where that does not follow from what is published.
+    """A published speed of training in bf16: MFU, or 0.0 where that does not follow from what is
+    published.
 
-    parameters  in billions, of the model alone that has this speed; 0.0 where it is the best of its class
+    parameters  in billions, of the model alone that has this speed; 0.0 where it is the best of its
+                class
     tokens      a second and GPU, of that model
     """
 
@@ -65,11 +69,14 @@ BEST = (
 """The best of each class, and of models that are published by themselves."""
 
 ALIKE = 0.03
-"""The part by which the parameters of a model may differ from those of a published one to be the same."""
+"""The part by which the parameters of a model may differ from those of a published one to be
+the same.
+"""
 
 
 def get_warning(program: Program, gpu: str, mfu: float, tokens: float) -> Iterator[str]:
-    """A line where a prediction is above the best published speed of this model, or else of its class; none elsewhere.
+    """A line where a prediction is above the best published speed of this model, or else of its
+    class; none elsewhere.
 
     `tokens` are predicted for each second and GPU.
     """
@@ -82,17 +89,26 @@ def get_warning(program: Program, gpu: str, mfu: float, tokens: float) -> Iterat
         figures = f"{tokens:,.0f} tokens/s/GPU are above {best.tokens:,.0f}"
     else:
         return
-    yield f"{figures}, the best that is published ({best.what}; {best.source}): measure before you rely on it"
+    yield (
+        f"{figures}, the best that is published ({best.what}; {best.source}): measure before"
+        " you rely on it"
+    )
 
 
 def get_best(program: Program, gpu: str) -> Published | None:
-    """The published speed of a model of the same size, or the best of its class; None where there is neither."""
+    """The published speed of a model of the same size, or the best of its class; None where
+    there is neither.
+    """
     billions = parameter_count(program) / 1e9
     of_class = [
         each
         for each in BEST
-        if each.gpu == gpu and each.has_experts == bool(program.choices) and program.train.precision == "bf16"
+        if each.gpu == gpu
+        and each.has_experts == bool(program.choices)
+        and program.train.precision == "bf16"
     ]
-    same = [each for each in of_class if each.parameters and abs(billions / each.parameters - 1) < ALIKE]
+    same = [
+        each for each in of_class if each.parameters and abs(billions / each.parameters - 1) < ALIKE
+    ]
     others = [each for each in of_class if not each.parameters]
     return next(iter([*same, *others]), None)

@@ -1,4 +1,5 @@
-"""The numbers of a run's log over its steps: a table and charts for the terminal, and a page with a picture for each.
+"""The numbers of a run's log over its steps: a table and charts for the terminal, and a page with a
+picture for each.
 
 Non-goals: loads of experts (`expert_load`).
 """
@@ -20,7 +21,9 @@ ROWS, MARGIN = 5, 12
 """Lines of a chart, and columns left of it."""
 
 DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
-"""The bits of a braille character by column, its four dots from the bottom (Unicode 15, section 21.1)."""
+"""The bits of a braille character by column, its four dots from the bottom (Unicode 15, section
+21.1).
+"""
 
 
 @frozen
@@ -36,7 +39,10 @@ class Measure:
 
 
 LOSS, VALIDATION = Measure("loss", "loss", ".4f"), Measure("validation", "validation loss", ".4f")
-NORM, ROUTER_LOSS = Measure("norm", "gradient norm", ".3g"), Measure("router_loss", "router loss", ".4f")
+NORM, ROUTER_LOSS = (
+    Measure("norm", "gradient norm", ".3g"),
+    Measure("router_loss", "router loss", ".4f"),
+)
 SPEEDS = (
     Measure("tokens_per_s_gpu", "tokens/s/GPU", ",.0f"),
     Measure("tokens_per_s_process", "tokens/s/process", ",.0f"),
@@ -59,7 +65,11 @@ class Run:
 
     def points(self, measure: Measure) -> Points:
         """The logged steps that have this number."""
-        return [(it["step"], it[measure.key]) for it in self.records if isfinite(it.get(measure.key, nan))]
+        return [
+            (it["step"], it[measure.key])
+            for it in self.records
+            if isfinite(it.get(measure.key, nan))
+        ]
 
     @property
     def skipped(self) -> int:
@@ -68,7 +78,10 @@ class Run:
 
 
 def read(name: str, log: str) -> Run | None:
-    """The run of a log of JSON lines; None where no line has a loss.  ValueError or KeyError where it is no log."""
+    """The run of a log of JSON lines; None where no line has a loss.
+
+    ValueError or KeyError where it is no log.
+    """
     found: dict[int, dict[str, Any]] = {}
     for line in log.splitlines():
         record = json.loads(line)
@@ -90,7 +103,15 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
 def head(runs: Sequence[Run]) -> tuple[str, ...]:
     """The names of the table's columns; the column of speed names the units of the runs."""
     units = [speed.name for speed in SPEEDS if any(run.points(speed) for run in runs)]
-    return "run", "steps", "loss", "least", "validation", " or ".join(units) or SPEEDS[0].name, "skipped"
+    return (
+        "run",
+        "steps",
+        "loss",
+        "least",
+        "validation",
+        " or ".join(units) or SPEEDS[0].name,
+        "skipped",
+    )
 
 
 def row(run: Run) -> tuple[str, ...]:
@@ -101,12 +122,23 @@ def row(run: Run) -> tuple[str, ...]:
     speeds = [(measure, [value for _, value in run.points(measure)]) for measure in SPEEDS]
     speed = "".join(measure(median(values)) for measure, values in speeds if values)
     steps = f"{run.points(LOSS)[0][0]:,} to {run.records[-1]['step']:,}"
-    return run.name, steps, LOSS(losses[-1]), LOSS(min(losses)), validation, speed, str(run.skipped or "")
+    return (
+        run.name,
+        steps,
+        LOSS(losses[-1]),
+        LOSS(min(losses)),
+        validation,
+        speed,
+        str(run.skipped or ""),
+    )
 
 
 def charts(runs: Sequence[Run], columns: int) -> Iterator[str]:
     """A chart for each number and run."""
-    first, last = min(run.records[0]["step"] for run in runs), max(run.records[-1]["step"] for run in runs)
+    first, last = (
+        min(run.records[0]["step"] for run in runs),
+        max(run.records[-1]["step"] for run in runs),
+    )
     for measure in MEASURES:
         lines = [run.points(measure) for run in runs]
         values = [value for _, value in chain.from_iterable(lines)]
@@ -132,7 +164,9 @@ def _step_axis(first: int, last: int, width: int) -> str:
     return f"{'':>{MARGIN - 1}}{begin}{end:>{max(width - len(begin), len(end) + 1)}}"
 
 
-def _chart(points: Points, steps: tuple[int, int], values: tuple[float, float], columns: int) -> list[str]:
+def _chart(
+    points: Points, steps: tuple[int, int], values: tuple[float, float], columns: int
+) -> list[str]:
     """Lines of braille: in each column of dots the mean of its steps, joined to the next."""
     wide, high = 2 * columns, 4 * ROWS
     cells = [[0] * columns for _ in range(ROWS)]
@@ -147,14 +181,19 @@ def _joined(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int,
     """The dots of a line from one to another."""
     (x, y), (to_x, to_y) = begin, end
     count = max(to_x - x, abs(to_y - y))
-    return ((x + round((to_x - x) * at / count), y + round((to_y - y) * at / count)) for at in range(1, count + 1))
+    return (
+        (x + round((to_x - x) * at / count), y + round((to_y - y) * at / count))
+        for at in range(1, count + 1)
+    )
 
 
 def binned(points: Points, steps: tuple[int, int], count: int) -> Iterator[tuple[int, float]]:
     """The mean of the numbers in each of `count` equal parts of the steps that has any."""
     found: dict[int, list[float]] = {}
     for step, value in points:
-        found.setdefault((step - steps[0]) * (count - 1) // max(steps[1] - steps[0], 1), []).append(value)
+        found.setdefault((step - steps[0]) * (count - 1) // max(steps[1] - steps[0], 1), []).append(
+            value
+        )
     return ((at, fmean(found[at])) for at in sorted(found))
 
 
@@ -167,7 +206,10 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 190, 76, 20, 14
 
 def page(runs: Sequence[Run]) -> str:
     """The text of the file, which needs nothing else."""
-    steps = min(run.records[0]["step"] for run in runs), max(run.records[-1]["step"] for run in runs)
+    steps = (
+        min(run.records[0]["step"] for run in runs),
+        max(run.records[-1]["step"] for run in runs),
+    )
     measures = [measure for measure in MEASURES if _has_line(measure, runs)]
     pictures = [(measure.name, _picture(measure, runs, steps)) for measure in measures]
     return filled(

@@ -23,12 +23,16 @@ RESTARTS = 10
 """After how many failures of its own ranks a node of an elastic run starts them anew."""
 
 SEPARATE_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""Has torchrun's ranks meet in a store of their own at each start, without the keys of an earlier one."""
+"""Has torchrun's ranks meet in a store of their own at each start, without the keys of an
+earlier one.
+"""
 
 
 @frozen
 class Launch:
-    """How many machines a program runs on, and ranks on each; an elastic one goes on with as few as `least`."""
+    """How many machines a program runs on, and ranks on each; an elastic one goes on with as
+    few as `least`.
+    """
 
     nodes: int
     ranks_per_node: int
@@ -57,8 +61,14 @@ def launch(program: Program) -> Launch:
 
 
 def headline(program: Program) -> str:
-    """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many compute for a token."""
-    where = f"{counted(program.ranks, 'rank')}, {mesh_words(program)}" if program.ranks > 1 else "one rank"
+    """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many
+    compute for a token.
+    """
+    where = (
+        f"{counted(program.ranks, 'rank')}, {mesh_words(program)}"
+        if program.ranks > 1
+        else "one rank"
+    )
     where += f" ({each})" if (each := elastic_words(program)) else ""
     return f"{program.name}: {parameters(program)}{',' * bool(program.choices)} on {where}"
 
@@ -70,7 +80,9 @@ def parameters(program: Program) -> str:
 
 
 def elastic(program: Program) -> str:
-    """A table of the sizes of an elastic axis, and those that a step cannot have; "" without such an axis."""
+    """A table of the sizes of an elastic axis, and those that a step cannot have; "" without
+    such an axis.
+    """
     if not (axis := elastic_axis(program)):
         return ""
     each = every_size(program)
@@ -79,10 +91,16 @@ def elastic(program: Program) -> str:
         ("elastic", *(f"{axis.name} {size}" for size in sizes(program))),
         ("microbatches", *(f"{it.size(MICROBATCHES):,}" for it in each)),
         ("needs", *(amount(account(it).needs) for it in each)),
-        *([("a step", *(f"{found.step.seconds:,.3g} s" for found in times if found))] if all(times) else []),
+        *(
+            [("a step", *(f"{found.step.seconds:,.3g} s" for found in times if found))]
+            if all(times)
+            else []
+        ),
     ]
     left = left_out(program)
-    return "\n".join((*table([*zip(*columns, strict=True)], "lr"), *([f"not {left}"] if left else [])))
+    return "\n".join(
+        (*table([*zip(*columns, strict=True)], "lr"), *([f"not {left}"] if left else []))
+    )
 
 
 def tokens(program: Program) -> str:
@@ -96,7 +114,9 @@ def mesh_words(program: Program) -> str:
     for parent in dict.fromkeys(axis.parent for axis in program.axes):
         its = factors(program, parent)
         parts = " x ".join(f"{name} {program.axis(name).size}" for name in its)
-        axes.append(parts if its == [parent] else f"{parent} {program.degree(tuple(its))} ({parts})")
+        axes.append(
+            parts if its == [parent] else f"{parent} {program.degree(tuple(its))} ({parts})"
+        )
     return " x ".join(axes)
 
 
@@ -117,14 +137,19 @@ def communication(program: Program) -> str:
         return "no communication"
     axis = program.pipeline.axis if program.pipeline else ""
     heads = [
-        f"per step and rank {_numbers(ranks)} of {axis}" if axis else "per rank and step" for ranks in alike.values()
+        f"per step and rank {_numbers(ranks)} of {axis}" if axis else "per rank and step"
+        for ranks in alike.values()
     ]
-    rows = [[(head, "axis", "ranks", "calls", "input"), *rows] for head, rows in zip(heads, alike, strict=True)]
+    rows = [
+        [(head, "axis", "ranks", "calls", "input"), *rows]
+        for head, rows in zip(heads, alike, strict=True)
+    ]
     return tables(rows)
 
 
 def needs_by_load(program: Program) -> str:
-    """A table of what the rank that needs most needs by the rows that its experts get; "" where all ranks get as many.
+    """A table of what the rank that needs most needs by the rows that its experts get; "" where all
+    ranks get as many.
 
     For instance `room = 1.25   10,240   45.4 GiB   fits`.
     """
@@ -136,7 +161,9 @@ def needs_by_load(program: Program) -> str:
 
 
 def kernels(program: Program) -> str:
-    """Whose kernels a program calls, and what is fused, with the plan's lines; "" where they are torch's."""
+    """Whose kernels a program calls, and what is fused, with the plan's lines; "" where they
+    are torch's.
+    """
     if program.train.kernels != TRITON:
         return ""
     places: dict[str, dict[str, None]] = {}
@@ -144,13 +171,17 @@ def kernels(program: Program) -> str:
         if op.kind in FUSED:
             places.setdefault(op.kind, {})[str(op.span)] = None
     fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))
-    return f"kernels: Triton's, with tiles for {chip(program)}" + (f"\nfused: {fused}" if fused else "")
+    return f"kernels: Triton's, with tiles for {chip(program)}" + (
+        f"\nfused: {fused}" if fused else ""
+    )
 
 
 def recomputation(program: Program) -> str:
-    """The choice of `recompute = auto`, and the time that it adds; "" where the plan says what is recomputed.
+    """The choice of `recompute = auto`, and the time that it adds; "" where the plan says what is
+    recomputed.
 
-    For instance `recomputed: rmsnorm at llama.scale:20; adds 0.3% to the computation of a microbatch`.
+    For instance `recomputed: rmsnorm at llama.scale:20; adds 0.3% to the computation of a
+    microbatch`.
     """
     if program.train.recompute.word != AUTO:
         return ""
@@ -159,7 +190,9 @@ def recomputation(program: Program) -> str:
     found, dims = again(program), {dim.name for dim in program.dims}
     layers = [f"all of each of {name}" for name in program.recomputed if name in dims]
     ops = [found[name] for name in program.recomputed if name in found]
-    what = ", ".join(layers or dict.fromkeys(f"{OPS[op.kind].plan_name} at {op.span}" for op in ops))
+    what = ", ".join(
+        layers or dict.fromkeys(f"{OPS[op.kind].plan_name} at {op.span}" for op in ops)
+    )
     from ..analysis.hardware import hardware
 
     measure = "the computation" if hardware(program) else "the operations"
@@ -167,7 +200,8 @@ def recomputation(program: Program) -> str:
 
 
 def largest_bucket(program: Program, model: Program) -> str:
-    """The size by `bucket = auto` of a plan, which `model` is before any pass; "" where the plan says the size.
+    """The size by `bucket = auto` of a plan, which `model` is before any pass; "" where the plan
+    says the size.
 
     For instance `largest bucket: 512.0 MiB, by the seconds of a step on h100_sxm`.
     """
@@ -176,7 +210,11 @@ def largest_bucket(program: Program, model: Program) -> str:
     from ..analysis.hardware import hardware
 
     size, on = program.flow.largest, hardware(program)
-    why = f"by the seconds of a step on {on.name}" if on else "as the speed of the cluster's GPU is not known"
+    why = (
+        f"by the seconds of a step on {on.name}"
+        if on
+        else "as the speed of the cluster's GPU is not known"
+    )
     return f"largest bucket: {amount(size) if size else 'unset'}, {why}"
 
 
@@ -190,7 +228,10 @@ def _communication(program: Program, rank: int) -> list[Row]:
         total = totals.setdefault((kind, axes_of(program, each), each.ranks), [0, 0])
         total[0] += each.count
         total[1] += each.count * each.bytes
-    rows = [(kind, axes, f"{ranks:,}", f"{n:,}", amount(size)) for (kind, axes, ranks), (n, size) in totals.items()]
+    rows = [
+        (kind, axes, f"{ranks:,}", f"{n:,}", amount(size))
+        for (kind, axes, ranks), (n, size) in totals.items()
+    ]
     return sorted(rows)
 
 
@@ -212,11 +253,18 @@ def axes_of(program: Program, collective: Collective) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], aligned: str = "llr") -> Iterator[str]:
-    """Lines of columns flush left or right, by the letters of `aligned`, whose last is for all further columns."""
+    """Lines of columns flush left or right, by the letters of `aligned`, whose last is for all
+    further columns.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    flush = [str.ljust if letter == "l" else str.rjust for letter in aligned.ljust(len(widths), aligned[-1])]
+    flush = [
+        str.ljust if letter == "l" else str.rjust
+        for letter in aligned.ljust(len(widths), aligned[-1])
+    ]
     for row in rows:
-        yield "  ".join(to(cell, width) for to, cell, width in zip(flush, row, widths, strict=False)).rstrip()
+        yield "  ".join(
+            to(cell, width) for to, cell, width in zip(flush, row, widths, strict=False)
+        ).rstrip()
 
 
 def tables(parts: Sequence[Sequence[Sequence[str]]]) -> str:

@@ -1,4 +1,5 @@
-"""The report of `scalec explain time`: what a step takes, on what, and how much of the GPU's peak it is.
+"""The report of `scalec explain time`: what a step takes, on what, and how much of the GPU's peak
+it is.
 
 Non-goals: the times themselves (`analysis.time`).
 """
@@ -26,12 +27,17 @@ LEAST = 0.0005
 """The least share of a step that a row has."""
 
 HIDDEN = 1000
-"""The seconds of computation for each second of a group's collectives from which on these are not worth a word."""
+"""The seconds of computation for each second of a group's collectives from which on these are
+not worth a word.
+"""
 
 
 def time(it: Report) -> str:
     """The time of a step, for people."""
-    summary = f"{seconds(it.step.seconds)} a step, {it.tokens:,.0f} tokens/s/GPU, MFU {it.mfu:.1%}, HFU {it.hfu:.1%}"
+    summary = (
+        f"{seconds(it.step.seconds)} a step, {it.tokens:,.0f} tokens/s/GPU, MFU {it.mfu:.1%},"
+        f" HFU {it.hfu:.1%}"
+    )
     rows = [("", "seconds", "share", "at"), *_rows(it)]
     said = "\n".join((summary, *_loads(it), *_full(it.room), *_whose(it)))
     return "\n\n".join(
@@ -59,13 +65,16 @@ def _source(it: Report) -> str:
 
 
 def expected(on: Hardware) -> str:
-    """Where the speeds of GPUs and links are from, and by how much a step may differ from its prediction."""
+    """Where the speeds of GPUs and links are from, and by how much a step may differ from its
+    prediction.
+    """
     error = "15 to 20%" if on.source == DATA_SHEETS else f"{on.error:.0%}"
     return f"by {on.source}: expect {error}"
 
 
 MFU = (
-    "MFU: 6 operations for each token and parameter but the embedding's, and attention's of the pairs that are seen;\n"
+    "MFU: 6 operations for each token and parameter but the embedding's, and attention's of"
+    " the pairs that are seen;\n"
     "HFU: all operations that are done, backward's recomputation too."
 )
 
@@ -98,23 +107,35 @@ def _watched(it: Report) -> Iterator[str]:
     if found := [*looks(it.program, it.step.seconds, it.on)]:
         rows = [(each.said, seconds(each.seconds), seconds(each.of_a_step)) for each in found]
         share = sum(each.of_a_step for each in found) / it.step.seconds
-        yield "\n".join(table([("watch, besides", "seconds", "of a step"), *rows, ("", "", f"{share:.2%}")], "lrr"))
+        yield "\n".join(
+            table(
+                [("watch, besides", "seconds", "of a step"), *rows, ("", "", f"{share:.2%}")], "lrr"
+            )
+        )
 
 
 def _unpriced(it: Report) -> Iterator[str]:
-    """Kernels of which no time is known: those that are told to be deterministic, by the IR or by `replay`."""
+    """Kernels of which no time is known: those that are told to be deterministic, by the IR or
+    by `replay`.
+    """
     program = it.program
-    told = bool(program.watch.replay) or any(dict(op.attrs).get(DETERMINISTIC.name) == "on" for op in program.ops)
+    told = bool(program.watch.replay) or any(
+        dict(op.attrs).get(DETERMINISTIC.name) == "on" for op in program.ops
+    )
     if told and not it.on.synchronous:
         yield (
-            "not in it: by how much deterministic kernels are slower, which is not known of torch's;\n"
-            "FlashAttention-3's backward of attention takes up to 1.6 times as long (arXiv:2601.21824)"
+            "not in it: by how much deterministic kernels are slower, which is not known of"
+            " torch's;\n"
+            "FlashAttention-3's backward of attention takes up to 1.6 times as long"
+            " (arXiv:2601.21824)"
         )
 
 
 def _loads(it: Report) -> Iterator[str]:
     """The step where experts of a rank get more rows than others, for instance `worst: 3.10 s`."""
-    if others := [f"{name}: {seconds(spent)}" for name, spent in it.loads.items() if name != "balanced"]:
+    if others := [
+        f"{name}: {seconds(spent)}" for name, spent in it.loads.items() if name != "balanced"
+    ]:
         yield f"at an equal load of experts; {', '.join(others)}"
 
 
@@ -128,10 +149,15 @@ def _limit(it: Report) -> Iterator[str]:
         yield "limited by: the host" + (f", which {_pace(it)}" if _issues(it) else "")
     elif kind == BUBBLE and (pipeline := it.program.pipeline):
         ranks, microbatches = it.program.axis(pipeline.axis).size, it.program.size(MICROBATCHES)
-        yield f"limited by: the bubble of {counted(ranks, 'rank')} with {counted(microbatches, 'microbatch')}"
+        yield (
+            f"limited by: the bubble of {counted(ranks, 'rank')} with"
+            f" {counted(microbatches, 'microbatch')}"
+        )
     elif axes != kind:
         across = crosses(it.program, tuple(axes.split(" × ")), it.on.ranks_per_node)
-        yield f"limited by: collectives over {axes}, {'across nodes' if across else 'within a node'}"
+        yield (
+            f"limited by: collectives over {axes}, {'across nodes' if across else 'within a node'}"
+        )
     elif held is not None:
         yield f"limited by: {kind}, at {held:.0%} of {RATES.get(kind, MEMORY)}"
 
@@ -141,7 +167,9 @@ RATES = {str(kind): "the GPU's peak" for kind in ("products", "attention")}
 
 
 def _issues(it: Report) -> bool:
-    """Whether the host has a row of its own, with its pace: it issues ops that another device computes."""
+    """Whether the host has a row of its own, with its pace: it issues ops that another device
+    computes.
+    """
     return bool(it.ops) and not it.on.synchronous
 
 
@@ -156,7 +184,10 @@ def _pace(it: Report) -> str:
 def _whose(it: Report) -> Iterator[str]:
     """The rank whose time is told, of a pipeline."""
     if it.program.pipeline:
-        yield f"below, the time of rank {it.step.rank} of {it.program.pipeline.axis}, which computes longest"
+        yield (
+            f"below, the time of rank {it.step.rank} of {it.program.pipeline.axis}, which"
+            " computes longest"
+        )
 
 
 NONE = "would help: no plan with one setting changed"
@@ -173,7 +204,8 @@ def _advice(it: Report) -> Iterator[str]:
 
 
 def advice_tables(it: Report) -> Iterator[list[tuple[str, ...]]]:
-    """Faster plans that fit, then faster ones that do not; of a plan that does not fit, the plans that do.
+    """Faster plans that fit, then faster ones that do not; of a plan that does not fit, the plans
+    that do.
 
     Each table has a head and a row for each plan; none where none was looked for.
     """
@@ -196,7 +228,9 @@ def _neighbour(it: Report, other: Neighbour) -> tuple[str, str, str, str]:
 
 
 def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:
-    """Kinds of time, the longest first, each with the plan's lines that take most; shorter ones add up."""
+    """Kinds of time, the longest first, each with the plan's lines that take most; shorter ones
+    add up.
+    """
     rest, step = 0.0, it.step
     kinds = step.kinds | ({HOST: step.kinds.get(HOST, 0.0)} if _issues(it) else {})
     for kind, spent in sorted(kinds.items(), key=lambda pair: -pair[1]):
@@ -209,10 +243,18 @@ def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _at(step: StepTime, kind: str) -> Iterator[str]:
-    """The lines that take most, for instance `llama.scale:28 2.98 s, :22 374.0 ms`; nothing where there is one."""
-    lines = sorted(((spent, line) for (of, line), spent in step.spent.items() if of == kind), reverse=True)
+    """The lines that take most, for instance `llama.scale:28 2.98 s, :22 374.0 ms`; nothing
+    where there is one.
+    """
+    lines = sorted(
+        ((spent, line) for (of, line), spent in step.spent.items() if of == kind), reverse=True
+    )
     if len(lines) > 1:
-        most = [(spent, *line.rsplit(":", 1)) for spent, line in lines[:LINES] if spent >= LEAST * step.seconds]
+        most = [
+            (spent, *line.rsplit(":", 1))
+            for spent, line in lines[:LINES]
+            if spent >= LEAST * step.seconds
+        ]
         files = ["", *(file for _, file, _ in most)]
         yield ", ".join(
             f"{'' if file == before else file}:{line} {seconds(spent)}"
@@ -239,4 +281,10 @@ def seconds(time: float) -> str:
     """For instance `8.70 s`, `3.1 ms` or `12 µs`."""
     if not time:
         return "0"
-    return f"{time:.2f} s" if time >= 1 else f"{time * 1e3:.1f} ms" if time >= 1e-3 else f"{time * 1e6:.0f} µs"
+    return (
+        f"{time:.2f} s"
+        if time >= 1
+        else f"{time * 1e3:.1f} ms"
+        if time >= 1e-3
+        else f"{time * 1e6:.0f} µs"
+    )

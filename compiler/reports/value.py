@@ -15,11 +15,13 @@ def names_of(program: Program) -> list[str]:
     return [name for name in dict.fromkeys(map(base, program.types)) if not name.startswith("_")]
 
 
-def explain_value(name: str, worked: Program, placed: Program, final: Program, rows: Mapping[str, OpRow]) -> str:
+def explain_value(
+    name: str, worked: Program, placed: Program, final: Program, rows: Mapping[str, OpRow]
+) -> str:
     """All that decided where a value lies, for people.
 
-    `worked` is the program after `propagate`, `placed` after `insert_collectives`, `final` after the last pass; `rows`
-    are its ops by the name of their results, where the GPU's speed is known.
+    `worked` is the program after `propagate`, `placed` after `insert_collectives`, `final` after
+    the last pass; `rows` are its ops by the name of their results, where the GPU's speed is known.
     """
     params = [param for param in placed.params if param.name == name]
     made = {value.name: op for op in worked.ops for value in op.outputs if base(value.name) == name}
@@ -28,7 +30,9 @@ def explain_value(name: str, worked: Program, placed: Program, final: Program, r
     for op in placed.ops:
         for value in op.outputs:
             if value.name in made and op.kind not in ("leaf", "coerce"):
-                parts.append("\n".join([*_value(value, made[value.name], worked), *_tokens(value, seen)]))
+                parts.append(
+                    "\n".join([*_value(value, made[value.name], worked), *_tokens(value, seen)])
+                )
     lines = {str(op.span) for op in made.values() if op.kind != "leaf"}
     return "\n\n".join([*dict.fromkeys(parts), *_coercions(name, lines, final, rows)])
 
@@ -49,7 +53,11 @@ def _value(value: Value, op: Op, program: Program) -> Iterator[str]:
         named = [claim for claim in _over(axis, program) if claim.dim in space]
         first = [claim for claim in named if claim.dim == work.get(axis.name)]
         rest = [claim for claim in named if claim not in first]
-        none = "no rule over it names a dim of the op" if not named else "the op is done alike by all of its ranks"
+        none = (
+            "no rule over it names a dim of the op"
+            if not named
+            else "the op is done alike by all of its ranks"
+        )
         yield _why(axis, value.type, [*first, *rest] if first else [], none)
 
 
@@ -71,16 +79,27 @@ def _why(axis: Axis, type: Type, claims: list[Claim], none: str) -> str:
     if not claims:
         return f"  {axis.name}: {type.at(axis.name)}, {none}"
     first, *lost = (f"`{claim.dim} over {axis.parent}` ({claim.span})" for claim in claims)
-    sums = f"a sum over `{claims[0].dim}` that is still to be done, " if str(type.at(axis.name)) == "P" else ""
-    return f"  {axis.name}: {type.at(axis.name)}, {sums}by {first}{', before ' * bool(lost)}{', '.join(lost)}"
+    sums = (
+        f"a sum over `{claims[0].dim}` that is still to be done, "
+        if str(type.at(axis.name)) == "P"
+        else ""
+    )
+    return (
+        f"  {axis.name}: {type.at(axis.name)}, {sums}by"
+        f" {first}{', before ' * bool(lost)}{', '.join(lost)}"
+    )
 
 
 def _shown(type: Type) -> str:
     return f"{type.dtype}[{', '.join(type.dims)}]"
 
 
-def _coercions(name: str, lines: set[str], final: Program, rows: Mapping[str, OpRow]) -> Iterator[str]:
-    """A table of the coercions of the value and of its gradient, and of the buckets that hold it."""
+def _coercions(
+    name: str, lines: set[str], final: Program, rows: Mapping[str, OpRow]
+) -> Iterator[str]:
+    """A table of the coercions of the value and of its gradient, and of the buckets that hold
+    it.
+    """
     calls = {each.value: each for rank in places(final) for each in collectives(final, rank)}
     buckets = {bucket.name for bucket in final.buckets if name in bucket.params}
     found: list[tuple[str, ...]] = []
@@ -88,12 +107,21 @@ def _coercions(name: str, lines: set[str], final: Program, rows: Mapping[str, Op
         if op.kind != "coerce":
             continue
         call, row = calls.get(op.outputs[0].name), rows.get(op.outputs[0].name)
-        around = {base(op.inputs[0]).removeprefix("d_"), base(op.outputs[0].name).removeprefix("d_")}
-        own = name in around or (str(op.span) in lines and any(each.startswith("_") for each in around))
+        around = {
+            base(op.inputs[0]).removeprefix("d_"),
+            base(op.outputs[0].name).removeprefix("d_"),
+        }
+        own = name in around or (
+            str(op.span) in lines and any(each.startswith("_") for each in around)
+        )
         if own or (call and call.bucket in buckets):
-            change = f"{op.inputs[0]} {op.get('from')}→{op.get('to')} over {', '.join(op.names('axes'))}"
+            change = (
+                f"{op.inputs[0]} {op.get('from')}→{op.get('to')} over {', '.join(op.names('axes'))}"
+            )
             sent = (
-                (call.op, f"{call.count} × {amount(call.bytes)}", call.where) if call else ("nothing is sent", "", "")
+                (call.op, f"{call.count} × {amount(call.bytes)}", call.where)
+                if call
+                else ("nothing is sent", "", "")
             )
             seconds = f"{sum(row.sends.values()) * 1e3:.3g} ms" if row and row.sends else ""
             found.append((change, *sent, seconds, str(op.span)))

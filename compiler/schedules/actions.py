@@ -68,7 +68,9 @@ _FORWARDS = (Work.FORWARD, Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
 class Known:
     """A holder of the results of functions that run `once` for each."""
 
-    known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
+    known: dict[object, object] = field(
+        factory=dict[object, object], init=False, eq=False, repr=False
+    )
 
 
 K = TypeVar("K", bound=Known)
@@ -76,7 +78,9 @@ T = TypeVar("T")
 
 
 def once(function: Callable[[K], T]) -> Callable[[K], T]:
-    """A function that is asked often, and runs once for each: the result stays with what it is of."""
+    """A function that is asked often, and runs once for each: the result stays with what it is
+    of.
+    """
 
     @wraps(function)
     def asked(of: K) -> T:
@@ -116,9 +120,13 @@ class Schedule(Known):
 
     @property
     def grouped(self) -> list[list[str]]:
-        """The same with groups between brackets: `[0SEND_F1` is the first of one, `0RECV_B0]` the last."""
+        """The same with groups between brackets: `[0SEND_F1` is the first of one, `0RECV_B0]`
+        the last.
+        """
         first, last = ({str(each[end]) for each in self.groups} for end in (0, -1))
-        return [[f"{'[' * (it in first)}{it}{']' * (it in last)}" for it in row] for row in self.words]
+        return [
+            [f"{'[' * (it in first)}{it}{']' * (it in last)}" for it in row] for row in self.words
+        ]
 
     @cached_property
     def splits(self) -> bool:
@@ -135,15 +143,18 @@ class Schedule(Known):
     def forwards(self) -> "Schedule":
         """The part for evaluation: forwards and their messages, in the same order.
 
-        If ranks do not wait for each other in the whole, they do not in this: of the messages here that were never
-        matched, take the one that is matched first in the whole.  All that its two ranks do here before they post it
-        they do before it there too, so it is done; both post it, and it is matched.  The same holds of groups.
+        If ranks do not wait for each other in the whole, they do not in this: of the messages here
+        that were never matched, take the one that is matched first in the whole.  All that its two
+        ranks do here before they post it they do before it there too, so it is done; both post it,
+        and it is matched.  The same holds of groups.
         """
         rows, groups = (
             [tuple(action for action in each if action.work in _FORWARDS) for each in rows]
             for rows in (self.rows, self.groups)
         )
-        return evolve(self, rows=tuple(rows), groups=tuple(group for group in groups if len(group) > 1))
+        return evolve(
+            self, rows=tuple(rows), groups=tuple(group for group in groups if len(group) > 1)
+        )
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in the model's order."""
@@ -151,11 +162,16 @@ class Schedule(Known):
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Rank, place in the row, action."""
-        return ((rank, at, action) for rank, row in enumerate(self.rows) for at, action in enumerate(row))
+        return (
+            (rank, at, action)
+            for rank, row in enumerate(self.rows)
+            for at, action in enumerate(row)
+        )
 
 
 def spans(row: Row) -> dict[int, range]:
-    """The cells of a row from where a stage begins to where it has ended: at the next action that computes.
+    """The cells of a row from where a stage begins to where it has ended: at the next action that
+    computes.
 
     The value that a last action makes is sent before a reduction begins.
     """
@@ -171,7 +187,9 @@ def stages_of_rank(stage_to_rank: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 class ScheduleError(Exception):
-    """A schedule cannot do what it is asked for: why, with the arithmetic, and what it can do instead."""
+    """A schedule cannot do what it is asked for: why, with the arithmetic, and what it can do
+    instead.
+    """
 
     def __init__(self, why: str, help: str) -> None:
         super().__init__(why)

@@ -1,4 +1,6 @@
-"""Activation memory of ranks over their rows: microbatches between forward and backward, and values between stages."""
+"""Activation memory of ranks over their rows: microbatches between forward and backward, and
+values between stages.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Beside:
-    """The actions of a rank that compute, and what it holds during each beside its own microbatch in its stage.
+    """The actions of a rank that compute, and what it holds during each beside its own microbatch
+    in its stage.
 
     kept    of other microbatches, and of this one in other stages
     handed  of what stages hand to each other, but for that which the action takes
@@ -35,9 +38,9 @@ class Keeps:
     weight: tuple[float, ...]
     """From the input part to the weight part."""
     handed: float = 0
-    """Peak memory of values between stages: each from where its message begins, or from the action that makes it for a
-    stage of the same rank, to the action that takes it.  One value of each kind that a stage sends is under way until
-    the next."""
+    """Peak memory of values between stages: each from where its message begins, or from the action
+    that makes it for a stage of the same rank, to the action that takes it.  One value of each kind
+    that a stage sends is under way until the next."""
     cuts: tuple[float, ...] = ()
     """Bytes that each stage hands to the next, and gets back, where stages differ."""
 
@@ -89,7 +92,10 @@ class MemoryBudget:
 
     def holds(self, schedule: Schedule) -> bool:
         """Whether all ranks keep to it."""
-        return all(held <= most for held, most in zip(high_water(schedule, self.keeps), self.most, strict=True))
+        return all(
+            held <= most
+            for held, most in zip(high_water(schedule, self.keeps), self.most, strict=True)
+        )
 
 
 def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
@@ -115,7 +121,9 @@ def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
 
 
 def _more(action: Action, last: int, keeps: Keeps) -> float:
-    """Memory that an action adds between stages; when a send begins, the one before of its kind is gone."""
+    """Memory that an action adds between stages; when a send begins, the one before of its kind
+    is gone.
+    """
     if action.work.is_message:
         size = keeps.between(action.stage, action.peer)
         return -size if action.work.sends else size
@@ -138,25 +146,31 @@ def passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
 
 
 def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, ...]:
-    """The most that each rank holds at once; without `keeps`, of how many forwards backward is not done.
+    """The most that each rank holds at once; without `keeps`, of how many forwards backward is not
+    done.
 
     Rows have messages, unless what stages hand to each other counts nothing.
     """
     of = keeps or Keeps.uniform(schedule.stages)
-    each = ((it, it.cells.each(lambda action: max(of.before(action), of.after(action)))) for it in beside(schedule, of))
+    each = (
+        (it, it.cells.each(lambda action: max(of.before(action), of.after(action))))
+        for it in beside(schedule, of)
+    )
     return tuple((it.kept + it.handed + own).max(initial=0).item() for it, own in each)
 
 
 def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
     """How much of what stages hand to each other a rank always needs memory for.
 
-    One gradient for each stage that others give one: whatever else it holds, what frees memory can then go on.  And
-    those of which one is under way.
+    One gradient for each stage that others give one: whatever else it holds, what frees memory can
+    then go on.  And those of which one is under way.
     """
     last = len(stage_to_rank) - 1
     stages = stages_of_rank(stage_to_rank, rank)
     gradients = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
-    near = ((stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last)
+    near = (
+        (stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last
+    )
     return gradients + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
 
 

@@ -1,11 +1,12 @@
 """The best of all orders, as far as it can be looked for: exactly in small cases.
 
-A search by levels, each one cell longer than the last, that keeps the most promising of each.  Where it never
-has to drop one, no order is better than what it finds.
+A search by levels, each one cell longer than the last, that keeps the most promising of each.
+Where it never has to drop one, no order is better than what it finds.
 
-It branches as Giffler and Thompson (1960) do: of all that could be next something ends first, on some rank, and in some
-best order what that rank does next begins before that end.  An action that takes memory may also be left for later,
-since others may need it more; then the same holds of the rest.
+It branches as Giffler and Thompson (1960) do: of all that could be next something ends first, on
+some rank, and in some best order what that rank does next begins before that end.  An action that
+takes memory may also be left for later, since others may need it more; then the same holds of the
+rest.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +17,12 @@ from .feasibility import Task
 from .partial_schedule import Move, Progress
 
 
-def searched(task: Task, below: float, width: int, fits: Callable[[Progress], bool]) -> Progress | None:
-    """The best order found that `fits` and takes less than `below`, with `width` orders on each level; else none."""
+def searched(
+    task: Task, below: float, width: int, fits: Callable[[Progress], bool]
+) -> Progress | None:
+    """The best order found that `fits` and takes less than `below`, with `width` orders on each
+    level; else none.
+    """
     bound = Bound.of(task)
     best: Progress | None = None
     level = [Progress.begin(task)]
@@ -26,14 +31,22 @@ def searched(task: Task, below: float, width: int, fits: Callable[[Progress], bo
         for child in children:
             if child.is_done and max(child.free) < below and fits(child):
                 best, below = child, max(child.free)
-        costs = sorted((bound(child), sum(child.free), at) for at, child in enumerate(children) if not child.is_done)
+        costs = sorted(
+            (bound(child), sum(child.free), at)
+            for at, child in enumerate(children)
+            if not child.is_done
+        )
         level = _undominated((children[at] for cost, _, at in costs if cost < below), width)
     return best
 
 
 def _next(progress: Progress) -> Iterator[Progress]:
     """Orders with one cell more."""
-    moves = [(move.end, rank, move) for rank in range(len(progress.free)) for move in progress.moves(rank)]
+    moves = [
+        (move.end, rank, move)
+        for rank in range(len(progress.free))
+        for move in progress.moves(rank)
+    ]
     moves = [each for each in moves if progress.fits(each[2])]
     moves.sort(key=lambda each: each[:2])
     tried: set[Move] = set()
@@ -49,7 +62,9 @@ def _next(progress: Progress) -> Iterator[Progress]:
 
 
 def _undominated(orders: Iterable[Progress], width: int) -> list[Progress]:
-    """The first orders, without those that have done no more than another and are nowhere earlier."""
+    """The first orders, without those that have done no more than another and are nowhere
+    earlier.
+    """
     kept: dict[object, list[tuple[float, ...]]] = {}
     found: list[Progress] = []
     for progress in orders:
@@ -65,7 +80,9 @@ def _undominated(orders: Iterable[Progress], width: int) -> list[Progress]:
 
 @frozen
 class Bound:
-    """The least time that orders can take: the rest of each stage's work, and then what must follow the last of it."""
+    """The least time that orders can take: the rest of each stage's work, and then what must
+    follow the last of it.
+    """
 
     task: Task
     begins: tuple[float, ...]
@@ -99,9 +116,16 @@ class Bound:
         for rank, stages in enumerate(self.task.stages_of):
             rest = free = max(progress.free[rank], self.begins[rank])
             for stage in stages:
-                forwards, backwards = count - filling.forwards[stage], count - filling.backwards[stage]
+                forwards, backwards = (
+                    count - filling.forwards[stage],
+                    count - filling.backwards[stage],
+                )
                 forward, backward = forwards * times.forward[stage], backwards * times.input[stage]
-                rest += forward + backward + (backwards + len(progress.owed[stage])) * times.weight[stage]
+                rest += (
+                    forward
+                    + backward
+                    + (backwards + len(progress.owed[stage])) * times.weight[stage]
+                )
                 if forwards:
                     least = max(least, free + forward + self.after_forward[stage])
                 if backwards:

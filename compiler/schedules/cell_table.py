@@ -41,7 +41,9 @@ class CellTable:
 
     def where(self, chosen: NDArray[np.bool_] | Numbers) -> "CellTable":
         """Some of the cells."""
-        rank, at, microbatch, like = (column[chosen] for column in (self.rank, self.at, self.microbatch, self.like))
+        rank, at, microbatch, like = (
+            column[chosen] for column in (self.rank, self.at, self.microbatch, self.like)
+        )
         return CellTable(self.schedule, rank, at, microbatch, like, self.kinds)
 
     def cell(self, number: SupportsIndex) -> Cell:
@@ -63,11 +65,15 @@ class CellTable:
     @property
     def counts(self) -> Counter[tuple[int, Work]]:
         """How many each stage has of each kind of work."""
-        each = zip(self.kinds, np.bincount(self.like, minlength=len(self.kinds)).tolist(), strict=True)
+        each = zip(
+            self.kinds, np.bincount(self.like, minlength=len(self.kinds)).tolist(), strict=True
+        )
         return Counter({(kind.stage, kind.work): count for kind, count in each})
 
     def largest(self, sizes: NDArray[Any]) -> list[int]:
-        """The number of the first cell of each kind for which a size is largest; kinds as they first occur."""
+        """The number of the first cell of each kind for which a size is largest; kinds as they
+        first occur.
+        """
         kinds = (np.flatnonzero(self.like == kind) for kind in dict.fromkeys(self.like.tolist()))
         return [int(cells[sizes[cells].argmax()]) for cells in kinds]
 
@@ -98,7 +104,9 @@ class CellTable:
         return bool(np.all(self.at_home | self.are_messages)) and all(map(self._once, "FIW"))
 
     def _once(self, part: str) -> bool:
-        done = self.values(lambda it: Value(False, it.stage, 0) if part in PARTS.get(it.work, "") else None)
+        done = self.values(
+            lambda it: Value(False, it.stage, 0) if part in PARTS.get(it.work, "") else None
+        )
         return bool(np.all(np.bincount(done, minlength=self.nothing + 1)[: self.nothing // 2] == 1))
 
     @property
@@ -109,8 +117,13 @@ class CellTable:
     def values(self, which: Callable[[Action], Value | None]) -> Numbers:
         """The number of a value of each cell, `nothing` where it has none."""
         stages, microbatches = self.schedule.stages, self.schedule.microbatches
-        firsts = [value if (value := which(action)) and 0 <= value.stage < stages else None for action in self.kinds]
-        at = np.array([it.gradient * stages + it.stage if it else -1 for it in firsts] + [-1])[self.like]
+        firsts = [
+            value if (value := which(action)) and 0 <= value.stage < stages else None
+            for action in self.kinds
+        ]
+        at = np.array([it.gradient * stages + it.stage if it else -1 for it in firsts] + [-1])[
+            self.like
+        ]
         there = (at >= 0) & (self.microbatch >= 0) & (self.microbatch < microbatches)
         return np.where(there, at * microbatches + self.microbatch, self.nothing)
 
@@ -121,14 +134,18 @@ class CellTable:
 
     def number(self, value: Value) -> int:
         """The number of a value."""
-        return (value.gradient * self.schedule.stages + value.stage) * self.schedule.microbatches + value.microbatch
+        return (
+            value.gradient * self.schedule.stages + value.stage
+        ) * self.schedule.microbatches + value.microbatch
 
     @cached_property
     def needed(self) -> tuple[Numbers, Numbers]:
         """The first and the second value that each cell needs to compute."""
         stages = self.schedule.stages
         needed = {it: () if it.work.is_message else needs(it, stages) for it in self.kinds}
-        return self.values(lambda it: (*needed[it], None)[0]), self.values(lambda it: (*needed[it], None, None)[1])
+        return self.values(lambda it: (*needed[it], None)[0]), self.values(
+            lambda it: (*needed[it], None, None)[1]
+        )
 
     @cached_property
     def makers(self) -> Numbers:
@@ -139,11 +156,16 @@ class CellTable:
     def need_later(self) -> bool:
         """Whether any cell needs what its own rank makes later."""
         cells = np.arange(len(self.rank))
-        return any(np.any((self.makers[values] > cells) & ~self.elsewhere(values)) for values in self.needed)
+        return any(
+            np.any((self.makers[values] > cells) & ~self.elsewhere(values))
+            for values in self.needed
+        )
 
     def elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
         """Whether another rank makes a value, given one for each cell."""
-        owner = np.array([*self.schedule.stage_to_rank * 2, -1])[values // self.schedule.microbatches]
+        owner = np.array([*self.schedule.stage_to_rank * 2, -1])[
+            values // self.schedule.microbatches
+        ]
         return (owner >= 0) & (owner != self.rank)
 
     def where_of(self, values: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
@@ -173,7 +195,9 @@ def code(action: Action) -> int:
     return action.stage * len(WORKS) + action.work.number
 
 
-def coded(schedule: Schedule, rank: Numbers, at: Numbers, microbatch: Numbers, codes: Numbers) -> CellTable:
+def coded(
+    schedule: Schedule, rank: Numbers, at: Numbers, microbatch: Numbers, codes: Numbers
+) -> CellTable:
     """The cells whose stage and work have these codes."""
     found, like = np.unique(codes, return_inverse=True)
     numbers: list[int] = found.tolist()
@@ -182,12 +206,13 @@ def coded(schedule: Schedule, rank: Numbers, at: Numbers, microbatch: Numbers, c
 
 
 def message_groups(cells: CellTable) -> tuple[Row, ...]:
-    """Messages between the same two ranks that are neighbours in both rows, which are matched and in order.
+    """Messages between the same two ranks that are neighbours in both rows, which are matched and
+    in order.
 
-    NCCL has one kernel for messages that begin as one, which is done when all of them are, and does not promise that
-    they go on by themselves.  So a group is the same at both its ends; nothing lies between its messages on either
-    rank, so that rows which are parts of one order of single messages are parts of one order of groups.  `rendezvous`
-    proves it of the rows.
+    NCCL has one kernel for messages that begin as one, which is done when all of them are, and does
+    not promise that they go on by themselves.  So a group is the same at both its ends; nothing
+    lies between its messages on either rank, so that rows which are parts of one order of single
+    messages are parts of one order of groups.  `rendezvous` proves it of the rows.
     """
     numbers = np.flatnonzero(cells.are_messages)
     moved = cells.values(lambda it: carried(it) if it.work.is_message else None)[numbers]
@@ -201,7 +226,11 @@ def _joins(cells: CellTable, numbers: Numbers, moved: Numbers) -> NDArray[np.boo
     rank = cells.rank[numbers]
     stages = cells.each(lambda it: it.peer if it.work.is_message else 0)[numbers]
     peer = np.array(cells.schedule.stage_to_rank)[stages]
-    beside = (np.diff(numbers, prepend=-2) == 1) & (np.diff(rank, prepend=-1) == 0) & (np.diff(peer, prepend=-1) == 0)
+    beside = (
+        (np.diff(numbers, prepend=-2) == 1)
+        & (np.diff(rank, prepend=-1) == 0)
+        & (np.diff(peer, prepend=-1) == 0)
+    )
     before = np.roll(moved, 1)
     pairs = (np.minimum(moved, before) * cells.nothing + np.maximum(moved, before))[beside]
     _, which, ends = np.unique(pairs, return_inverse=True, return_counts=True)

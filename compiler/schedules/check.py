@@ -12,10 +12,11 @@ Done = dict[tuple[str, int, int], Cell]
 
 @once
 def problems(schedule: Schedule) -> list[Problem]:
-    """All that is wrong with the cells; else with their order; else with the messages, where rows have any.
+    """All that is wrong with the cells; else with their order; else with the messages, where rows
+    have any.
 
-    A mistake in one of these shows in the next too, where it would be told in other words.  Cells have an order if all
-    messages arrive and no cell needs what its own rank makes later.
+    A mistake in one of these shows in the next too, where it would be told in other words.  Cells
+    have an order if all messages arrive and no cell needs what its own rank makes later.
     """
     from .cell_table import cell_table  # these have numpy, which is heavy
     from .rendezvous import rendezvous
@@ -28,7 +29,9 @@ def problems(schedule: Schedule) -> list[Problem]:
 
 
 def _cells(schedule: Schedule) -> list[Problem]:
-    """Each stage's forward once for each microbatch, and its backward, in one or as two parts, on its own rank."""
+    """Each stage's forward once for each microbatch, and its backward, in one or as two parts,
+    on its own rank.
+    """
     done: Done = {}
     found: list[Problem] = []
     for rank, at, action in schedule.cells():
@@ -38,7 +41,9 @@ def _cells(schedule: Schedule) -> list[Problem]:
         if problem := misplaced(cell, action, schedule) or _again(cell, action, done, schedule):
             found.append(problem)
         else:
-            done.update(((part, action.stage, action.microbatch), cell) for part in PARTS[action.work])
+            done.update(
+                ((part, action.stage, action.microbatch), cell) for part in PARTS[action.work]
+            )
     missing = (
         (owner, action)
         for stage, owner in enumerate(schedule.stage_to_rank)
@@ -51,8 +56,15 @@ def _again(cell: Cell, action: Action, done: Done, schedule: Schedule) -> Proble
     """An action that an earlier cell has done, in full or in part."""
     for part in PARTS[action.work]:
         if first := done.get((part, action.stage, action.microbatch)):
-            why = f"`{action}`: `{schedule.rows[first.rank][first.at]}` in cell {first.at} has done it"
-            return Problem(*cell, why, "a backward is one `B`, or one `I` and one `W`; leave one of the two cells out")
+            why = (
+                f"`{action}`: `{schedule.rows[first.rank][first.at]}` in cell {first.at} has"
+                " done it"
+            )
+            return Problem(
+                *cell,
+                why,
+                "a backward is one `B`, or one `I` and one `W`; leave one of the two cells out",
+            )
     return None
 
 
@@ -68,10 +80,14 @@ def _order(schedule: Schedule) -> list[Problem]:
         timed(schedule, Times.uniform(schedule.stages))
     except Stuck as stuck:
         makers = {
-            made_by(action): Cell(rank, at) for rank, at, action in schedule.cells() if not action.work.is_message
+            made_by(action): Cell(rank, at)
+            for rank, at, action in schedule.cells()
+            if not action.work.is_message
         }
         waits = {cell: makers[value] for cell, value in stuck.waits.items()}
         return circular(
-            waits, schedule, "none of these can go first; put what is waited for before what waits in its row"
+            waits,
+            schedule,
+            "none of these can go first; put what is waited for before what waits in its row",
         )
     return []

@@ -1,4 +1,6 @@
-"""Rows as text: a line for each rank, cells between commas, as torch.distributed.pipelining writes and reads them."""
+"""Rows as text: a line for each rank, cells between commas, as torch.distributed.pipelining
+writes and reads them.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,9 @@ Cell = tuple[int, int]
 
 
 class BadRows(Exception):
-    """Text that is not rows of a schedule, and where: a rank and a cell of its line, both from 0."""
+    """Text that is not rows of a schedule, and where: a rank and a cell of its line, both from
+    0.
+    """
 
     def __init__(self, rank: int, cell: int, why: str) -> None:
         super().__init__(f"rank {rank}, cell {cell}: {why}")
@@ -29,7 +33,9 @@ def csv(schedule: Schedule) -> str:
 
 
 def groups_csv(schedule: Schedule) -> str:
-    """The messages that begin as one: a line for each rank, groups between commas, messages between spaces."""
+    """The messages that begin as one: a line for each rank, groups between commas, messages
+    between spaces.
+    """
     lines: list[list[str]] = [[] for _ in schedule.rows]
     for group in schedule.groups:
         lines[schedule.stage_to_rank[group[0].stage]].append(" ".join(map(str, group)))
@@ -37,7 +43,8 @@ def groups_csv(schedule: Schedule) -> str:
 
 
 def read_csv(text: str) -> Schedule:
-    """Rows from text, as `csv` or torch's `_dump_csv` writes them; `BadRows` if it is anything else.
+    """Rows from text, as `csv` or torch's `_dump_csv` writes them; `BadRows` if it is anything
+    else.
 
     A stage is on the rank whose row has it.  Empty cells, in which a rank waits, are left out.
     """
@@ -49,7 +56,9 @@ def read_csv(text: str) -> Schedule:
         for action in _actions(lines[rank][at].strip(), (rank, at)):
             owner, _ = stages.setdefault(action.stage, (rank, at))
             if owner != rank:
-                raise BadRows(rank, at, f"`{action}` is for stage {action.stage}, which rank {owner} has")
+                raise BadRows(
+                    rank, at, f"`{action}` is for stage {action.stage}, which rank {owner} has"
+                )
             microbatches.setdefault(action.microbatch, (rank, at))
             rows[rank].append(action)
     for rank, row in enumerate(rows):
@@ -60,7 +69,9 @@ def read_csv(text: str) -> Schedule:
 
 
 def _actions(content: str, cell: Cell) -> Iterator[Action]:
-    """The actions of a cell: of an overlapped pair `(0F1;1B0)OVERLAP_F_B` first the one, then the other."""
+    """The actions of a cell: of an overlapped pair `(0F1;1B0)OVERLAP_F_B` first the one, then
+    the other.
+    """
     pair = _PAIR.fullmatch(content)
     for part in pair[1].split(";") if pair else [content]:
         if action := Action.of(part):

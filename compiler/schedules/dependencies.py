@@ -1,4 +1,6 @@
-"""Dependencies of actions, the one place that knows what F, B, I and W need of each other; problems of schedules."""
+"""Dependencies of actions, the one place that knows what F, B, I and W need of each other;
+problems of schedules.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -33,13 +35,17 @@ class Stuck(Exception):
 
     def __init__(self, waits: Mapping[Cell, Value]) -> None:
         super().__init__(
-            ", ".join(f"rank {rank} waits in cell {at} for {value}" for (rank, at), value in waits.items())
+            ", ".join(
+                f"rank {rank} waits in cell {at} for {value}" for (rank, at), value in waits.items()
+            )
         )
         self.waits = waits
 
 
 def made_by(action: Action) -> Value | None:
-    """The value that a computing action makes; none for the weight part, for which nothing waits."""
+    """The value that a computing action makes; none for the weight part, for which nothing
+    waits.
+    """
     if action.work is Work.WEIGHT:
         return None
     return Value(action.work is not Work.FORWARD, action.stage, action.microbatch)
@@ -50,7 +56,9 @@ def carried(message: Action) -> Value:
     if not message.work.is_message:
         raise ValueError(f"{message} moves nothing")
     gradient = message.work in (Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD)
-    return Value(gradient, message.stage if message.work.sends else message.peer, message.microbatch)
+    return Value(
+        gradient, message.stage if message.work.sends else message.peer, message.microbatch
+    )
 
 
 def needs(action: Action, stages: int) -> tuple[Value, ...]:
@@ -65,8 +73,11 @@ def needs(action: Action, stages: int) -> tuple[Value, ...]:
 
 
 def circles(waits: Mapping[int, int]) -> list[tuple[int, ...]]:
-    """The ranks that wait for each other in a circle, where each waits for one at most; the lowest rank first."""
-    from networkx import DiGraph, simple_cycles  # needed only where rows are wrong, and slow to import
+    """The ranks that wait for each other in a circle, where each waits for one at most; the
+    lowest rank first.
+    """
+    # needed only where rows are wrong, and slow to import
+    from networkx import DiGraph, simple_cycles
 
     found: Iterator[list[int]] = simple_cycles(DiGraph([*waits.items()]))
     lowest = ((ranks, ranks.index(min(ranks))) for ranks in found)
@@ -92,7 +103,10 @@ def lacking(missing: Iterable[tuple[int, Action]], help: str) -> list[Problem]:
     by_rank: dict[int, list[Action]] = {}
     for rank, action in missing:
         by_rank.setdefault(rank, []).append(action)
-    return [Problem(rank, None, f"the row lacks {_few(by_rank[rank])}", help) for rank in sorted(by_rank)]
+    return [
+        Problem(rank, None, f"the row lacks {_few(by_rank[rank])}", help)
+        for rank in sorted(by_rank)
+    ]
 
 
 def _few(actions: list[Action], most: int = 4) -> str:
@@ -106,9 +120,15 @@ def misplaced(cell: Cell, action: Action, schedule: Schedule) -> Problem | None:
     if not 0 <= stage < schedule.stages:
         why, help = f"there is no stage {stage}", f"stages are 0 to {schedule.stages - 1}"
     elif not 0 <= microbatch < schedule.microbatches:
-        why, help = f"there is no microbatch {microbatch}", f"microbatches are 0 to {schedule.microbatches - 1}"
+        why, help = (
+            f"there is no microbatch {microbatch}",
+            f"microbatches are 0 to {schedule.microbatches - 1}",
+        )
     elif schedule.stage_to_rank[stage] != cell.rank:
-        why, help = f"rank {cell.rank} does not have stage {stage}", f"rank {schedule.stage_to_rank[stage]} has it"
+        why, help = (
+            f"rank {cell.rank} does not have stage {stage}",
+            f"rank {schedule.stage_to_rank[stage]} has it",
+        )
     else:
         return None
     return Problem(*cell, f"`{action}`: {why}", help)
@@ -125,5 +145,7 @@ def circular(waits: Mapping[Cell, Cell], schedule: Schedule, help: str) -> list[
 
 
 def _waits(cell: Cell, awaited: Cell, schedule: Schedule) -> str:
-    waiting, other = (f"`{schedule.rows[rank][at]}` (rank {rank}, cell {at})" for rank, at in (cell, awaited))
+    waiting, other = (
+        f"`{schedule.rows[rank][at]}` (rank {rank}, cell {at})" for rank, at in (cell, awaited)
+    )
     return f"{waiting} waits for {other}"

@@ -1,4 +1,6 @@
-"""The requirements of a schedule in the making, how far its stages are, and how much of ranks' memory that takes."""
+"""The requirements of a schedule in the making, how far its stages are, and how much of ranks'
+memory that takes.
+"""
 
 from functools import cached_property
 from itertools import pairwise
@@ -42,8 +44,12 @@ class Task:
 
     @cached_property
     def always(self) -> tuple[float, ...]:
-        """Memory that each rank needs whatever it does: for values that stages hand to each other."""
-        return tuple(always_handed(self.stage_to_rank, rank, self.budget.keeps) for rank in range(self.ranks))
+        """Memory that each rank needs whatever it does: for values that stages hand to each
+        other.
+        """
+        return tuple(
+            always_handed(self.stage_to_rank, rank, self.budget.keeps) for rank in range(self.ranks)
+        )
 
     @cached_property
     def is_bound(self) -> tuple[bool, ...]:
@@ -53,8 +59,8 @@ class Task:
         return tuple(any(not isinf(most[rank]) for rank in ranks) for ranks in touched)
 
     def touched(self, stage: int, work: Work) -> set[int]:
-        """The ranks that have other moves after this one: its own, that which is given something, and, where a rank's
-        budget counts what others give it too, those that give it something."""
+        """The ranks that have other moves after this one: its own, that which is given something,
+        and, where a rank's budget counts what others give it too, those that give it something."""
         stage_to_rank = self.stage_to_rank
         if self.budget.keeps.handed:
             return self._near[stage_to_rank[stage]]
@@ -63,7 +69,9 @@ class Task:
 
     @cached_property
     def _near(self) -> tuple[set[int], ...]:
-        """For each rank those, it too, to which its stages hand something, and from which they are handed it."""
+        """For each rank those, it too, to which its stages hand something, and from which they
+        are handed it.
+        """
         near = tuple({rank} for rank in range(self.ranks))
         for one, other in pairwise(self.stage_to_rank):
             near[one].add(other)
@@ -77,7 +85,9 @@ class Task:
 
 @define
 class Filling:
-    """How many microbatches have been through each stage, forward and backward, and what ranks hold."""
+    """How many microbatches have been through each stage, forward and backward, and what ranks
+    hold.
+    """
 
     task: Task
     forwards: list[int]
@@ -142,14 +152,19 @@ class Filling:
         if not self._goes_on(rank, stage, keeps.input[stage] - keeps.entering(stage)):
             return False
         target = stage_to_rank[min(stage + 1, len(stage_to_rank) - 1)]
-        return target == rank or not keeps.handed or self._goes_on(target, stage, keeps.entering(stage + 1))
+        return (
+            target == rank
+            or not keeps.handed
+            or self._goes_on(target, stage, keeps.entering(stage + 1))
+        )
 
     def _goes_on(self, rank: int, stage: int, more: float) -> bool:
-        """Whether a rank can hold so much more when a stage has done one more forward, and then still all that comes
-        before any backward frees it.
+        """Whether a rank can hold so much more when a stage has done one more forward, and then
+        still all that comes before any backward frees it.
 
-        A microbatch's backward comes after its forwards on all stages, and microbatches keep their order; so what is
-        held of one and of those after it is held until it has been through the rank's other stages.
+        A microbatch's backward comes after its forwards on all stages, and microbatches keep their
+        order; so what is held of one and of those after it is held until it has been through the
+        rank's other stages.
         """
         task, most = self.task, self.task.budget.most[rank]
         if self.held[rank] + more > most:
@@ -165,15 +180,19 @@ class Filling:
                 f = done[s] + (s == stage)
                 needs += keeps.input[s] * (f - max(first, self.backwards[s]) if f > first else 1)
                 if keeps.handed and s:
-                    needs += keeps.entering(s) * max(done[s - 1] + (s - 1 == stage) - max(f, first + 1), 0)
+                    needs += keeps.entering(s) * max(
+                        done[s - 1] + (s - 1 == stage) - max(f, first + 1), 0
+                    )
             if needs > most:
                 return False
         return True
 
     def _allows_backward(self, stage: int, work: Work) -> bool:
-        """Whether a backward may go: postponed, it may take more memory, and the stage before gets a gradient.
+        """Whether a backward may go: postponed, it may take more memory, and the stage before gets
+        a gradient.
 
-        Its first one always fits: so of all backwards that can be done that of the first such stage fits.
+        Its first one always fits: so of all backwards that can be done that of the first such stage
+        fits.
         """
         task = self.task
         keeps, most = task.budget.keeps, task.budget.most
@@ -188,4 +207,8 @@ class Filling:
 
     def _given(self, stage: int) -> int:
         """How many gradients a stage has that it has not taken yet; the last one is given none."""
-        return self.backwards[stage + 1] - self.backwards[stage] if stage + 1 < len(self.backwards) else 0
+        return (
+            self.backwards[stage + 1] - self.backwards[stage]
+            if stage + 1 < len(self.backwards)
+            else 0
+        )

@@ -1,4 +1,6 @@
-"""A schedule made for given times and memory, `schedule = auto(memory = …)`: named ones, rules, and a search."""
+"""A schedule made for given times and memory, `schedule = auto(memory = …)`: named ones, rules,
+and a search.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, product
@@ -21,30 +23,46 @@ class Rule:
     """A rule for a rank's next action: the one that begins first, with these handicaps."""
 
     forward: float
-    """How much later a backward may begin and still go before a forward; below 0, the other way around."""
+    """How much later a backward may begin and still go before a forward; below 0, the other way
+    around.
+    """
     weight: float
     """How much later something else may begin and still go before a weight part."""
     ahead: float
-    """How many microbatches a stage may be ahead of its backward, for each stage from it to the last."""
+    """How many microbatches a stage may be ahead of its backward, for each stage from it to the
+    last.
+    """
 
     def best(self, rank: int, progress: Progress) -> Move | None:
         """The rank's next action; none if it must wait for others."""
-        moves = sorted((move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank)
+        moves = sorted(
+            (move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank
+        )
         return next(filter(progress.fits, moves), None)
 
     def _allows(self, move: Move, progress: Progress) -> bool:
         ahead = progress.filling.forwards[move.stage] - progress.filling.backwards[move.stage]
-        return move.work is not Work.FORWARD or ahead < self.ahead * (progress.task.stages - move.stage)
+        return move.work is not Work.FORWARD or ahead < self.ahead * (
+            progress.task.stages - move.stage
+        )
 
     def _rank(self, move: Move) -> tuple[float, float, int]:
-        handicap = self.forward if move.work is Work.FORWARD else self.weight if move.work is Work.WEIGHT else 0.0
+        handicap = (
+            self.forward
+            if move.work is Work.FORWARD
+            else self.weight
+            if move.work is Work.WEIGHT
+            else 0.0
+        )
         return move.start + handicap, handicap, -move.stage
 
 
 def rules(task: Task) -> Iterator[Rule]:
-    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last.
+    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps,
+    like GPipe last.
 
-    The first of a rank's stages would take all of little memory: less far ahead, it leaves some to the others.
+    The first of a rank's stages would take all of little memory: less far ahead, it leaves some to
+    the others.
     """
     times, stages = task.times, task.stages
     weight, forward = sum(times.weight) / stages, sum(times.forward) / stages
@@ -87,11 +105,12 @@ class _Found:
 
 
 def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
-    """The fastest schedule found in which no rank holds more than it may; the best there is in small cases.
+    """The fastest schedule found in which no rank holds more than it may; the best there is in
+    small cases.
 
-    The tasks differ in where stages lie.  It is no slower than any named schedule that has the `stage_to_rank` of one
-    of them and fits its memory.  Where backward cannot be split, without `splits`, it is one of those.  `ScheduleError`
-    if one microbatch alone is too much for a rank.
+    The tasks differ in where stages lie.  It is no slower than any named schedule that has the
+    `stage_to_rank` of one of them and fits its memory.  Where backward cannot be split, without
+    `splits`, it is one of those.  `ScheduleError` if one microbatch alone is too much for a rank.
     """
     for task in tasks:
         demand_memory(task.stage_to_rank, task.budget)
@@ -109,7 +128,8 @@ def demand_memory(stage_to_rank: tuple[int, ...], budget: MemoryBudget) -> None:
     for rank, most in enumerate(budget.most):
         if (needs := least(stage_to_rank, rank, budget.keeps)) > most:
             raise ScheduleError(
-                f"rank {rank} holds {needs:g} for one microbatch before any backward, its memory budget is {most:g}",
+                f"rank {rank} holds {needs:g} for one microbatch before any backward, its"
+                f" memory budget is {most:g}",
                 "give it more memory, or fewer layers to its stages",
             )
 
@@ -135,7 +155,9 @@ def _ruled(task: Task, tasks: int) -> Iterator[_Found]:
 def _searched(task: Task, best: _Found, tasks: int) -> _Found | None:
     """Schedules found by search that are faster than the best so far."""
     width = SEARCHED // task.cells // tasks
-    made = searched(task, best.total, width, lambda it: _fits(it.schedule(), task)) if width else None
+    made = (
+        searched(task, best.total, width, lambda it: _fits(it.schedule(), task)) if width else None
+    )
     return _Found.of(made) if made else None
 
 
@@ -146,17 +168,25 @@ def _first(found: Iterable[_Found]) -> _Found | None:
 
 
 def _fits(schedule: Schedule, task: Task) -> bool:
-    """Whether messages fit too, which depends on when they begin: nothing delays them for lack of memory."""
+    """Whether messages fit too, which depends on when they begin: nothing delays them for lack
+    of memory.
+    """
     return not task.budget.keeps.handed or task.budget.holds(with_messages(schedule, task.times))
 
 
 def _one_by_one(task: Task) -> _Found:
     """Each microbatch when the one before is done: which always fits."""
     there, back = range(task.stages), reversed(range(task.stages))
-    order = [*((stage, Work.FORWARD) for stage in there), *((stage, Work.BACKWARD) for stage in back)]
+    order = [
+        *((stage, Work.FORWARD) for stage in there),
+        *((stage, Work.BACKWARD) for stage in back),
+    ]
     rows = (
         tuple(
-            Action(s, work, m) for m in range(task.microbatches) for s, work in order if task.stage_to_rank[s] == rank
+            Action(s, work, m)
+            for m in range(task.microbatches)
+            for s, work in order
+            if task.stage_to_rank[s] == rank
         )
         for rank in range(task.ranks)
     )
@@ -165,15 +195,28 @@ def _one_by_one(task: Task) -> _Found:
 
 
 def _joined(schedule: Schedule, times: Times) -> Schedule:
-    """The same with backward in one wherever nobody waits for its first part alone: nothing begins later."""
+    """The same with backward in one wherever nobody waits for its first part alone: nothing
+    begins later.
+    """
     timeline = simulate(schedule, times)
-    backwards = (slot for row in timeline.slots for slot in row if slot.action.work in (Work.INPUT, Work.BACKWARD))
+    backwards = (
+        slot
+        for row in timeline.slots
+        for slot in row
+        if slot.action.work in (Work.INPUT, Work.BACKWARD)
+    )
     begins = {(slot.action.stage, slot.action.microbatch): slot.start for slot in backwards}
 
     def needed(action: Action) -> float:
-        """When the stage before begins with what an action's stage makes for it; a message must arrive till then."""
+        """When the stage before begins with what an action's stage makes for it; a message must
+        arrive till then.
+        """
         before = max(action.stage - 1, 0)
-        late = times.send if schedule.stage_to_rank[before] != schedule.stage_to_rank[action.stage] else 0
+        late = (
+            times.send
+            if schedule.stage_to_rank[before] != schedule.stage_to_rank[action.stage]
+            else 0
+        )
         return begins[before, action.microbatch] - late if action.stage else inf
 
     rows: list[Row] = []

@@ -35,7 +35,8 @@ Steps = tuple[Step, ...]
 
 
 def numbered(steps: Iterable[Step], stages: tuple[int, ...]) -> Row:
-    """The row of steps whose chunks take microbatches in order: the next one for each of F, I and W.
+    """The row of steps whose chunks take microbatches in order: the next one for each of F, I and
+    W.
 
     B is I and W, so it has the next microbatch of both.
     """
@@ -62,14 +63,15 @@ def interleave_passes(*columns: Iterable[Step | None]) -> Steps:
 def gpipe(seat: RankContext) -> Row:
     """GPipe (arXiv 1811.06965): memory for all microbatches, the bubble of 1F1B.
 
-    Backward takes microbatches in the order of forward, as in torch; the paper draws the opposite order, which takes
-    the same time.
+    Backward takes microbatches in the order of forward, as in torch; the paper draws the opposite
+    order, which takes the same time.
     """
     return _passes(seat, range(seat.microbatches))
 
 
 def breadth_first(seat: RankContext) -> Row:
-    """Breadth-first pipelining (arXiv 2211.05953, section 4): each chunk has all microbatches before the next has any.
+    """Breadth-first pipelining (arXiv 2211.05953, section 4): each chunk has all microbatches
+    before the next has any.
 
     Backward begins with the last microbatch, as in torch.
     """
@@ -79,7 +81,11 @@ def breadth_first(seat: RankContext) -> Row:
 def _passes(seat: RankContext, backward: Iterable[int]) -> Row:
     back = tuple(backward)
     return (
-        *(Action(stage, Work.FORWARD, each) for stage in seat.stages for each in range(seat.microbatches)),
+        *(
+            Action(stage, Work.FORWARD, each)
+            for stage in seat.stages
+            for each in range(seat.microbatches)
+        ),
         *(Action(stage, Work.BACKWARD, each) for stage in reversed(seat.stages) for each in back),
     )
 
@@ -88,43 +94,52 @@ def _passes(seat: RankContext, backward: Iterable[int]) -> Row:
 
 
 def one_forward_one_backward(seat: RankContext) -> Row:
-    """1F1B, PipeDream-flush (arXiv 2006.09503): of p ranks, rank r holds p - r microbatches at most."""
+    """1F1B, PipeDream-flush (arXiv 2006.09503): of p ranks, rank r holds p - r microbatches at
+    most.
+    """
     return _alternating(seat, round_size=seat.microbatches, hop=1, split=False)
 
 
 def interleaved(seat: RankContext) -> Row:
-    """Megatron-LM's interleaved 1F1B (arXiv 2104.04473, section 2.2.2): the bubble of 1F1B divided by the chunks.
+    """Megatron-LM's interleaved 1F1B (arXiv 2104.04473, section 2.2.2): the bubble of 1F1B divided
+    by the chunks.
 
-    There microbatches are a multiple of the ranks.  Here, as in torch, rounds may be longer than there are ranks, so
-    that 6 microbatches pass 4 ranks in one round of 6.
+    There microbatches are a multiple of the ranks.  Here, as in torch, rounds may be longer than
+    there are ranks, so that 6 microbatches pass 4 ranks in one round of 6.
     """
     return _alternating(seat, round_size=_round_size(seat), hop=2, split=False)
 
 
 def zero_bubble_h1(seat: RankContext) -> Row:
-    """ZB-H1 (arXiv 2401.10241, section 2.1): a bubble of (p - 1)(F + I - W), with 1F1B's memory of p microbatches."""
+    """ZB-H1 (arXiv 2401.10241, section 2.1): a bubble of (p - 1)(F + I - W), with 1F1B's memory
+    of p microbatches.
+    """
     return _alternating(seat, round_size=seat.microbatches, hop=1, split=True)
 
 
 def zero_bubble_h2(seat: RankContext) -> Row:
-    """ZB-H2 (arXiv 2401.10241, section 2.2): a bubble of (p - 1)(F + I - 2W), with memory for 2p - 1 microbatches.
+    """ZB-H2 (arXiv 2401.10241, section 2.2): a bubble of (p - 1)(F + I - 2W), with memory for 2p -
+    1 microbatches.
 
-    Ranks begin and end one after the other; that its bubble is zero where F, I and W take equally long is said of the
-    time between a rank's own first and last action.
+    Ranks begin and end one after the other; that its bubble is zero where F, I and W take equally
+    long is said of the time between a rank's own first and last action.
     """
     return _alternating(seat, round_size=seat.microbatches, hop=2, split=True)
 
 
 def interleaved_zero_bubble(seat: RankContext) -> Row:
-    """ZB-H1's order over the chunks of interleaved 1F1B, as torch has it; with one chunk it is ZB-H1."""
+    """ZB-H1's order over the chunks of interleaved 1F1B, as torch has it; with one chunk it is
+    ZB-H1.
+    """
     return _alternating(seat, round_size=_round_size(seat), hop=1, split=True)
 
 
 def _alternating(seat: RankContext, round_size: int, hop: int, split: bool) -> Row:
-    """Chunks alternate in rounds of `round_size` microbatches; each hop to the last rank adds `hop` forwards ahead.
+    """Chunks alternate in rounds of `round_size` microbatches; each hop to the last rank adds `hop`
+    forwards ahead.
 
-    Where backward is split, W waits for as many more I as there were fewer forwards ahead of them than on the first
-    rank, so that all ranks hold equally many microbatches.
+    Where backward is split, W waits for as many more I as there were fewer forwards ahead of them
+    than on the first rank, so that all ranks hold equally many microbatches.
     """
     order = [at // round_size % seat.chunks for at in range(seat.microbatches * seat.chunks)]
     back = [seat.chunks - 1 - chunk for chunk in order]
@@ -132,25 +147,32 @@ def _alternating(seat: RankContext, round_size: int, hop: int, split: bool) -> R
     inputs = [(chunk, Work.INPUT if split else Work.BACKWARD) for chunk in back]
     weights = [None] * (hop * seat.rank) + [(chunk, Work.WEIGHT) for chunk in back if split]
     ahead = (seat.chunks - 1) * round_size + hop * seat.after
-    return numbered([*forwards[:ahead], *interleave_passes(forwards[ahead:], inputs, weights)], seat.stages)
+    return numbered(
+        [*forwards[:ahead], *interleave_passes(forwards[ahead:], inputs, weights)], seat.stages
+    )
 
 
 def _round_size(seat: RankContext) -> int:
-    """How many microbatches a chunk takes before the next chunk does: one for each rank, or evenly more."""
+    """How many microbatches a chunk takes before the next chunk does: one for each rank, or
+    evenly more.
+    """
     rounds = max(1, seat.microbatches // seat.ranks)
     if seat.microbatches % rounds:
         below = seat.microbatches - seat.microbatches % seat.ranks
         raise ScheduleError(
-            f"{seat.microbatches} microbatches cannot be divided into {rounds} rounds of at least {seat.ranks}: "
+            f"{seat.microbatches} microbatches cannot be divided into {rounds} rounds of at"
+            f" least {seat.ranks}: "
             f"{seat.microbatches} / {rounds} is not whole",
             f"take a multiple of the ranks, such as {below} or {below + seat.ranks} microbatches",
         )
     return seat.microbatches // rounds
 
 
-# ---- V-shaped: the stages go down the ranks and back up, and each rank has one of the first half and one of the second
+# ---- V-shaped: the stages go down the ranks and back up, and each rank has one of the first half
+# and one of the second
 
-# Steps in letters: `F0` is a forward of the first chunk, `I1` the input part of a backward of the second.
+# Steps in letters: `F0` is a forward of the first chunk, `I1` the input part of a backward of the
+# second.
 F0: Steps = ((0, Work.FORWARD),)
 F1: Steps = ((1, Work.FORWARD),)
 B0: Steps = ((0, Work.BACKWARD),)
@@ -162,9 +184,11 @@ W1: Steps = ((1, Work.WEIGHT),)
 
 
 def zero_bubble_v(seat: RankContext) -> Row:
-    """ZB-V (arXiv 2405.15362; 2401.10241, section 6): no bubble where F, I and W take equally long, 1F1B's memory.
+    """ZB-V (arXiv 2405.15362; 2401.10241, section 6): no bubble where F, I and W take equally long,
+    1F1B's memory.
 
-    Written for 2p - 1 microbatches or more; with fewer, the schedule of 2p - 1 leaves out those that are not there.
+    Written for 2p - 1 microbatches or more; with fewer, the schedule of 2p - 1 leaves out those
+    that are not there.
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
     microbatches = max(seat.microbatches, 2 * ranks - 1)
@@ -179,14 +203,18 @@ def zero_bubble_v(seat: RankContext) -> Row:
         + W1 * before
         + W0 * before
     )
-    return tuple(action for action in numbered(steps, seat.stages) if action.microbatch < seat.microbatches)
+    return tuple(
+        action for action in numbered(steps, seat.stages) if action.microbatch < seat.microbatches
+    )
 
 
 def dualpipe_v(seat: RankContext) -> Row:
-    """DualPipeV, DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) cut in half: github.com/deepseek-ai/DualPipe.
+    """DualPipeV, DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) cut in half:
+    github.com/deepseek-ai/DualPipe.
 
-    Its pairs, a forward and a backward to be overlapped, come here one after the other, so that a rank need not wait
-    for both.  Where F, I and W take 1, that makes a bubble of p - 1; DeepSeek's formula gives pairs 2(p - 1).
+    Its pairs, a forward and a backward to be overlapped, come here one after the other, so that a
+    rank need not wait for both.  Where F, I and W take 1, that makes a bubble of p - 1; DeepSeek's
+    formula gives pairs 2(p - 1).
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
     if seat.microbatches < 2 * ranks:

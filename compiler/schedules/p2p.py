@@ -1,7 +1,8 @@
-"""Rows with their messages, in an order that cannot deadlock; whether the messages of any rows all arrive.
+"""Rows with their messages, in an order that cannot deadlock; whether the messages of any rows all
+arrive.
 
-A send comes right after the action that makes its value, a receive early.  Messages are matched first in first out for
-each two ranks, even where a send blocks until it is received.
+A send comes right after the action that makes its value, a receive early.  Messages are matched
+first in first out for each two ranks, even where a send blocks until it is received.
 """
 
 from itertools import pairwise
@@ -29,21 +30,27 @@ class Message:
 
 
 def message_of(value: Value, stage_to_rank: tuple[int, ...]) -> Message | None:
-    """How a value goes to the rank that waits for it; none where its own rank does, or no stage does."""
+    """How a value goes to the rank that waits for it; none where its own rank does, or no stage
+    does.
+    """
     gradient, stage, microbatch = value
     send = Action(stage, Work.SEND_BACKWARD if gradient else Work.SEND_FORWARD, microbatch)
-    receive = Action(send.peer, Work.RECEIVE_BACKWARD if gradient else Work.RECEIVE_FORWARD, microbatch)
+    receive = Action(
+        send.peer, Work.RECEIVE_BACKWARD if gradient else Work.RECEIVE_FORWARD, microbatch
+    )
     if not 0 <= send.peer < len(stage_to_rank) or stage_to_rank[send.peer] == stage_to_rank[stage]:
         return None
     return Message(stage_to_rank[stage], stage_to_rank[send.peer], send, receive)
 
 
 def with_messages(schedule: Schedule, times: Times) -> Schedule:
-    """The rows with a send right after each action whose value crosses, and its receive where that action begins.
+    """The rows with a send right after each action whose value crosses, and its receive where that
+    action begins.
 
-    All actions and messages are in one total order, of which each row is a part; a message is one event of it on both
-    its ranks.  So the first event that is not done can always be done, even if a send blocks until it is received, and
-    two ranks see the messages between them in the same order.  Raises Stuck where rows wait for each other.
+    All actions and messages are in one total order, of which each row is a part; a message is one
+    event of it on both its ranks.  So the first event that is not done can always be done, even if
+    a send blocks until it is received, and two ranks see the messages between them in the same
+    order.  Raises Stuck where rows wait for each other.
     """
     if times not in schedule.known:
         schedule.known[times] = _in_order(_ends(schedule), timed(schedule, times))
@@ -52,7 +59,9 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
 
 @once
 def _ends(schedule: Schedule) -> "CellTable":
-    """The actions that compute and both ends of each message; `at` is the number of the cell that does or makes it."""
+    """The actions that compute and both ends of each message; `at` is the number of the cell
+    that does or makes it.
+    """
     import numpy as np
 
     from .cell_table import cell_table, code, coded
@@ -74,7 +83,8 @@ def _ends(schedule: Schedule) -> "CellTable":
 def _in_order(ends: "CellTable", found: Timed) -> Schedule:
     """By when what they are of begins, messages after actions, then rank by rank.
 
-    But actions that take no time come first, in an order in which they can be done, each with its message.
+    But actions that take no time come first, in an order in which they can be done, each with its
+    message.
     """
     import numpy as np
 
@@ -84,7 +94,9 @@ def _in_order(ends: "CellTable", found: Timed) -> Schedule:
     place[found.order] = np.arange(len(found.order))
     place[found.start != found.end] = inf
     of = ends.at
-    order = np.lexsort((found.cells.rank[of], ends.are_messages, place[of], found.start[of], ends.rank))
+    order = np.lexsort(
+        (found.cells.rank[of], ends.are_messages, place[of], found.start[of], ends.rank)
+    )
     cells = ends.where(order)
     starts = np.searchsorted(cells.rank, range(ends.schedule.ranks + 1))
     actions = [*map(ends.actions.__getitem__, order)]

@@ -1,7 +1,7 @@
 """A schedule in the making: what each rank has done, what it can do next and when.
 
-All microbatches cost the same, so each stage takes them in order.  That loses nothing: where two overtake each other,
-they can be exchanged.
+All microbatches cost the same, so each stage takes them in order.  That loses nothing: where two
+overtake each other, they can be exchanged.
 """
 
 from collections.abc import Iterator
@@ -66,24 +66,38 @@ class Progress:
 
     def schedule(self) -> Schedule:
         """The rows as they are."""
-        return Schedule(self.task.stage_to_rank, self.task.microbatches, tuple(map(tuple, self.rows)))
+        return Schedule(
+            self.task.stage_to_rank, self.task.microbatches, tuple(map(tuple, self.rows))
+        )
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is left."""
-        return not any(self.owed) and all(backwards == self.task.microbatches for backwards in self.filling.backwards)
+        return not any(self.owed) and all(
+            backwards == self.task.microbatches for backwards in self.filling.backwards
+        )
 
     def done(self) -> tuple[tuple[int, ...], ...]:
         """How far each stage is."""
-        return tuple(self.filling.forwards), tuple(self.filling.backwards), tuple(map(len, self.owed))
+        return (
+            tuple(self.filling.forwards),
+            tuple(self.filling.backwards),
+            tuple(map(len, self.owed)),
+        )
 
     def when(self) -> tuple[float, ...]:
-        """When each rank can go on, and with what; of two orders that are as far, a better one has all this earlier."""
+        """When each rank can go on, and with what; of two orders that are as far, a better one
+        has all this earlier.
+        """
         when = [*self.free]
         for stage, rank in enumerate(self.task.stage_to_rank):
             free = self.free[rank]
-            when += (max(free, time) for time in self.arrived[stage][self.filling.forwards[stage] :])
-            when += (max(free, time) for time in self.returned[stage][self.filling.backwards[stage] :])
+            when += (
+                max(free, time) for time in self.arrived[stage][self.filling.forwards[stage] :]
+            )
+            when += (
+                max(free, time) for time in self.returned[stage][self.filling.backwards[stage] :]
+            )
         return tuple(when)
 
     def moves(self, rank: int) -> Iterator[Move]:
@@ -98,7 +112,8 @@ class Progress:
             if b < len(self.returned[stage]):
                 start = max(free, self.returned[stage][b])
                 end = start + times.input[stage]
-                if keeps.weight[stage] > keeps.input[stage]:  # else its parts one after the other are as good
+                # else its parts one after the other are as good
+                if keeps.weight[stage] > keeps.input[stage]:
                     yield Move(stage, Work.BACKWARD, start, end + times.weight[stage])
                 yield Move(stage, Work.INPUT, start, end)
             if self.owed[stage]:

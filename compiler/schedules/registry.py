@@ -54,7 +54,10 @@ class ScheduleSpec:
         """The schedule, without messages; `ScheduleError` if it has none for these numbers."""
         stage_to_rank = self.stage_to_rank(ranks, chunks)
         own = (stages_of_rank(stage_to_rank, rank) for rank in range(ranks))
-        rows = (self.row(RankContext(rank, ranks, microbatches, stages)) for rank, stages in enumerate(own))
+        rows = (
+            self.row(RankContext(rank, ranks, microbatches, stages))
+            for rank, stages in enumerate(own)
+        )
         return Schedule(stage_to_rank, microbatches, tuple(rows))
 
 

@@ -17,7 +17,8 @@ from .p2p import message_of
 def rendezvous(schedule: Schedule) -> list[Problem]:
     """Problems of the messages of a schedule whose cells and order are right.
 
-    Each group is one batch, the same at both its ends: all are posted at once, and a row goes on when all are matched.
+    Each group is one batch, the same at both its ends: all are posted at once, and a row goes on
+    when all are matched.
     """
     ways = _ways(cell_table(schedule))
     if found := [*_superfluous(ways), *_lacking(ways)]:
@@ -30,7 +31,8 @@ def rendezvous(schedule: Schedule) -> list[Problem]:
 
 @frozen(eq=False)
 class _Ways:
-    """Where each value that crosses from rank to rank is made, sent, received and needed, by the numbers of cells.
+    """Where each value that crosses from rank to rank is made, sent, received and needed, by the
+    numbers of cells.
 
     moves  the value that each cell moves
     known  the cells that send or receive one first
@@ -47,11 +49,15 @@ class _Ways:
 
 def _ways(cells: CellTable) -> _Ways:
     moves = cells.values(lambda action: carried(action) if action.work.is_message else None)
-    used = np.max([cells.where_of(values, cells.elsewhere(values)) for values in cells.needed], axis=0)
+    used = np.max(
+        [cells.where_of(values, cells.elsewhere(values)) for values in cells.needed], axis=0
+    )
     fit = np.flatnonzero(cells.at_home & (used[moves] >= 0))
     known = np.zeros(len(moves), dtype=bool)
     known[fit[np.unique(2 * moves[fit] + cells.are_sends[fit], return_index=True)[1]]] = True
-    sent, received = (cells.where_of(moves, known & end) for end in (cells.are_sends, ~cells.are_sends))
+    sent, received = (
+        cells.where_of(moves, known & end) for end in (cells.are_sends, ~cells.are_sends)
+    )
     return _Ways(cells, moves, known, cells.makers, sent, received, used)
 
 
@@ -63,11 +69,16 @@ def _superfluous(ways: _Ways) -> Iterator[Problem]:
         if problem := misplaced(cell, action, ways.cells.schedule):
             yield problem
         elif ways.used[value] < 0:
-            why = f"`{action}`: no other rank has the stage {'to' if sends else 'from'} which this goes"
+            why = (
+                f"`{action}`: no other rank has the stage {'to' if sends else 'from'} which"
+                " this goes"
+            )
             yield Problem(*cell, why, "leave this cell out")
         else:
             first = ways.cells.cell((ways.sent if sends else ways.received)[value])
-            yield Problem(*cell, f"`{action}`: cell {first.at} has done it", "leave one of the two cells out")
+            yield Problem(
+                *cell, f"`{action}`: cell {first.at} has done it", "leave one of the two cells out"
+            )
 
 
 def _lacking(ways: _Ways) -> list[Problem]:
@@ -83,13 +94,23 @@ def _lacking(ways: _Ways) -> list[Problem]:
 def _misordered(ways: _Ways) -> Iterator[Problem]:
     """Sends before their value is made, and receives after the cell that needs it."""
     cells, every = ways.cells, np.arange(len(ways.moves))
-    for number in np.flatnonzero(ways.known & ways.cells.are_sends & (every < ways.made[ways.moves])):
+    for number in np.flatnonzero(
+        ways.known & ways.cells.are_sends & (every < ways.made[ways.moves])
+    ):
         made = ways.made[ways.moves[number]]
-        why = f"`{cells.action(number)}` comes before `{cells.action(made)}`, which computes what it sends"
+        why = (
+            f"`{cells.action(number)}` comes before `{cells.action(made)}`, which computes"
+            " what it sends"
+        )
         yield Problem(*cells.cell(number), why, f"put it after cell {cells.at[made]}")
-    for number in np.flatnonzero(ways.known & ~ways.cells.are_sends & (every > ways.used[ways.moves])):
+    for number in np.flatnonzero(
+        ways.known & ~ways.cells.are_sends & (every > ways.used[ways.moves])
+    ):
         used = ways.used[ways.moves[number]]
-        why = f"`{cells.action(number)}` comes after `{cells.action(used)}`, which needs what it receives"
+        why = (
+            f"`{cells.action(number)}` comes after `{cells.action(used)}`, which needs what it"
+            " receives"
+        )
         yield Problem(*cells.cell(number), why, f"put it before cell {cells.at[used]}")
 
 
@@ -102,25 +123,39 @@ def _mismatched(ways: _Ways) -> Iterator[Problem]:
         leaving = np.flatnonzero(pairs == pair)
         arriving = leaving[np.argsort(received[leaving])]
         for at in np.flatnonzero(leaving != arriving)[:1]:
-            (target, cell), (source, other) = cells.cell(received[arriving[at]]), cells.cell(sent[leaving[at]])
+            (target, cell), (source, other) = (
+                cells.cell(received[arriving[at]]),
+                cells.cell(sent[leaving[at]]),
+            )
             rows = cells.schedule.rows
-            why = f"`{rows[target][cell]}` gets `{rows[source][other]}` (cell {other}) of rank {source}"
+            why = (
+                f"`{rows[target][cell]}` gets `{rows[source][other]}` (cell {other}) of rank"
+                f" {source}"
+            )
             help = f"rank {target} must receive from rank {source} in the order in which that sends"
             yield Problem(target, cell, why, help)
 
 
 def _one_sided(ways: _Ways, batches: Sequence[Sequence[Sequence[int]]]) -> Iterator[Problem]:
     """Groups that are not as they are in the rows of two ranks."""
-    schedule, ends = ways.cells.schedule, Counter(frozenset(batch) for row in batches for batch in row)
+    schedule, ends = (
+        ways.cells.schedule,
+        Counter(frozenset(batch) for row in batches for batch in row),
+    )
     for group in schedule.groups:
         if ends[frozenset(_values(ways, group))] != 2:
-            rank, said = schedule.stage_to_rank[group[0].stage], ", ".join(f"`{action}`" for action in group)
+            rank, said = (
+                schedule.stage_to_rank[group[0].stage],
+                ", ".join(f"`{action}`" for action in group),
+            )
             why = f"{said} begin as one, which are not neighbours in two rows that begin them so"
             yield Problem(rank, schedule.rows[rank].index(group[0]), why, "have each begin alone")
 
 
 def _deadlocks(ways: _Ways, batches: Sequence[Sequence[list[int]]]) -> list[Problem]:
-    """Cycles of ranks, each of which posted a batch with a message that matches only in another's next batch."""
+    """Cycles of ranks, each of which posted a batch with a message that matches only in
+    another's next batch.
+    """
     cells, rank = ways.cells, ways.cells.rank
     ends: list[list[int]] = [rank[ways.sent].tolist(), rank[ways.received].tolist()]
     rest, none = [*map(iter, batches)], list[int]()
@@ -157,7 +192,9 @@ def _batches(ways: _Ways) -> list[list[list[int]]]:
     rank, group = ways.cells.rank[numbers], _groups(ways)[numbers]
     ranks: list[int] = rank.tolist()
     values: list[int] = ways.moves[numbers].tolist()
-    same = (np.diff(each, prepend=-2) == step for each, step in ((numbers, 1), (rank, 0), (group, 0)))
+    same = (
+        np.diff(each, prepend=-2) == step for each, step in ((numbers, 1), (rank, 0), (group, 0))
+    )
     joins = (group >= 0) & np.all([*same], axis=0)
     for start, end in pairwise([*np.flatnonzero(~joins).tolist(), len(values)]):
         found[ranks[start]].append(values[start:end])
@@ -175,4 +212,7 @@ def _groups(ways: _Ways) -> Numbers:
 def _values(ways: _Ways, group: Row) -> list[int]:
     """The values that a group moves; cells that move nothing have one that nobody moves."""
     nothing = ways.cells.nothing
-    return [ways.cells.number(carried(action)) if action.work.is_message else nothing for action in group]
+    return [
+        ways.cells.number(carried(action)) if action.work.is_message else nothing
+        for action in group
+    ]

@@ -1,4 +1,6 @@
-"""When each action of a schedule happens if each rank does its row in order, and how long ranks wait."""
+"""When each action of a schedule happens if each rank does its row in order, and how long ranks
+wait.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -32,7 +34,9 @@ class Times:
     ready: tuple[float, ...] = ()
 
     @classmethod
-    def uniform(cls, stages: int, f: float = 1, b: float = 1, w: float = 1, comm: float = 0) -> "Times":
+    def uniform(
+        cls, stages: int, f: float = 1, b: float = 1, w: float = 1, comm: float = 0
+    ) -> "Times":
         """The same for all stages."""
         return cls((f,) * stages, (b,) * stages, (w,) * stages, comm)
 
@@ -97,11 +101,16 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """The part of all ranks' time in which they do not compute."""
-        return sum(map(self.idle, range(len(self.slots)))) / (self.total * len(self.slots)) if self.total else 0.0
+        return (
+            sum(map(self.idle, range(len(self.slots)))) / (self.total * len(self.slots))
+            if self.total
+            else 0.0
+        )
 
 
 def simulate(schedule: Schedule, times: Times) -> Timeline:
-    """Each action begins when its rank is free and what it needs is there; messages do not hold ranks up.
+    """Each action begins when its rank is free and what it needs is there; messages do not hold
+    ranks up.
 
     Raises Stuck where rows wait for each other in a circle.
     """
@@ -110,7 +119,11 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
     rows = ((found.cells.row(rank).tolist(), row) for rank, row in enumerate(schedule.rows))
     return Timeline(
         tuple(
-            tuple(Slot(it, start[cell], end[cell]) for cell, it in zip(*row, strict=True) if not it.work.is_message)
+            tuple(
+                Slot(it, start[cell], end[cell])
+                for cell, it in zip(*row, strict=True)
+                if not it.work.is_message
+            )
             for row in rows
         )
     )
@@ -118,7 +131,9 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
 @frozen(eq=False)
 class Timed:
-    """When each cell begins and ends that computes, and their numbers in an order in which all can be done."""
+    """When each cell begins and ends that computes, and their numbers in an order in which all
+    can be done.
+    """
 
     cells: "CellTable"
     start: "NDArray[Any]"
@@ -130,15 +145,21 @@ _Cells = Iterator[tuple[int, int, int, float, float, float, int, float]]
 
 
 def timed(schedule: Schedule, times: Times) -> Timed:
-    """Each computing action begins after those before it in its row and those that it waits for; raises Stuck."""
+    """Each computing action begins after those before it in its row and those that it waits
+    for; raises Stuck.
+    """
     import numpy as np
 
     from .cell_table import cell_table
 
     cells = cell_table(schedule)
     cuts = times.cuts or (times.send,) * (schedule.stages - 1)
-    crossed = np.array([*cuts, 0.0, 0.0, *cuts, 0.0])  # by values, each gradient across the cut before its stage
-    ways = [cells.elsewhere(values) * crossed[values // schedule.microbatches] for values in cells.needed]
+    # by values, each gradient across the cut before its stage
+    crossed = np.array([*cuts, 0.0, 0.0, *cuts, 0.0])
+    ways = [
+        cells.elsewhere(values) * crossed[values // schedule.microbatches]
+        for values in cells.needed
+    ]
     opens = cells.each(lambda action: times.ready[action.stage] if times.ready else 0.0)
     takes, makes = cells.each(times.of), cells.values(made_by)
     makes[makes == cells.nothing] += 1
@@ -171,5 +192,11 @@ def timed(schedule: Schedule, times: Times) -> Timed:
         for value, cell in islice(rows[rank], 1):
             waits.setdefault(value, {})[rank] = cell
     if waits:
-        raise Stuck({cells.cell(cell): cells.value(value) for value, at in waits.items() for cell in at.values()})
+        raise Stuck(
+            {
+                cells.cell(cell): cells.value(value)
+                for value, at in waits.items()
+                for cell in at.values()
+            }
+        )
     return Timed(cells, np.array(start), start + takes, order)

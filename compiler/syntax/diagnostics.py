@@ -180,7 +180,9 @@ class PlanError(Exception):
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         assert diagnostics, "diagnostics: a PlanError without a diagnostic"
-        self.diagnostics = tuple(sorted(diagnostics, key=lambda it: (it.span.path, it.span.line, it.span.column)))
+        self.diagnostics = tuple(
+            sorted(diagnostics, key=lambda it: (it.span.path, it.span.line, it.span.column))
+        )
         super().__init__(*self.diagnostics)
 
     def __str__(self) -> str:
@@ -188,7 +190,13 @@ class PlanError(Exception):
 
 
 def wrong(
-    code: str, message: str, span: Span, label: str = "", help: str = "", *, notes: Sequence[Note] = ()
+    code: str,
+    message: str,
+    span: Span,
+    label: str = "",
+    help: str = "",
+    *,
+    notes: Sequence[Note] = (),
 ) -> PlanError:
     """The error of one mistake."""
     return PlanError([Diagnostic(code, message, span, label, tuple(notes), help)])
@@ -196,7 +204,9 @@ def wrong(
 
 def located(mistake: Diagnostic, text: str) -> Diagnostic:
     """The mistake with its places in another text of the same lines and columns."""
-    notes = (evolve(note, span=note.span and evolve(note.span, text=text)) for note in mistake.notes)
+    notes = (
+        evolve(note, span=note.span and evolve(note.span, text=text)) for note in mistake.notes
+    )
     return evolve(mistake, span=evolve(mistake.span, text=text), notes=tuple(notes))
 
 
@@ -217,7 +227,8 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "E0212": ("loss",),
     "E0410": ("model",),
 }
-"""Mistakes that may follow from others, and the sections, or other parts of a plan, on all of which each rests.
+"""Mistakes that may follow from others, and the sections, or other parts of a plan, on all of which
+each rests.
 
 Such a mistake is not told where one of its words, or a part of these sections, is in doubt.
 """
@@ -240,14 +251,16 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Diagnostics:
-    """Collects the mistakes that one step finds, and the words whose meaning is in doubt because of them.
+    """Collects the mistakes that one step finds, and the words whose meaning is in doubt because of
+    them.
 
-    `in_part` are sections of which a part is in doubt, and `used` are words that may have a use in such a part.
-    `count` is the number of mistakes, those too that are not told.
+    `in_part` are sections of which a part is in doubt, and `used` are words that may have a use in
+    such a part.  `count` is the number of mistakes, those too that are not told.
     """
 
     def __init__(self) -> None:
-        self._found: dict[object, Diagnostic] = {}  # by what is the same for all parts of a repeat with branches
+        # by what is the same for all parts of a repeat with branches
+        self._found: dict[object, Diagnostic] = {}
         self._elsewhere: dict[object, list[Span]] = {}
         self.count = 0
         self.doubtful: set[str] = set()
@@ -255,7 +268,14 @@ class Diagnostics:
         self.used: set[str] = set()
 
     def error(
-        self, code: str, message: str, span: Span, label: str = "", *, notes: Sequence[Note] = (), help: str = ""
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        label: str = "",
+        *,
+        notes: Sequence[Note] = (),
+        help: str = "",
     ) -> None:
         """Adds one mistake."""
         assert code in CODES, f"diagnostics: {code} is not in the table"
@@ -301,12 +321,16 @@ class Diagnostics:
     def check(self) -> None:
         """Raises PlanError with all that was found, if anything was."""
         if self._found:
-            raise PlanError([_with_places(it, self._elsewhere.get(key, ())) for key, it in self._found.items()])
+            raise PlanError(
+                [_with_places(it, self._elsewhere.get(key, ())) for key, it in self._found.items()]
+            )
 
     def _follows(self, mistake: Diagnostic) -> bool:
         if mistake.code not in FOLLOWS:
             return False
-        words = {name for quoted in _QUOTED.findall(mistake.message) for name in _NAME.findall(quoted)}
+        words = {
+            name for quoted in _QUOTED.findall(mistake.message) for name in _NAME.findall(quoted)
+        }
         doubtful = self.doubtful | (self.used if mistake.code in UNUSED else set[str]())
         return not words.isdisjoint(doubtful) or not self.in_part.isdisjoint(FOLLOWS[mistake.code])
 
@@ -324,7 +348,9 @@ def _with_places(mistake: Diagnostic, places: Sequence[Span]) -> Diagnostic:
     shown = sorted({*places}, key=lambda span: (span.path, span.line, span.column))
     notes = [Note(span, "and here") for span in shown[:PLACES]]
     if rest := shown[PLACES:]:
-        notes.append(Note(None, f"and at {len(rest)} more {'place' if len(rest) == 1 else 'places'}"))
+        notes.append(
+            Note(None, f"and at {len(rest)} more {'place' if len(rest) == 1 else 'places'}")
+        )
     return evolve(mistake, notes=(*mistake.notes, *notes))
 
 
@@ -384,15 +410,21 @@ class _Renderer:
         self._it = diagnostic
         self._colour = colour
         self._marks = [_Mark(diagnostic.span, "^", diagnostic.label, diagnostic.severity)]
-        self._marks += [_Mark(note.span, "-", note.text, "gutter") for note in diagnostic.notes if note.span]
+        self._marks += [
+            _Mark(note.span, "-", note.text, "gutter") for note in diagnostic.notes if note.span
+        ]
         self._width = len(str(max(mark.span.line for mark in self._marks)))
 
     def lines(self) -> Iterator[str]:
         it = self._it
-        yield self._paint(f"{it.severity}[{it.code}]", it.severity) + self._paint(f": {it.message}", "strong")
+        yield self._paint(f"{it.severity}[{it.code}]", it.severity) + self._paint(
+            f": {it.message}", "strong"
+        )
         for path in dict.fromkeys(mark.span.path for mark in self._marks):
             arrow = "-->" if path == it.span.path else ":::"
-            yield from self._excerpt(arrow, [mark for mark in self._marks if mark.span.path == path])
+            yield from self._excerpt(
+                arrow, [mark for mark in self._marks if mark.span.path == path]
+            )
         notes = [note.text for note in it.notes if not note.span]
         if notes or it.help:
             yield self._gutter("|")
@@ -418,9 +450,15 @@ class _Renderer:
             yield from (self._underline(mark, shown) for mark in marks if mark.span.line == number)
 
     def _underline(self, mark: _Mark, shown: str) -> str:
-        end = mark.span.end_column if mark.span.end_line == mark.span.line else len(shown.rstrip()) + 1
+        end = (
+            mark.span.end_column
+            if mark.span.end_line == mark.span.line
+            else len(shown.rstrip()) + 1
+        )
         signs = mark.sign * max(1, end - mark.span.column)
-        line = " " * (mark.span.column - 1) + self._paint(f"{signs} {mark.label}".rstrip(), mark.style)
+        line = " " * (mark.span.column - 1) + self._paint(
+            f"{signs} {mark.label}".rstrip(), mark.style
+        )
         return f"{self._gutter('|')} {line}"
 
     def _gutter(self, sign: str, number: int | str = "") -> str:

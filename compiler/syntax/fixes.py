@@ -1,4 +1,6 @@
-"""The edits that mend a mistake, as the words of its help say them: one row for each way to say what to write."""
+"""The edits that mend a mistake, as the words of its help say them: one row for each way to say
+what to write.
+"""
 
 import re
 from collections.abc import Iterator
@@ -35,11 +37,15 @@ ROWS = (
     (r"write `(?P<new>0\.\d+)`$", r"\.\d+", "{new}"),
     (r"write `(?P<new>\w+) \{ … \}`$", r"\w+\s*=", "{new}"),
 )
-"""The words of a help, those that the diagnostic is about, and those in their place; a key is that of the setting."""
+"""The words of a help, those that the diagnostic is about, and those in their place; a key is
+that of the setting.
+"""
 
 
 _LIST = r"(`[\w:./]+`(?:(?:, | or )`[\w:./]+`)+)"
-CHOICES = re.compile(rf"(?:did you mean|it is one of|there are|(?:axes of `mesh`|dims|ops) are) {_LIST}\??$")
+CHOICES = re.compile(
+    rf"(?:did you mean|it is one of|there are|(?:axes of `mesh`|dims|ops) are) {_LIST}\??$"
+)
 MOST = 6
 """The words that a help leaves to choose from, and how many of them are edits."""
 
@@ -71,7 +77,9 @@ def fixes(diagnostic: Diagnostic) -> Iterator[Fix]:
 
 
 def _word(diagnostic: Diagnostic) -> Span:
-    """The place of the word that the message ends with, where the diagnostic is about more, or else all of that."""
+    """The place of the word that the message ends with, where the diagnostic is about more, or
+    else all of that.
+    """
     span, named = diagnostic.span, re.findall("`([^`]+)`", diagnostic.message)
     if not named or span.words.count(named[-1]) != 1:
         return span

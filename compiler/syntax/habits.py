@@ -1,4 +1,6 @@
-"""How other languages write things: where a text that is no plan does so, and how a plan says it."""
+"""How other languages write things: where a text that is no plan does so, and how a plan says
+it.
+"""
 
 import re
 from collections.abc import Iterator
@@ -18,8 +20,9 @@ _COMMENT = re.compile(r'("(?:[^"\\\n]|\\[^\n])*"?)|#[^\n]*')
 class Habit:
     """Something that is written otherwise in a plan.
 
-    `pattern` is looked for where the parser stopped; its group `at`, or else all of it, is the place that is shown.
-    Message and help may name its groups, as in `{op}`.  Where `within` names sections, it is one of these alone.
+    `pattern` is looked for where the parser stopped; its group `at`, or else all of it, is the
+    place that is shown.  Message and help may name its groups, as in `{op}`.  Where `within` names
+    sections, it is one of these alone.
     """
 
     pattern: str
@@ -36,11 +39,14 @@ HABITS = (
     Habit(
         r"^[ \t]*(?P<at>(?:from[ \t]+[\w.]+[ \t]+)?import\b[^\n]*)",
         "a plan imports no modules",
-        'ops need no import; `use "models/llama.scale"` includes another plan; `op … from "my_ops:swiglu"` names a '
+        'ops need no import; `use "models/llama.scale"` includes another plan; `op … from'
+        ' "my_ops:swiglu"` names a '
         "function of your own",
     ),
     Habit(
-        r'\b(?P<at>include|import)\s*(?P<file>"[^"\n]*")', "another plan is used, not included", "write `use {file}`"
+        r'\b(?P<at>include|import)\s*(?P<file>"[^"\n]*")',
+        "another plan is used, not included",
+        "write `use {file}`",
     ),
     Habit(
         r"\b(?P<at>(?:def|class)[ \t]+(?P<name>\w+))",
@@ -53,7 +59,8 @@ HABITS = (
         "write `repeat {dim} {{ … }}`",
     ),
     Habit(
-        r"\b(?P<at>for[ \t]+(?P<i>\w+)[ \t]+in[ \t]+(?:\w+\(\s*)?(?:0\s*,\s*|self\.)?(?P<dim>\w+)\)?)",
+        r"\b(?P<at>for[ \t]+(?P<i>\w+)[ \t]+in[ \t]+(?:\w+\(\s*)?"
+        r"(?:0\s*,\s*|self\.)?(?P<dim>\w+)\)?)",
         "there is no `for`",
         "write `repeat {dim} {{ … }}`, or `repeat {dim} as {i} {{ … }}` where `if` needs the index",
     ),
@@ -79,16 +86,26 @@ HABITS = (
     ),
     Habit(r"^[ \t]*(?P<at>@[ \t]*[\w.]+)", "there are no decorators", "leave it out"),
     Habit(
-        r"\b(?P<at>lambda)\b[^\n]*", "there are no functions", 'write the ops, or declare `op … from "my_ops:swiglu"`'
+        r"\b(?P<at>lambda)\b[^\n]*",
+        "there are no functions",
+        'write the ops, or declare `op … from "my_ops:swiglu"`',
     ),
     # comments
-    Habit(r"(?P<at>\"\"\"|''')", "this is not a comment", "comments begin with `#`, each line of them"),
+    Habit(
+        r"(?P<at>\"\"\"|''')", "this is not a comment", "comments begin with `#`, each line of them"
+    ),
     Habit(r"(?P<at>/\*)", "this is not a comment", "comments begin with `#`, each line of them"),
     Habit(r"^[ \t]*(?P<at>//|--)[^\n]*", "this is not a comment", "comments begin with `#`"),
-    Habit(r"(?P<at>//)", "`//` is neither a comment nor a division", "comments begin with `#`; `a / b` divides"),
+    Habit(
+        r"(?P<at>//)",
+        "`//` is neither a comment nor a division",
+        "comments begin with `#`; `a / b` divides",
+    ),
     # quotes
     Habit(
-        r"(?P<at>[“”„‘’`'](?P<text>[^“”„‘’`'\n\"]*)[“”‘’`'])", 'a string begins and ends with `"`', 'write `"{text}"`'
+        r"(?P<at>[“”„‘’`'](?P<text>[^“”„‘’`'\n\"]*)[“”‘’`'])",
+        'a string begins and ends with `"`',
+        'write `"{text}"`',
     ),
     Habit(r"(?P<at>[“”„‘’`'])", 'a string begins and ends with `"`', 'write `"` in its place'),
     Habit(rf"(?<![\w\"])(?P<at>{_FILE})", "a file's name has quotes", 'write `"{at}"`'),
@@ -141,7 +158,9 @@ HABITS = (
     ),
     Habit(r"\binit\s*(?P<at>\{)", "`init` is not a section", "write `init ~ normal(0.02)`"),
     Habit(
-        r"^[ \t]*(?P<at>(?P<name>(?!init\b)\w+)[ \t]*~)", "initial values begin with `init`", "write `init {name} ~ …`"
+        r"^[ \t]*(?P<at>(?P<name>(?!init\b)\w+)[ \t]*~)",
+        "initial values begin with `init`",
+        "write `init {name} ~ …`",
     ),
     # parameters and arguments
     Habit(
@@ -149,7 +168,11 @@ HABITS = (
         "a parameter has brackets",
         "write `{name}[{ins} -> {outs}]`",
     ),
-    Habit(r"\[[\w\s,]+(?P<at>=>|<-|>|→|⟶|⇒)", "this is not an arrow", "write `->`, as in `w[hidden -> ffn]`"),
+    Habit(
+        r"\[[\w\s,]+(?P<at>=>|<-|>|→|⟶|⇒)",
+        "this is not an arrow",
+        "write `->`, as in `w[hidden -> ffn]`",
+    ),
     Habit(
         r"\b\w+\[[^\]\n]*?(?P<at>:|\.\.\.?|-(?!>))",
         "tensors have no index",
@@ -185,7 +208,8 @@ HABITS = (
     Habit(
         r"\b\w+(?P<at>\.(?:view|reshape|flatten|unflatten|squeeze|unsqueeze|expand|contiguous|shape|size)\b)",
         "tensors are not reshaped",
-        "dims have names: `x @ wq[hidden -> heads, head_dim]` makes heads, `o @ wo[heads, head_dim -> hidden]` joins "
+        "dims have names: `x @ wq[hidden -> heads, head_dim]` makes heads, `o @ wo[heads,"
+        " head_dim -> hidden]` joins "
         "them",
     ),
     Habit(
@@ -193,24 +217,48 @@ HABITS = (
         "values have no methods",
         "write `{op}({name}, …)`, if there is such an op",
     ),
-    Habit(r"\b[A-Za-z_]\w*(?P<at>\.[A-Za-z_]\w*)", "values have no attributes", "a name has no dot"),
+    Habit(
+        r"\b[A-Za-z_]\w*(?P<at>\.[A-Za-z_]\w*)", "values have no attributes", "a name has no dot"
+    ),
     # statements and operators
     Habit(
         r"(?P<at>\((?P<names>\w+(?:\s*,\s*\w+)+)\s*\))\s*=",
         "names are bound without parentheses",
         "write `{names} = …`",
     ),
-    Habit(r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)", "there is no `{op}=`", "write `{name} = {name} {op} …`"),
-    Habit(r"(?<!\bif )\b(?P<name>\w+)\s*(?P<at>:=|==|<-)", "a name is bound by `=`", "write `{name} = …`"),
-    Habit(r"\b(?P<name>\w+)(?P<at>\s*:\s*[\w.\[\], ]+?)\s*=[^=]", "names have no types", "write `{name} = …`"),
+    Habit(
+        r"\b(?P<name>\w+)\s*(?P<at>(?P<op>[-+*/@])=)",
+        "there is no `{op}=`",
+        "write `{name} = {name} {op} …`",
+    ),
+    Habit(
+        r"(?<!\bif )\b(?P<name>\w+)\s*(?P<at>:=|==|<-)",
+        "a name is bound by `=`",
+        "write `{name} = …`",
+    ),
+    Habit(
+        r"\b(?P<name>\w+)(?P<at>\s*:\s*[\w.\[\], ]+?)\s*=[^=]",
+        "names have no types",
+        "write `{name} = …`",
+    ),
     Habit(
         r"^[ \t]*(?P<at>let|var|val|auto|const|float|int|Tensor)[ \t]+(?P<name>\w+)\s*=",
         "names are not declared",
         "write `{name} = …`",
     ),
-    Habit(r"(?P<at>\*\*|\^)", "there is no power operator", "multiply, `x * x`, or write the number"),
-    Habit(r"(?P<at>\\)\s*$", "a line continues without `\\`", "leave it out: a statement ends where it is complete"),
-    Habit(r"(?P<at>\d+\.)(?!\d)", "a number ends with a digit", "write `{at}0`, or leave the point out"),
+    Habit(
+        r"(?P<at>\*\*|\^)", "there is no power operator", "multiply, `x * x`, or write the number"
+    ),
+    Habit(
+        r"(?P<at>\\)\s*$",
+        "a line continues without `\\`",
+        "leave it out: a statement ends where it is complete",
+    ),
+    Habit(
+        r"(?P<at>\d+\.)(?!\d)",
+        "a number ends with a digit",
+        "write `{at}0`, or leave the point out",
+    ),
     Habit(r"(?<![\d.])(?P<at>\.\d+)", "a number begins with a digit", "write `0{at}`"),
     Habit(r"(?P<at>[×·∙⋅])", "this is not an operator", "write `*`, or `@` for a matrix product"),
     Habit(r"(?P<at>÷)", "this is not an operator", "write `/`"),
@@ -222,7 +270,8 @@ HABITS = (
     ),
     Habit(rf"(?P<at>{_INVISIBLE}+)", "an invisible character", "delete it, or write a space"),
     Habit(
-        r"(?:[=+*/@(,]|\s-)\s*(?P<at>(?P<op>[A-Za-z_]\w*)[ \t]+(?!(?:over|as|pad|from)\b)(?P<x>[A-Za-z_]\w*))",
+        r"(?:[=+*/@(,]|\s-)\s*(?P<at>(?P<op>[A-Za-z_]\w*)[ \t]+"
+        r"(?!(?:over|as|pad|from)\b)(?P<x>[A-Za-z_]\w*))",
         "there is no operator between `{op}` and `{x}`",
         "write `{op}({x})` if `{op}` is an op, or an operator between them",
     ),
@@ -232,7 +281,9 @@ HABITS = (
         "a statement binds a name: `y = {at}(…)`",
     ),
     Habit(
-        r"^[ \t]*(?P<at>\w+)[ \t]*[-+*/@](?![=>])", "this value has no name", "a statement binds a name: `y = {at} …`"
+        r"^[ \t]*(?P<at>\w+)[ \t]*[-+*/@](?![=>])",
+        "this value has no name",
+        "a statement binds a name: `y = {at} …`",
     ),
     Habit(
         r"^[ \t]*\w+(?:\s*,\s*\w+)+\s*=(?!=)[^\n]*?(?P<at>,)",
@@ -253,23 +304,31 @@ HABITS = (
 
 
 def find_habit(source: Source, places: tuple[int, ...], section: str) -> Diagnostic | None:
-    """The error of the first habit of the table at one of the places where the parser stopped or opened a brace."""
+    """The error of the first habit of the table at one of the places where the parser stopped
+    or opened a brace.
+    """
     code = _COMMENT.sub(lambda found: found[1] or " " * len(found[0]), source.text)
     for habit in HABITS:
         matches = [match for at in places for match in _matches(habit.pattern, code, at)]
         if matches and (not habit.within or section in habit.within):
             words = matches[0].groupdict()
             span = source.span(*matches[0].span("at" if "at" in words else 0))
-            return Diagnostic("E0104", habit.message.format(**words), span, help=habit.help.format(**words))
+            return Diagnostic(
+                "E0104", habit.message.format(**words), span, help=habit.help.format(**words)
+            )
     return None
 
 
 def _matches(pattern: str, code: str, at: int) -> Iterator[re.Match[str]]:
-    """Where the pattern is found around `at`: in its line, or ending the line before but for a word."""
+    """Where the pattern is found around `at`: in its line, or ending the line before but for a
+    word.
+    """
     line = code.rfind("\n", 0, at) + 1
     start = code.rfind("\n", 0, len(code[:line].rstrip())) + 1
     end = code.find("\n", at)
     end = len(code) if end < 0 else end
-    for match in re.compile(pattern, re.MULTILINE).finditer(code, max(start, at - REACH), min(end, at + REACH)):
+    for match in re.compile(pattern, re.MULTILINE).finditer(
+        code, max(start, at - REACH), min(end, at + REACH)
+    ):
         if match.start() <= at and re.fullmatch(r"\s*(\n\s*\w+\s*)?", code[match.end() : at]):
             yield match

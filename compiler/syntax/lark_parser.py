@@ -13,7 +13,8 @@ from .user_cache import private_folder
 
 
 def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = False) -> Lark:
-    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up.
+    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom
+    up.
 
     With `placeholders` it is given None for what is left out of the rule.
     """
@@ -29,12 +30,16 @@ def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = Fa
 
 
 def _cache_file(name: str) -> str | bool:
-    """The file of a table, which can run code when it is loaded; False where there is no safe place for it."""
+    """The file of a table, which can run code when it is loaded; False where there is no safe
+    place for it.
+    """
     cache = private_folder()
     return str(cache / f"{name}-{_digest()}.table") if cache else False
 
 
 def _digest() -> str:
-    """A hash of them: lark compares a table with the imports that it was made of, in whatever folder these were."""
+    """A hash of them: lark compares a table with the imports that it was made of, in whatever
+    folder these were.
+    """
     texts = (path.read_bytes() for path in sorted(folder("grammar").glob("*.lark")))
     return sha256(b"".join(texts)).hexdigest()[:16]

@@ -1,6 +1,7 @@
 """Checks of a text before any grammar sees it: encoding, size, brackets and how deep they nest.
 
-No text, however made, costs more than a bounded time, and a bracket forgotten is reported where it was opened.
+No text, however made, costs more than a bounded time, and a bracket forgotten is reported where it
+was opened.
 """
 
 import re
@@ -15,7 +16,9 @@ from .source import Source, Span
 
 MAX_BYTES = 64 * 1024
 MAX_WRITTEN_BYTES = 16 << 20
-"""The limit of texts by scalec itself: IR text and programs list each action of a pipeline, accounts each message."""
+"""The limit of texts by scalec itself: IR text and programs list each action of a pipeline,
+accounts each message.
+"""
 MAX_DEPTH = 64
 
 _IN_FOLDERS = ("train.py", "config.json")
@@ -29,7 +32,8 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
-    """The text of a file of at most `most` bytes; `at` is the place that names the file, if one does.
+    """The text of a file of at most `most` bytes; `at` is the place that names the file, if one
+    does.
 
     Raises PlanError where it cannot be read, is too large or not UTF-8.
     """
@@ -41,7 +45,9 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise wrong("E0101", f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", place) from None
+        raise wrong(
+            "E0101", f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", place
+        ) from None
     if found := _foreign(content):
         help = FETCH if found.word == "lfs" else ""
         raise wrong("E0101", f"`{path}` is {found.name}, which is not read here", place, help=help)
@@ -56,18 +62,24 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
 
 
 def _foreign(content: bytes) -> Format | None:
-    """The format of a content that is known to be neither a plan nor another text that scalec reads, some in JSON."""
+    """The format of a content that is known to be neither a plan nor another text that scalec
+    reads, some in JSON.
+    """
     found = format_of(Ends.of_bytes(content))
     return None if found is None or found.word in ("json", "jsonl") else found
 
 
 def _meant(path: Path) -> str:
-    """Help where a path is no file: the one in the folder that scalec reads, or the neighbour that it misspells."""
+    """Help where a path is no file: the one in the folder that scalec reads, or the neighbour
+    that it misspells.
+    """
     with suppress(OSError):
         if path.is_dir():
             found = [each for name in _IN_FOLDERS if (each := path / name).is_file()]
             return f"did you mean `{found[0]}`?" if found else ""
-        if near := nearest(path.name, [each.name for each in islice(path.parent.iterdir(), 1000) if each.is_file()]):
+        if near := nearest(
+            path.name, [each.name for each in islice(path.parent.iterdir(), 1000) if each.is_file()]
+        ):
             return f"did you mean `{path.with_name(near)}`?"
     return ""
 
@@ -77,17 +89,24 @@ Reader = Callable[[Path, Span], Source]
 
 
 def check(source: Source) -> None:
-    """Raises PlanError where the text is too large, holds a NUL, or has brackets nested too deep."""
+    """Raises PlanError where the text is too large, holds a NUL, or has brackets nested too
+    deep.
+    """
     if len(source.text) > MAX_BYTES:
         raise _too_large(source.path, source.whole())
     nul = source.text.find("\0")
     if nul >= 0:
-        raise wrong("E0102", "a plan is text, but this is a NUL character", source.span(nul, nul + 1))
+        raise wrong(
+            "E0102", "a plan is text, but this is a NUL character", source.span(nul, nul + 1)
+        )
     pairing(source)
 
 
 def pairing(source: Source) -> Diagnostic | None:
-    """The first mistake in how brackets and quotes pair, if any.  Raises PlanError where brackets nest too deep."""
+    """The first mistake in how brackets and quotes pair, if any.
+
+    Raises PlanError where brackets nest too deep.
+    """
     try:
         _pair(source)
     except PlanError as error:
@@ -98,7 +117,9 @@ def pairing(source: Source) -> Diagnostic | None:
 
 
 def _pair(source: Source) -> None:
-    """Pairs brackets by their offsets; spans, which take time, are only made for what is reported."""
+    """Pairs brackets by their offsets; spans, which take time, are only made for what is
+    reported.
+    """
     text = source.text
     opened: list[int] = []
     pairs: list[tuple[int, int]] = []
@@ -110,12 +131,22 @@ def _pair(source: Source) -> None:
                 raise wrong("E0102", f"brackets nest deeper than {MAX_DEPTH}", _bracket(source, at))
         elif word[0] in _CLOSING.values():
             if not opened:
-                raise wrong("E0103", f"`{word[0]}` closes nothing", _bracket(source, at), notes=_suspect(source, pairs))
+                raise wrong(
+                    "E0103",
+                    f"`{word[0]}` closes nothing",
+                    _bracket(source, at),
+                    notes=_suspect(source, pairs),
+                )
             pairs.append((opened.pop(), at))
             bracket = text[pairs[-1][0]]
             if word[0] != (wanted := _CLOSING[bracket]):
                 note = Note(_bracket(source, pairs[-1][0]), f"to close this `{bracket}`")
-                raise wrong("E0103", f"expected `{wanted}`, found `{word[0]}`", _bracket(source, at), notes=(note,))
+                raise wrong(
+                    "E0103",
+                    f"expected `{wanted}`, found `{word[0]}`",
+                    _bracket(source, at),
+                    notes=(note,),
+                )
         elif word[0].startswith('"') and not _STRING.fullmatch(word[0]):
             help = 'a string is on one line, between `"` and `"`'
             raise wrong("E0105", "this string does not end", source.span(*word.span()), help=help)
@@ -125,7 +156,9 @@ def _pair(source: Source) -> None:
 
 
 def _suspect(source: Source, pairs: Iterable[tuple[int, int]]) -> tuple[Note, ...]:
-    """The first pair whose indentation speaks against it: probably where a bracket is missing or too many."""
+    """The first pair whose indentation speaks against it: probably where a bracket is missing
+    or too many.
+    """
 
     def line(at: int) -> tuple[int, int]:
         """Where the line of an offset begins, and how far it is indented."""

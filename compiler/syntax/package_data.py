@@ -11,17 +11,24 @@ def folder(package: str) -> Path:
 
 
 SHIPPED = "scalec:"
-"""Begins the names of plans and models that come with scalec: `scalec:llama3_8b`, `scalec:models/llama.scale`."""
+"""Begins the names of plans and models that come with scalec: `scalec:llama3_8b`,
+`scalec:models/llama.scale`.
+"""
 
 
 def shipped_files() -> dict[str, Path]:
     """The plans and models that come with scalec, by their names."""
     plans = folder("plans")
-    return {f"{SHIPPED}{path.relative_to(plans).as_posix()}": path for path in sorted(plans.rglob("*.scale"))}
+    return {
+        f"{SHIPPED}{path.relative_to(plans).as_posix()}": path
+        for path in sorted(plans.rglob("*.scale"))
+    }
 
 
 def shipped_file(name: str) -> Path | None:
-    """The file of a name, which may leave out `.scale`; None if nothing of that name comes with scalec."""
+    """The file of a name, which may leave out `.scale`; None if nothing of that name comes with
+    scalec.
+    """
     files = shipped_files()
     return files.get(name) or files.get(f"{name}.scale")
 

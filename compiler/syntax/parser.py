@@ -34,8 +34,8 @@ MOST = 20
 
 @frozen
 class Read:
-    """A text as far as it is a plan: what could be read, the mistakes, the words of what could not, and those of the
-    blocks around it."""
+    """A text as far as it is a plan: what could be read, the mistakes, the words of what could not,
+    and those of the blocks around it."""
 
     plan: tree.Plan
     mistakes: tuple[Diagnostic, ...] = ()
@@ -53,11 +53,16 @@ def parse_plan(source: Source) -> tree.Plan:
 
 @lru_cache(maxsize=16)
 def read_plan(source: Source) -> Read:
-    """A plan without the entries that have mistakes of syntax.  Raises PlanError where it is beyond the limits."""
+    """A plan without the entries that have mistakes of syntax.
+
+    Raises PlanError where it is beyond the limits.
+    """
     check(source)
     if source.text.lstrip().startswith("{"):
         help = "`scalec import config.json -o mine.scale` writes a plan for a model of Hugging Face"
-        raise wrong("E0104", "this looks like JSON, and no plan begins so", source.whole(), help=help)
+        raise wrong(
+            "E0104", "this looks like JSON, and no plan begins so", source.whole(), help=help
+        )
     try:
         if not pairing(source):
             return Read(_builder().parse(source, source.text))
@@ -96,12 +101,16 @@ class _Reader:
         habit = explain_habit(error, self._left) if isinstance(error, UnexpectedInput) else None
         if habit:
             line = block_below(text, line_around(text, offset(habit.span)))
-            if line[0] <= offset(mistake.span) < line[1] or not pairing(evolve(self._left, text=blanked(text, line))):
+            if line[0] <= offset(mistake.span) < line[1] or not pairing(
+                evolve(self._left, text=blanked(text, line))
+            ):
                 mistake, part = habit, (min(part[0], line[0]), max(part[1], line[1]))
         self._leave_out(mistake, part)
 
     def _as(self, plan: tree.Plan) -> Read:
-        return Read(plan, tuple(self._mistakes), frozenset(self._doubtful), frozenset(self._in_part))
+        return Read(
+            plan, tuple(self._mistakes), frozenset(self._doubtful), frozenset(self._in_part)
+        )
 
     def _leave_out(self, mistake: Diagnostic, part: Part) -> None:
         self._mistakes.append(located(mistake, self._source.text))
@@ -133,7 +142,12 @@ class _Reader:
         return None
 
 
-STAGES = {0: (), 1: ("optimizer",), 2: ("gradients", "optimizer"), 3: ("parameters", "gradients", "optimizer")}
+STAGES = {
+    0: (),
+    1: ("optimizer",),
+    2: ("gradients", "optimizer"),
+    3: ("parameters", "gradients", "optimizer"),
+}
 """The state that each stage of ZeRO shards."""
 
 
@@ -146,12 +160,17 @@ class _Builder(Transformer[Token, tree.Plan]):
         self._source = Source("", "")
 
     def parse(self, source: Source, text: str) -> tree.Plan:
-        """The syntax tree of a text, with places in `source`.  Raises UnexpectedInput, or PlanError."""
+        """The syntax tree of a text, with places in `source`.
+
+        Raises UnexpectedInput, or PlanError.
+        """
         self._source = source
         return self._parser.parse(text)  # type: ignore[return-value]
 
     def stack(self, source: Source, text: str) -> Parts:
-        """The tokens and nodes that the parser has put together where it stops, the last one last."""
+        """The tokens and nodes that the parser has put together where it stops, the last one
+        last.
+        """
         self._source = source
         state: Any = self._parser.parse_interactive(text)  # type: ignore[reportUnknownMemberType]
         with suppress(UnexpectedInput, PlanError):
@@ -167,7 +186,9 @@ class _Builder(Transformer[Token, tree.Plan]):
 
     def model(self, parts: Parts) -> tree.Model:
         _, name, *rest = parts
-        body = tuple(part for part in rest if isinstance(part, tree.Section | tree.Init | tree.Statement))
+        body = tuple(
+            part for part in rest if isinstance(part, tree.Section | tree.Init | tree.Statement)
+        )
         sees = tuple(str(part) for part in rest if _is(part, "SEES"))
         return tree.Model(name, _only(tree.Input, rest), sees, body, self._span(parts))
 
@@ -218,10 +239,14 @@ class _Builder(Transformer[Token, tree.Plan]):
 
     def operand(self, parts: Parts) -> tree.UserOperand:
         name, *dims = _nodes(parts)
-        return tree.UserOperand(name, dims[0] if dims else (), parts[0] is not name, self._span(parts))
+        return tree.UserOperand(
+            name, dims[0] if dims else (), parts[0] is not name, self._span(parts)
+        )
 
     def dims(self, parts: Parts) -> tuple[tree.Name, ...]:
-        lead = (tree.Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token))
+        lead = (
+            tree.Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token)
+        )
         return (*lead, *(name for names in _nodes(parts) for name in names))
 
     def section(self, parts: Parts) -> tree.Section:
@@ -245,10 +270,14 @@ class _Builder(Transformer[Token, tree.Plan]):
     def rule(self, parts: Parts) -> tree.Rule:
         dims, _, axes, *how = parts
         said = {str(word): name for word, name in zip(how[::2], how[1::2], strict=True)}
-        return tree.Rule(dims, axes, said.get("as"), said.get("via"), self._span([*dims, *axes, *how]))
+        return tree.Rule(
+            dims, axes, said.get("as"), said.get("via"), self._span([*dims, *axes, *how])
+        )
 
     def stage(self, parts: Parts) -> tree.Rule:
-        """A stage of ZeRO (Rajbhandari et al. 2020) is short for the kinds of state that it shares out."""
+        """A stage of ZeRO (Rajbhandari et al. 2020) is short for the kinds of state that it
+        shares out.
+        """
         word, stage, _, axes = parts
         span = self._place(word).to(stage.span)
         if stage.unit or stage.value not in STAGES:
@@ -318,7 +347,12 @@ class _Builder(Transformer[Token, tree.Plan]):
         if not isinstance(part, Token):
             return part.span
         source = self._source
-        line, column, end_line, end_column = part.line or 0, part.column or 0, part.end_line or 0, part.end_column or 0
+        line, column, end_line, end_column = (
+            part.line or 0,
+            part.column or 0,
+            part.end_line or 0,
+            part.end_column or 0,
+        )
         return Span(source.path, line, column, end_line, end_column, source.text, source.shown)
 
 

@@ -1,7 +1,9 @@
-"""Reading on after a mistake of syntax: which part of the text is left out, so that the rest can be read.
+"""Reading on after a mistake of syntax: which part of the text is left out, so that the rest can be
+read.
 
-Purpose: as little as possible, up to the border of an entry, a statement or a block; places in the rest stay theirs.
-Non-goals: what the part was meant to be; its words are in doubt, and nothing is said of what lacks them.
+Purpose: as little as possible, up to the border of an entry, a statement or a block; places in the
+rest stay theirs.  Non-goals: what the part was meant to be; its words are in doubt, and nothing is
+said of what lacks them.
 """
 
 import re
@@ -44,10 +46,12 @@ def offset(span: Span) -> int:
 
 
 def entry_around(text: str, at: int, stack: Sequence[Any], reach: Callable[[str], int]) -> Part:
-    """The entry that the parser had begun where it stopped at `at`, `stack` being what it had put together.
+    """The entry that the parser had begun where it stopped at `at`, `stack` being what it had put
+    together.
 
-    `reach` says how far the parser comes in a text.  An entry ends with its line; where it stopped in a later line than
-    that of the entry's last words, in which the next entry may begin, that line is left out only if need be.
+    `reach` says how far the parser comes in a text.  An entry ends with its line; where it stopped
+    in a later line than that of the entry's last words, in which the next entry may begin, that
+    line is left out only if need be.
     """
     start = min(_begin(stack, text, at), at)
     before = text.rfind("\n", start, at)
@@ -59,7 +63,9 @@ def entry_around(text: str, at: int, stack: Sequence[Any], reach: Callable[[str]
 
 
 def _begin(stack: Sequence[Any], text: str, at: int) -> int:
-    """Where the unfinished entry begins: after the last open brace, and after all entries that are complete."""
+    """Where the unfinished entry begins: after the last open brace, and after all entries that
+    are complete.
+    """
     for part in stack[_innermost(stack) :]:
         first = cast(tuple[Any, ...], part)[0] if isinstance(part, tuple) else part
         if isinstance(first, Token):
@@ -70,7 +76,9 @@ def _begin(stack: Sequence[Any], text: str, at: int) -> int:
 
 
 def _innermost(stack: Sequence[Any]) -> int:
-    """The place after the last brace that is open: a branch may have closed one before its `else`."""
+    """The place after the last brace that is open: a branch may have closed one before its
+    `else`.
+    """
     opened: list[int] = []
     for i, part in enumerate(stack):
         kind = part.type if isinstance(part, Token) else ""
@@ -82,7 +90,9 @@ def _innermost(stack: Sequence[Any]) -> int:
 
 
 def _end(text: str, start: int, at: int) -> int:
-    """The first line end from `at` on at which no bracket is open, or where the block around ends."""
+    """The first line end from `at` on at which no bracket is open, or where the block around
+    ends.
+    """
     depth = 0
     for word in WORD.finditer(text, start):
         line = text.find("\n", max(at, start), word.start())
@@ -99,7 +109,9 @@ def _end(text: str, start: int, at: int) -> int:
 
 
 def block_below(text: str, part: Part) -> Part:
-    """The part with what goes on from it: a line after a `\\`, all lines further in after a `:` at the margin."""
+    """The part with what goes on from it: a line after a `\\`, all lines further in after a `:`
+    at the margin.
+    """
     start, end = part
     if text[start:end].endswith("\\"):
         return start, line_around(text, end + 1)[1]
@@ -113,7 +125,9 @@ def block_below(text: str, part: Part) -> Part:
 
 
 def unpaired(source: Source, mistake: Diagnostic) -> Part:
-    """The part to leave out of a text whose brackets or quotes do not pair: a line if that helps, a block, or all."""
+    """The part to leave out of a text whose brackets or quotes do not pair: a line if that
+    helps, a block, or all.
+    """
     text, at = source.text, offset(mistake.span)
     for part in _suspects(text, mistake):
         if text[part[0] : part[1]].strip():

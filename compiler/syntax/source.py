@@ -8,10 +8,11 @@ from attrs import field, frozen
 
 @frozen
 class Span:
-    """A stretch of a text: lines and columns count from 1, the end is exclusive; line 0 is the file as a whole.
+    """A stretch of a text: lines and columns count from 1, the end is exclusive; line 0 is the file
+    as a whole.
 
-    `text` is the whole text, so that an excerpt shows what was read, whatever became of the file since.  `shown` is the
-    file's name in short where it is not the last part of the path.
+    `text` is the whole text, so that an excerpt shows what was read, whatever became of the file
+    since.  `shown` is the file's name in short where it is not the last part of the path.
     """
 
     path: str
@@ -37,7 +38,9 @@ class Span:
 
     @property
     def words(self) -> str:
-        """The part of the text that it covers, of its first line alone; none of a text that is not at hand."""
+        """The part of the text that it covers, of its first line alone; none of a text that is
+        not at hand.
+        """
         line = self.text.split("\n")[self.line - 1] if self.line and self.text else ""
         return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else None]
 
@@ -49,7 +52,9 @@ class Span:
 
     def to(self, last: "Span") -> "Span":
         """From the beginning of this span to the end of `last`."""
-        return Span(self.path, self.line, self.column, last.end_line, last.end_column, self.text, self.shown)
+        return Span(
+            self.path, self.line, self.column, last.end_line, last.end_column, self.text, self.shown
+        )
 
 
 @frozen

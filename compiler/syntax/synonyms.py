@@ -1,37 +1,39 @@
 """Sections and settings by the names that other programs give them, and how a plan says the same.
 
-The programs are Hugging Face, Megatron-LM, DeepSpeed, torchtitan, Lightning and nanoGPT.  A row is one wish: the names
-it goes by, and the help.
+The programs are Hugging Face, Megatron-LM, DeepSpeed, torchtitan, Lightning and nanoGPT.  A row is
+one wish: the names it goes by, and the help.
 """
 
 _SETTINGS = {
     # train
-    "seq": "seq_len seq_length sequence_length max_seq_len max_seq_length max_length block_size context_length "
-    "context_size max_position_embeddings n_positions n_ctx",
+    "seq": "seq_len seq_length sequence_length max_seq_len max_seq_length max_length block_size "
+        "context_length context_size max_position_embeddings n_positions n_ctx",
     "global_batch": "batch batch_size global_batch_size train_batch_size total_batch_size",
-    "microbatch": "micro_batch micro_batch_size microbatch_size local_batch_size per_device_train_batch_size "
-    "per_device_batch_size train_micro_batch_size_per_gpu device_batch_size mbs",
-    "steps": "max_steps num_steps total_steps training_steps train_steps max_iters iters iterations train_iters "
-    "num_train_steps num_iterations",
+    "microbatch": "micro_batch micro_batch_size microbatch_size local_batch_size "
+        "per_device_train_batch_size per_device_batch_size train_micro_batch_size_per_gpu "
+        "device_batch_size mbs",
+    "steps": "max_steps num_steps total_steps training_steps train_steps max_iters iters "
+        "iterations train_iters num_train_steps num_iterations",
     "seed": "random_seed manual_seed seed_everything",
-    "precision": "dtype torch_dtype mixed_precision mixed_precision_param param_dtype compute_dtype "
-    "bf16 fp16 amp autocast",
+    "precision": "dtype torch_dtype mixed_precision mixed_precision_param param_dtype "
+        "compute_dtype bf16 fp16 amp autocast",
     "master": "master_dtype master_weights main_params_dtype",
     "reduce": "reduce_dtype mixed_precision_reduce grad_reduce_dtype",
     "kernels": "liger use_liger_kernel fused_kernels triton use_triton apex use_fused_ops",
     "compile": "torch_compile cudagraphs cuda_graphs",
-    "recompute": "activation_checkpoint activation_checkpointing gradient_checkpointing checkpoint_activations "
-    "recompute_activations recompute_granularity remat ac",
+    "recompute": "activation_checkpoint activation_checkpointing gradient_checkpointing "
+        "checkpoint_activations recompute_activations recompute_granularity remat ac",
     # the optimizer
     "optimizer": "optim opt optimizer_type",
     "lr": "learning_rate max_lr peak_lr base_lr lr_max max_learning_rate",
     "betas": "beta beta1 beta2 adam_beta1 adam_beta2",
     "eps": "epsilon adam_eps adam_epsilon",
     "weight_decay": "wd decay l2",
-    "clip": "grad_clip clip_grad clip_norm clip_grad_norm max_grad_norm max_norm gradient_clipping gradient_clip_val "
-    "grad_norm_clip",
+    "clip": "grad_clip clip_grad clip_norm clip_grad_norm max_grad_norm max_norm gradient_clipping "
+        "gradient_clip_val grad_norm_clip",
     "schedule": "lr_schedule lr_scheduler scheduler lr_scheduler_type lr_decay_style",
-    "warmup": "warmup_steps num_warmup_steps warmup_iters lr_warmup_steps lr_warmup_iters warmup_ratio warmup_fraction",
+    "warmup": "warmup_steps num_warmup_steps warmup_iters lr_warmup_steps lr_warmup_iters "
+        "warmup_ratio warmup_fraction",
     "floor": "min_lr lr_min eta_min min_learning_rate lr_end min_lr_ratio min_lr_factor",
     "lr_scale": "lr_mult lr_multiplier lr_factor",
     "params": "parameters modules pattern patterns",
@@ -235,7 +237,9 @@ _MEANT = {_folded(word): name for name, words in _SETTINGS.items() for word in w
 _HELP = {_folded(word): help for help, words in _ELSEWHERE.items() for word in words.split()}
 
 _BY_SECTION = {_folded(word): help for help, words in _SECTIONS.items() for word in words.split()}
-_BY_HEADING = {(kind, word): help for (kind, words), help in _HEADINGS.items() for word in words.split()}
+_BY_HEADING = {
+    (kind, word): help for (kind, words), help in _HEADINGS.items() for word in words.split()
+}
 
 _VALUES = {
     **dict.fromkeys(("bfloat16", "bfloat"), "bf16"),
@@ -263,7 +267,7 @@ def help_for_section(word: str) -> str:
 
 
 def help_for_heading(kind: str, word: str) -> str:
-    """The help for an optimizer, a schedule or data that is called `word`; "" if that is not known."""
+    """The help for an optimizer, a schedule or data called `word`; "" if that is not known."""
     return _BY_HEADING.get((kind, _folded(word)), "")
 
 

@@ -29,13 +29,16 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     *(
         (frozenset({terminal}), f"`{text}`")
         for terminal, text in {
-            "OVER": "over", "FROM": "from", "AS": "as", "ELSE": "else", "LESS": "<", "TO": "to", "BY": "by",
+            "OVER": "over", "FROM": "from", "AS": "as", "ELSE": "else", "LESS": "<",
+            "TO": "to", "BY": "by",
             "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",",
             "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
         }.items()
     ),
 )  # fmt: skip
-"""Sets of terminals and their name, larger sets before what they hold; what follows an operand is not worth naming."""
+"""Sets of terminals and their name, larger sets before what they hold; what follows an operand
+is not worth naming.
+"""
 
 _STRANGE = {
     ":": "a setting is written `key = value`",
@@ -45,7 +48,10 @@ _STRANGE = {
 """Characters that no word begins with, and what whoever writes them probably means."""
 
 
-_BRANCH = "a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`"
+_BRANCH = (
+    "a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers"
+    " as i { … }`"
+)
 _REPEAT = "a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`"
 _ROUTE = "a route is written `route y to experts by top(y @ router[hidden -> experts], 2) { … }`"
 _HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT, "ROUTE": _ROUTE}
@@ -61,14 +67,19 @@ def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
     token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
     if token.type != "$END":
         return _unexpected(error, token, source)
-    last = source.span(token.start_pos or 0, token.end_pos or 0)  # lark places the end where the last token is
-    return Diagnostic("E0104", f"expected {_expected(error)}, found the end of the file", last, "after this")
+    # lark places the end where the last token is
+    last = source.span(token.start_pos or 0, token.end_pos or 0)
+    return Diagnostic(
+        "E0104", f"expected {_expected(error)}, found the end of the file", last, "after this"
+    )
 
 
 def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
     """The error where the text is written as in another language, else None."""
     before = _before(error)
-    braces = [at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"]
+    braces = [
+        at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"
+    ]
     section = str(before[braces[-1] - 1]) if braces else ""
     places = (place_of(error), *(before[at].start_pos for at in reversed(braces)))
     return find_habit(source, places, section)
@@ -87,7 +98,9 @@ def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
     character = source.text[at]
     shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
     help = _head(_before(error)) or _STRANGE.get(character, "")
-    return Diagnostic("E0104", f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), help=help)
+    return Diagnostic(
+        "E0104", f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), help=help
+    )
 
 
 def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
@@ -97,7 +110,9 @@ def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnos
     if forgotten := _forgotten_value(token, before, source):
         return forgotten
     help = _help(token, before, _accepts(error))
-    return Diagnostic("E0104", f"expected {_expected(error)}, found `{_short(token)}`", span, help=help)
+    return Diagnostic(
+        "E0104", f"expected {_expected(error)}, found `{_short(token)}`", span, help=help
+    )
 
 
 def _before(error: UnexpectedInput) -> list[Any]:
@@ -106,7 +121,9 @@ def _before(error: UnexpectedInput) -> list[Any]:
 
 
 def _head(before: list[Any]) -> str:
-    """How the statement is written that has an error in its part before the brace; "" if there is none."""
+    """How the statement is written that has an error in its part before the brace; "" if there
+    is none.
+    """
     kinds = [part.type if isinstance(part, Token) else "" for part in before]
     since = kinds[::-1][: kinds[::-1].index("LBRACE")] if "LBRACE" in kinds else []
     return next((_HEADS[kind] for kind in since if kind in _HEADS), "")
@@ -122,7 +139,9 @@ def _in_route(before: list[Any]) -> bool:
 def _is_stage(before: list[Any]) -> bool:
     """Whether a stage of ZeRO has begun, or whoever wrote `zero` probably means one."""
     begun = any(isinstance(part, Token) and part.type == "ZERO" for part in before[-3:])
-    return begun or any(str(part) == "zero" for part in before[-2:] if isinstance(part, Name | Token))
+    return begun or any(
+        str(part) == "zero" for part in before[-2:] if isinstance(part, Name | Token)
+    )
 
 
 def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnostic | None:
@@ -141,7 +160,9 @@ def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnos
 def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
     match before, token.type:
         case [*_, Name() | Token(type="NAME") as name], "LBRACE" if str(name) == "else":
-            return "`else` comes after the `}` of its `if`; write `else if` as `else { if … { … } }`"
+            return (
+                "`else` comes after the `}` of its `if`; write `else if` as `else { if … { … } }`"
+            )
         case [*_, Token(type="ELSE")], "IF":
             return "put a branch inside the other one into its braces: `else { if … { … } }`"
         case [*_, (Name() as word,)], _ if str(word).upper() in _HEADS and _in_route(before):
@@ -150,12 +171,16 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
             return head
         case _ if _is_stage(before):
             return "a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`"
-        case [*_, Name() | Token(type="NAME") as first, Name() | Token(type="NAME") as second], kind if (
-            accepts == {"LBRACE"} and kind != "EQUAL"
-        ):
+        case [
+            *_,
+            Name() | Token(type="NAME") as first,
+            Name() | Token(type="NAME") as second,
+        ], kind if accepts == {"LBRACE"} and kind != "EQUAL":
             if str(second) == "every":
                 return f"`{first} every 100`: a number of steps comes after `every`"
-            return f"a rule is written `{first} over {second}`, a section `{first} {second} {{ … }}`"
+            return (
+                f"a rule is written `{first} over {second}`, a section `{first} {second} {{ … }}`"
+            )
         case [*_, Name() | Token(type="NAME") as name], "NUMBER" | "STRING" if "EQUAL" in accepts:
             return f"a setting is written `{name} = {_short(token)}`"
         case _, "NUMBER" if accepts == {"NAME"}:

@@ -19,7 +19,9 @@ def _span() -> Span:
 
 @frozen
 class Name:
-    """A name, as an expression and everywhere else: of bound values, dims, axes, keys, functions."""
+    """A name, as an expression and everywhere else: of bound values, dims, axes, keys,
+    functions.
+    """
 
     name: str
     span: Span = _span()
@@ -82,7 +84,10 @@ class Negative:
 
 @frozen
 class Binary:
-    """`left op right`, op one of `+ - * / @`.  Long chains nest deep on the left: walk their `links`."""
+    """`left op right`, op one of `+ - * / @`.
+
+    Long chains nest deep on the left: walk their `links`.
+    """
 
     op: str
     left: "Expr"
@@ -100,7 +105,9 @@ class Binary:
 
 @frozen
 class ParamUse:
-    """A parameter declared where it is first used: `wq[hidden -> heads, head_dim]`; without arrow `ins` is empty."""
+    """A parameter declared where it is first used: `wq[hidden -> heads, head_dim]`; without
+    arrow `ins` is empty.
+    """
 
     name: Name
     ins: tuple[Name, ...]
@@ -116,7 +123,8 @@ Expr = Name | Number | Range | String | List | Call | Negative | Binary | ParamU
 
 @frozen
 class Setting:
-    """`key = value`, in a section or among the arguments of a call; `pad` is the number after `pad`, for a dim.
+    """`key = value`, in a section or among the arguments of a call; `pad` is the number after
+    `pad`, for a dim.
 
     With `every`, `key every value`.
     """
@@ -181,7 +189,9 @@ class Repeat:
 
 @frozen
 class If:
-    """`if i < dense { … } else { … }`: one body for the first iterations of a repeat, and one for the others."""
+    """`if i < dense { … } else { … }`: one body for the first iterations of a repeat, and one
+    for the others.
+    """
 
     index: Name
     end: Expr
@@ -192,7 +202,9 @@ class If:
 
 @frozen
 class Route:
-    """`route y to experts by top(…) { … }`: the body once for each expert, of the tokens that are sent to it."""
+    """`route y to experts by top(…) { … }`: the body once for each expert, of the tokens that
+    are sent to it.
+    """
 
     value: Name
     dim: Name
@@ -211,7 +223,9 @@ Statement = Bind | Repeat | If | Route
 
 @frozen
 class Init:
-    """`init wo ~ normal(0.01)`: how parameters begin; without names, all that have no other rule."""
+    """`init wo ~ normal(0.01)`: how parameters begin; without names, all that have no other
+    rule.
+    """
 
     names: tuple[Name, ...]
     dist: Name | Call
@@ -229,9 +243,11 @@ class Input:
 
 @frozen
 class Model:
-    """`model llama(tokens[batch, seq], …) { … }`: sections `dims` and `const`, inits and statements, as written.
+    """`model llama(tokens[batch, seq], …) { … }`: sections `dims` and `const`, inits and
+    statements, as written.
 
-    `sees` has the words that say what a loss may depend on beside its own document's tokens up to its own.
+    `sees` has the words that say what a loss may depend on beside its own document's tokens up to
+    its own.
     """
 
     name: Name
@@ -246,7 +262,9 @@ class Model:
 
 @frozen
 class Use:
-    """`use "models/llama.scale" { dims { … } }`: another file's items, with sections merged over its own."""
+    """`use "models/llama.scale" { dims { … } }`: another file's items, with sections merged
+    over its own.
+    """
 
     path: String
     sections: tuple[Section, ...]
@@ -274,10 +292,12 @@ class UserPositions:
 
 @frozen
 class UserOp:
-    """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's own names.
+    """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's
+    own names.
 
-    `gives` has the dims of each result.  Along the dim `causal` a position of the results depends on no later position.
-    A function that is deterministic gives the same bits each time, backward too.
+    `gives` has the dims of each result.  Along the dim `causal` a position of the results depends
+    on no later position.  A function that is deterministic gives the same bits each time, backward
+    too.
     """
 
     name: Name

@@ -28,7 +28,9 @@ def _is_private(folder: Path) -> bool:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Writes a file of the cache, whole or not at all; on a full disk the next command only takes longer."""
+    """Writes a file of the cache, whole or not at all; on a full disk the next command only
+    takes longer.
+    """
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as draft:
             draft.write(content)

@@ -1,7 +1,9 @@
-"""`.venv/bin/python docs/editors/generate.py`: writes the rules of colours of plans, from the terminals of the grammar.
+"""`.venv/bin/python docs/editors/generate.py`: writes the rules of colours of plans, from the
+terminals of the grammar.
 
-The TextMate grammar of the VS Code extension and the Pygments lexer have the same rules in the same order.  Words of
-the language are names where none of its items can begin; the rules tell by what follows on the line.
+The TextMate grammar of the VS Code extension and the Pygments lexer have the same rules in the same
+order.  Words of the language are names where none of its items can begin; the rules tell by what
+follows on the line.
 """
 
 import json
@@ -30,9 +32,11 @@ SCOPES = {
     "operator": ("keyword.operator", "Operator"),
     "bracket": ("punctuation", "Punctuation"),
 }
-"""The names by which editors and Pygments choose colours: of terminals, and of names by what follows them."""
+"""The names by which editors and Pygments choose colours: of terminals, and of names by what
+follows them.
+"""
 
-LEXER = '''"""A Pygments lexer of plans, which docs/editors/generate.py writes from the terminals of the grammar."""
+LEXER = '''"""A Pygments lexer of plans; docs/editors/generate.py writes it from the grammar."""
 
 # ruff: noqa: E501
 # fmt: off
@@ -61,7 +65,10 @@ class ScaleLexer(RegexLexer):
 def rules() -> Iterator[tuple[str, str]]:
     """The kind of each word and its pattern, in the order in which they are tried."""
     terminals = {it.name: it.pattern for it in parser("plan", Transformer()).terminals}
-    patterns = {name: re.escape(it.value) if it.type == "str" else it.value for name, it in terminals.items()}
+    patterns = {
+        name: re.escape(it.value) if it.type == "str" else it.value
+        for name, it in terminals.items()
+    }
     patterns = {name: pattern.replace("\n", "\\n") for name, pattern in patterns.items()}
     name = patterns.pop("NAME")
     for kind in ("COMMENT", "STRING", "NUMBER"):
@@ -74,7 +81,11 @@ def rules() -> Iterator[tuple[str, str]]:
     yield "call", rf"(?:{name})(?=\()"
     yield "parameter", rf"(?:{name})(?=\[)"
     yield "NAME", name
-    signs = sorted((it for it in patterns.values() if re.fullmatch(r"(?:\\?[^\w\s\\])+", it)), key=len, reverse=True)
+    signs = sorted(
+        (it for it in patterns.values() if re.fullmatch(r"(?:\\?[^\w\s\\])+", it)),
+        key=len,
+        reverse=True,
+    )
     yield "operator", "|".join(it for it in signs if it[-1] not in "()[]{},")
     yield "bracket", "|".join(it for it in signs if it[-1] in "()[]{},")
 
@@ -82,14 +93,21 @@ def rules() -> Iterator[tuple[str, str]]:
 def textmate() -> str:
     """The TextMate grammar, as JSON."""
     patterns = [{"match": pattern, "name": f"{SCOPES[kind][0]}.scale"} for kind, pattern in rules()]
-    grammar = {"name": "scale", "scopeName": "source.scale", "fileTypes": ["scale"], "patterns": patterns}
+    grammar = {
+        "name": "scale",
+        "scopeName": "source.scale",
+        "fileTypes": ["scale"],
+        "patterns": patterns,
+    }
     return f"{json.dumps(grammar, indent=2)}\n"
 
 
 def lexer() -> str:
     """The module of the Pygments lexer."""
     return LEXER.format(
-        rules="\n".join(f"            ({_raw(pattern)}, {SCOPES[kind][1]})," for kind, pattern in rules())
+        rules="\n".join(
+            f"            ({_raw(pattern)}, {SCOPES[kind][1]})," for kind, pattern in rules()
+        )
     )
 
 

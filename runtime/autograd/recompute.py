@@ -1,11 +1,12 @@
-"""Activation checkpointing: recomputes calls in backward instead of saving their results (arXiv:1604.06174).
+"""Activation checkpointing: recomputes calls in backward instead of saving their results
+(arXiv:1604.06174).
 
-Saved-tensor hooks that save only a call's operands and parameters, and recompute the rest when backward first
-needs any of it.  No op uses a random generator, so a recomputed call is equal to the last bit; its collectives run a
-second time on all ranks.
+Saved-tensor hooks that save only a call's operands and parameters, and recompute the rest when
+backward first needs any of it.  No op uses a random generator, so a recomputed call is equal to the
+last bit; its collectives run a second time on all ranks.
 
-Decisions, by which sizes differ from run to run (`decided`), are made once: a recomputed call gets those of its first
-run, whatever rounding has made of what they depend on.
+Decisions, by which sizes differ from run to run (`decided`), are made once: a recomputed call gets
+those of its first run, whatever rounding has made of what they depend on.
 """
 
 import importlib
@@ -45,11 +46,14 @@ def _make(make: Callable[[], Any]) -> Any:
     return make()
 
 
-_deciding: ContextVar[_Decide] = ContextVar("deciding", default=_make)  # how the innermost call under way decides
+# how the innermost call under way decides
+_deciding: ContextVar[_Decide] = ContextVar("deciding", default=_make)
 
 
 def decided(make: Callable[[], _T]) -> _T:
-    """The result of `make`, without gradients; in a call that is recomputed, what it gave in the first run."""
+    """The result of `make`, without gradients; in a call that is recomputed, what it gave in
+    the first run.
+    """
     return _deciding.get()(make)
 
 
@@ -71,13 +75,18 @@ class _Enough(Exception):
 
 
 class Call:
-    """A call, and the tensors that backward will ask for: those saved while it runs, then its results, if saved."""
+    """A call, and the tensors that backward will ask for: those saved while it runs, then its
+    results, if saved.
+    """
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         self._function, self._options, self._around = function, options, Around()
         self._operands = [self._held(arg) if isinstance(arg, Tensor) else arg for arg in args]
         self._given = _storages(function, args)
-        self._results: dict[int, int] = {}  # the storages of results that share none, and which results they are
+        # the storages of results that share none, and which results they are
+        self._results: dict[int, int] = {}
         self._inside = 0
         self._views: list[tuple[int, _Place]] = []
         self._made: dict[int, Tensor] = {}
@@ -101,7 +110,9 @@ class Call:
 
     @contextmanager
     def without(self, results: Any) -> Generator[None]:
-        """Within it results, a tensor or several, are not saved; they must live as long as anything may save them."""
+        """Within it results, a tensor or several, are not saved; they must live as long as
+        anything may save them.
+        """
         self._results = {_storage(result): i for i, result in enumerate(_several(results))}
         with saved_tensors_hooks(self.pack_result, self.unpack):
             yield
@@ -117,7 +128,9 @@ class Call:
         """After it: a number instead of one of its results."""
         if (result := self._results.get(_storage(saved))) is None:
             return self._around.pack(saved)
-        self._views.append((result, (tuple(saved.shape), saved.stride(), int(saved.storage_offset()))))
+        self._views.append(
+            (result, (tuple(saved.shape), saved.stride(), int(saved.storage_offset())))
+        )
         return _Ticket(self, self._inside + len(self._views) - 1)
 
     def unpack(self, packed: Any) -> Tensor:
@@ -131,7 +144,9 @@ class Call:
     def _recompute(self) -> None:
         """Recomputes the call, as far as it is needed."""
         self._made.clear()
-        args = [self._taken(held) if isinstance(held, _Operand) else held for held in self._operands]
+        args = [
+            self._taken(held) if isinstance(held, _Operand) else held for held in self._operands
+        ]
         given = _storages(self._function, args)
 
         def keep(saved: Tensor) -> None:
@@ -142,13 +157,21 @@ class Call:
 
         try:
             decisions = iter(self._decisions)
-            with torch.enable_grad(), saved_tensors_hooks(keep, _unread), _by(lambda _: next(decisions)):
+            with (
+                torch.enable_grad(),
+                saved_tensors_hooks(keep, _unread),
+                _by(lambda _: next(decisions)),
+            ):
                 results = _several(self._function(*args, **self._options))
             views = enumerate(self._views, start=self._inside)
-            self._made |= {number: results[i].detach().as_strided(*view) for number, (i, view) in views}
+            self._made |= {
+                number: results[i].detach().as_strided(*view) for number, (i, view) in views
+            }
         except _Enough:
             pass
-        assert len(self._made) == self._inside + len(self._views), "a recomputed call saves other tensors than before"
+        assert len(self._made) == self._inside + len(self._views), (
+            "a recomputed call saves other tensors than before"
+        )
 
     def _taken(self, held: "_Operand") -> Tensor:
         return self._around.unpack(held.packed).detach().requires_grad_(held.wanted)
@@ -168,11 +191,14 @@ class _Ticket(NamedTuple):
     number: int
 
 
-def recomputed(function: Callable[..., Any], *args: Any, enabled: bool = True, **options: Any) -> Any:
-    """function(*args, **options), which saves its arguments alone; it may be a module, which has parameters.
+def recomputed(
+    function: Callable[..., Any], *args: Any, enabled: bool = True, **options: Any
+) -> Any:
+    """function(*args, **options), which saves its arguments alone; it may be a module, which has
+    parameters.
 
-    Backward recomputes it, up to the last tensor that it needs.  Tensors that it reads must be among the arguments.
-    Unless `enabled` it is an ordinary call.
+    Backward recomputes it, up to the last tensor that it needs.  Tensors that it reads must be
+    among the arguments.  Unless `enabled` it is an ordinary call.
     """
     if not enabled or not torch.is_grad_enabled():
         return function(*args, **options)
@@ -183,7 +209,9 @@ def recomputed(function: Callable[..., Any], *args: Any, enabled: bool = True, *
 
 @contextmanager
 def recompute(function: Callable[..., Any], *args: Any, **options: Any) -> Generator[Any]:
-    """As `recomputed`, but the results, a tensor or several, are not saved either for what reads them in the block."""
+    """As `recomputed`, but the results, a tensor or several, are not saved either for what
+    reads them in the block.
+    """
     if not torch.is_grad_enabled():
         yield function(*args, **options)
         return

@@ -1,4 +1,6 @@
-"""Seconds of the calls of a list, forward and each part of backward, and of updates, as rows of hardware's tables."""
+"""Seconds of the calls of a list, forward and each part of backward, and of updates, as rows of
+hardware's tables.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -30,7 +32,9 @@ DTYPES = {
     "i64": torch.int64,
 }
 NEAR = 1 << 22
-"""Bytes that are more than a core's own caches hold: other ops use these between two that share a value."""
+"""Bytes that are more than a core's own caches hold: other ops use these between two that share
+a value.
+"""
 
 MEMORY = 1 << 28
 """Bytes that the operands of all repetitions have together, at most."""
@@ -46,13 +50,16 @@ def rows(calls: Sequence[Json], clock: Clock) -> Iterator[Row]:
         x = torch.ones(1, device=clock.device, requires_grad=True)
         return _backward(x.view(1, 1), [x], clock)
 
-    engine = clock.median(prepared, 200)  # what backward takes besides its ops: in a step, once a microbatch
+    # what backward takes besides its ops: in a step, once a microbatch
+    engine = clock.median(prepared, 200)
     for call in calls:
         yield from _Call(call, clock).rows(engine)
 
 
 def issued(calls: Sequence[Json], clock: Clock) -> float:
-    """Seconds in which the host issues an op: the median of memory-bound ones, each at its smallest shapes."""
+    """Seconds in which the host issues an op: the median of memory-bound ones, each at its
+    smallest shapes.
+    """
     smallest = {it["row"]["op"]: it for it in calls if it["row"]["table"] == "moved"}
     return median(_Call(it, clock).issued() for it in smallest.values())
 
@@ -74,9 +81,13 @@ class _Call:
         self._at_once = max(1, min(REPEATS // 2, MEMORY // (3 * size + 1)))
 
     def rows(self, engine: float) -> Iterator[Row]:
-        """Forward's, and those of backward; a part's seconds are those by which backward is longer with it."""
+        """Forward's, and those of backward; a part's seconds are those by which backward is
+        longer with it.
+        """
         back = self._of["backward"]
-        wrt = [sorted({at for it in back[: last + 1] for at in it["wrt"]}) for last in range(len(back))]
+        wrt = [
+            sorted({at for it in back[: last + 1] for at in it["wrt"]}) for last in range(len(back))
+        ]
         forward, _ = self._seconds(wrt[-1] if wrt else [])
         yield row_of(self._of["row"], forward)
         before = 0.0
@@ -99,8 +110,8 @@ class _Call:
     def _seconds(self, wrt: Sequence[int]) -> tuple[float, float]:
         """The medians of forward, and of backward for these operands.
 
-        Tensors that a step has made long before lie in no cache: weights, and in backward what forward has saved.  A
-        first round, in which memory is new to the process, is left out.
+        Tensors that a step has made long before lie in no cache: weights, and in backward what
+        forward has saved.  A first round, in which memory is new to the process, is left out.
         """
         forward, backward = list[float](), list[float]()
         while len(forward) < self._at_once + REPEATS:
@@ -111,7 +122,9 @@ class _Call:
             del operands
             self._clock.cool()
             if wrt:
-                backward += self._clock.each(_backward(*made.pop(), self._clock) for _ in range(len(made)))
+                backward += self._clock.each(
+                    _backward(*made.pop(), self._clock) for _ in range(len(made))
+                )
         return median(forward[self._at_once :]), median(backward[self._at_once :]) if wrt else 0.0
 
     def _operands(self, wrt: Sequence[int]) -> list[Any]:
@@ -158,10 +171,14 @@ def _operand(it: Json, device: torch.device) -> Any:
         names = {"mesh": _AloneMesh(it["mesh"], device), "Positions": Positions, "Experts": Experts}
         return eval(it["layout"], names)
     if "made" in it:
-        return _function(it["made"])(*(_operand(each, device) for each in it["made"]["inputs"].values()))
+        return _function(it["made"])(
+            *(_operand(each, device) for each in it["made"]["inputs"].values())
+        )
     dtype, generator = DTYPES[it["dtype"]], torch.Generator(device).manual_seed(0)
     if it.get("even"):
-        return torch.arange(prod(it["shape"]), device=device).remainder(it["below"]).view(it["shape"])
+        return (
+            torch.arange(prod(it["shape"]), device=device).remainder(it["below"]).view(it["shape"])
+        )
     if it["below"]:
         return torch.randint(it["below"], it["shape"], generator=generator, device=device)
     return torch.randn(it["shape"], generator=generator, device=device).to(dtype)
@@ -175,11 +192,17 @@ def update_rows(sizes: Sequence[int], clock: Clock) -> Iterator[Row]:
         model.w = weight(mesh, size, init=normal(0.02))
         state = TrainState(model, mesh, {"all": Bucket(ParamGroup("w"))}, AdamW())
         state.initialise(0)
-        yield row_of({"table": "moved", "op": "update", "bytes": 28 * size}, clock.median(_update(state, clock)))
+        yield row_of(
+            {"table": "moved", "op": "update", "bytes": 28 * size},
+            clock.median(_update(state, clock)),
+        )
 
 
 def _update(state: TrainState, clock: Clock) -> Callable[[], Callable[[], Any]]:
-    scale, skip = torch.ones((), device=clock.device), torch.zeros((), dtype=torch.bool, device=clock.device)
+    scale, skip = (
+        torch.ones((), device=clock.device),
+        torch.zeros((), dtype=torch.bool, device=clock.device),
+    )
 
     def prepared() -> Callable[[], Any]:
         clock.cool()

@@ -46,7 +46,8 @@ class Clock:
     def each(self, calls: Iterable[Callable[[], Any]]) -> list[float]:
         """The seconds of calls, in their order.
 
-        On the GPU, with all of them under way before the first begins, so that it does not wait for the host.
+        On the GPU, with all of them under way before the first begins, so that it does not wait for
+        the host.
         """
         kept = list[Any]()  # as a step keeps what backward needs
         if self._cuda is None:

@@ -1,4 +1,5 @@
-"""The file of hardware's figures, as TOML: of the GPU, the host and the links, and tables of measured seconds.
+"""The file of hardware's figures, as TOML: of the GPU, the host and the links, and tables of
+measured seconds.
 
 Rows of one key are one row, of their mean seconds.
 """
@@ -19,7 +20,9 @@ TABLES = {
 """The tables, and the keys of their rows."""
 
 
-def text(notes: Sequence[str], sections: Mapping[str, Row], links: Sequence[Row], rows: Sequence[Row]) -> str:
+def text(
+    notes: Sequence[str], sections: Mapping[str, Row], links: Sequence[Row], rows: Sequence[Row]
+) -> str:
     """The whole file; `notes` are comments at its head."""
     parts = ["\n".join(f"# {note}" for note in notes)]
     parts += ["\n".join([f"[{name}]", *_lines(it)]) for name, it in sections.items() if it]
@@ -36,11 +39,18 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
     for (table, *values), each in sorted(found.items(), key=str):
         row = dict(zip(TABLES[table], values, strict=True))
         if table == "attention":
-            parts = {part: [it["operations"] / it["seconds"] for it in each if it["part"] == part] for part in PARTS}
+            parts = {
+                part: [it["operations"] / it["seconds"] for it in each if it["part"] == part]
+                for part in PARTS
+            }
             if all(parts.values()):
                 yield table, row | {part: geometric_mean(rates) for part, rates in parts.items()}
         else:
-            alone = [f"alone: {it['alone']:.3g} s" for it in each if it.get("alone", it["seconds"]) != it["seconds"]]
+            alone = [
+                f"alone: {it['alone']:.3g} s"
+                for it in each
+                if it.get("alone", it["seconds"]) != it["seconds"]
+            ]
             source = {"source": alone[0]} if alone else {}
             yield table, row | {"seconds": geometric_mean(it["seconds"] for it in each)} | source
 

@@ -1,4 +1,5 @@
-"""Seconds in which the host issues an op and an action of a pipeline, by steps of emitted programs on one rank.
+"""Seconds in which the host issues an op and an action of a pipeline, by steps of emitted programs
+on one rank.
 
 Its groups are of peers that are absent: their calls do nothing.
 """
@@ -28,12 +29,15 @@ WARM = 3
 
 
 def figures(steps: Sequence[Mapping[str, Any]], clock: Clock, op: Callable[[], float]) -> Row:
-    """The seconds of an op, and where a step has actions, of an action; `op` measures that of an op by itself.
+    """The seconds of an op, and where a step has actions, of an action; `op` measures that of an op
+    by itself.
 
-    An op's are those by which a step with more layers is longer, for each op more; an action's are what a pipeline's
-    step takes besides its ops.  To be called before ranks have a process group.
+    An op's are those by which a step with more layers is longer, for each op more; an action's are
+    what a pipeline's step takes besides its ops.  To be called before ranks have a process group.
     """
-    plain, staged = ([it for it in steps if bool(it["actions"]) == wanted] for wanted in (False, True))
+    plain, staged = (
+        [it for it in steps if bool(it["actions"]) == wanted] for wanted in (False, True)
+    )
     more = plain[-1]["ops"] - plain[0]["ops"] if plain else 0
     each = (_seconds(plain[-1], clock) - _seconds(plain[0], clock)) / more if more else 0.0
     found = {"op": each if each > 0 else op()}
@@ -50,7 +54,12 @@ def _seconds(step: Mapping[str, Any], clock: Clock) -> float:
         program, mesh = run_path(str(Path(name, "train.py"))), QuietMesh(step["mesh"], clock.device)
         model, state = program["build"](mesh)
         state.initialise(0)
-        batch = Batch(*(torch.zeros(shape, dtype=torch.int64, device=clock.device) for shape in step["inputs"]))
+        batch = Batch(
+            *(
+                torch.zeros(shape, dtype=torch.int64, device=clock.device)
+                for shape in step["inputs"]
+            )
+        )
         found = list[float]()
         for _ in range(REPEATS + WARM):
             clock.wait()

@@ -1,4 +1,6 @@
-"""Seconds of collectives and messages in groups of ranks: of one group alone, and of all groups at once."""
+"""Seconds of collectives and messages in groups of ranks: of one group alone, and of all groups
+at once.
+"""
 
 import os
 import socket
@@ -33,14 +35,20 @@ class Links:
     def __init__(self, wanted: Mapping[str, Any], clock: Clock, most: int) -> None:
         self.rows, self.notes = list[Row](), list[str]()
         self.issued = list[float]()
-        """The seconds in which the host issues each of the smallest collectives, where the device is no host itself."""
+        """The seconds in which the host issues each of the smallest collectives, where the
+        device is no host itself.
+        """
         self._clock, self._most, self._wanted = clock, most, wanted
         self._near = int(os.environ.get("LOCAL_WORLD_SIZE") or wanted["ranks_per_node"])
 
     def measure(self) -> None:
-        """Measures the groups of the plans that these ranks make, and groups of 2, 4, … all nodes."""
+        """Measures the groups of the plans that these ranks make, and groups of 2, 4, … all
+        nodes.
+        """
         ranks = dist.get_world_size()
-        sets = [[group for group in it["groups"] if max(group) < ranks] for it in self._wanted["groups"]]
+        sets = [
+            [group for group in it["groups"] if max(group) < ranks] for it in self._wanted["groups"]
+        ]
         nodes = ranks // self._near
         sets += [[[*range(self._near << power)]] for power in range(1, nodes.bit_length())]
         known = set[str]()
@@ -51,20 +59,33 @@ class Links:
         self.notes += self._slow_nodes()
 
     def links(self, memory: float) -> list[Row]:
-        """The links by messages from rank to rank, within a node and between nodes; without any, of memory."""
+        """The links by messages from rank to rank, within a node and between nodes; without
+        any, of memory.
+        """
         found = {name: self._link(nodes) for name, nodes in (("node", 1), ("adapters", 2))}
         nothing = {"bandwidth": memory / 2, "latency": 0.0}
         near = {"name": "node", "ranks": self._near, **(found["node"] or nothing)}
         far = found["adapters"] or near
-        away = {"name": "adapters", "bandwidth": far["bandwidth"] * self._near, "latency": far["latency"]}
+        away = {
+            "name": "adapters",
+            "bandwidth": far["bandwidth"] * self._near,
+            "latency": far["latency"],
+        }
         return [near, away]
 
     def _link(self, nodes: int) -> Row | None:
-        sends = sorted((it["bytes"], it["seconds"]) for it in self.rows if it["op"] == "send" and it["nodes"] == nodes)
+        sends = sorted(
+            (it["bytes"], it["seconds"])
+            for it in self.rows
+            if it["op"] == "send" and it["nodes"] == nodes
+        )
         if not sends:
             return None
         (least, first), (most, last) = sends[0], sends[-1]
-        return {"bandwidth": (most - least) / (last - first) if last > first else most / last, "latency": first}
+        return {
+            "bandwidth": (most - least) / (last - first) if last > first else most / last,
+            "latency": first,
+        }
 
     def _measure(self, groups: Groups) -> None:
         made = [cast(Any, dist).new_group([*ranks]) for ranks in groups]
@@ -74,9 +95,18 @@ class Links:
             size = LEAST
             while size <= self._most:
                 among = self._pair(groups[0]) if op == "send" else groups[0]
-                key = {"table": "collective", "op": op, "ranks": len(among), "nodes": self._nodes(among)}
+                key = {
+                    "table": "collective",
+                    "op": op,
+                    "ranks": len(among),
+                    "nodes": self._nodes(among),
+                }
                 both = self._seconds(collective, group, place, size)
-                alone = self._seconds(collective, group if own == 0 else None, place, size) if groups[1:] else both
+                alone = (
+                    self._seconds(collective, group if own == 0 else None, place, size)
+                    if groups[1:]
+                    else both
+                )
                 self.rows.append({**key, "bytes": size, "seconds": both, "alone": alone})
                 if both * REPEATS > LONG:
                     break
@@ -86,13 +116,23 @@ class Links:
         return len({rank // self._near for rank in ranks})
 
     def _pair(self, group: Sequence[int]) -> Sequence[int]:
-        """A rank that sends and the one that it sends to, of different nodes if any two such ranks are."""
-        pairs = [(rank, group[at + len(group) // 2]) for at, rank in enumerate(group[: len(group) // 2])]
+        """A rank that sends and the one that it sends to, of different nodes if any two such
+        ranks are.
+        """
+        pairs = [
+            (rank, group[at + len(group) // 2]) for at, rank in enumerate(group[: len(group) // 2])
+        ]
         return max(pairs, key=self._nodes)
 
-    def _seconds(self, collective: "Collective", group: Any, place: Sequence[int], size: int) -> float:
+    def _seconds(
+        self, collective: "Collective", group: Any, place: Sequence[int], size: int
+    ) -> float:
         """The median time of the slowest rank."""
-        call = collective(group, self._clock.device, len(place), size) if group is not None else lambda: None
+        call = (
+            collective(group, self._clock.device, len(place), size)
+            if group is not None
+            else lambda: None
+        )
         found, issued, end = list[float](), list[float](), perf_counter() + LONG / 5
         for _ in range(REPEATS + 2):
             cast(Any, dist).barrier()
@@ -118,7 +158,10 @@ class Links:
         usual = median(seconds for seconds, _ in each)
         for name in sorted({name for seconds, name in each if seconds > SLOW * usual}):
             worst = max(seconds for seconds, other in each if other == name)
-            yield f"node {name} is slow: a product takes {worst / usual:.2f} times as long as on most ranks"
+            yield (
+                f"node {name} is slow: a product takes {worst / usual:.2f} times as long as on"
+                " most ranks"
+            )
 
 
 # ---- collectives by their bytes, ready to be done
@@ -132,19 +175,26 @@ def _reduce(group: Any, device: torch.device, ranks: int, size: int) -> Callable
     return lambda: c10d.all_reduce(x, group)
 
 
-def _between(call: Callable[[Tensor, Tensor, Any], None], *, makes_whole: bool, takes_whole: bool) -> Collective:
+def _between(
+    call: Callable[[Tensor, Tensor, Any], None], *, makes_whole: bool, takes_whole: bool
+) -> Collective:
     """A collective that makes a tensor, of a rank's part or of all parts, of another one."""
 
     def prepared(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
         part = size // 4 // ranks
-        out, x = (torch.zeros(part * (ranks if whole else 1), device=device) for whole in (makes_whole, takes_whole))
+        out, x = (
+            torch.zeros(part * (ranks if whole else 1), device=device)
+            for whole in (makes_whole, takes_whole)
+        )
         return lambda: call(out, x, group)
 
     return prepared
 
 
 def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
-    """From the first half of the ranks to the second, so from node to node where there are two; an odd one has none."""
+    """From the first half of the ranks to the second, so from node to node where there are two;
+    an odd one has none.
+    """
     x, at, half = torch.zeros(size // 4, device=device), group.rank(), ranks // 2
     if at >= 2 * half:
         return lambda: None

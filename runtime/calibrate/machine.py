@@ -1,4 +1,6 @@
-"""Figures of a machine as a whole: its rates of products and memory, what a kernel takes at least."""
+"""Figures of a machine as a whole: its rates of products and memory, what a kernel takes at
+least.
+"""
 
 import os
 import subprocess
@@ -24,7 +26,10 @@ BEST = 3
 def device(kind: str) -> torch.device:
     """The device that plans are for.  RunError where the machine has none."""
     if kind == "cuda" and not torch.cuda.is_available():
-        raise RunError("the plans are for a GPU, and this machine has none: calibrate on the machine that trains")
+        raise RunError(
+            "the plans are for a GPU, and this machine has none: calibrate on the machine that"
+            " trains"
+        )
     if kind == "cpu":
         return torch.device(kind)
     own = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
@@ -32,7 +37,9 @@ def device(kind: str) -> torch.device:
     return own
 
 
-def figures(wanted: Mapping[str, Any], rows: Sequence[Row], memory: float, clock: Clock) -> dict[str, Row]:
+def figures(
+    wanted: Mapping[str, Any], rows: Sequence[Row], memory: float, clock: Clock
+) -> dict[str, Row]:
     """The tables `cluster`, `gpu` and `host`; of a shipped GPU they say in which way it differs."""
     one, held = torch.ones(1, device=clock.device), _held(rows)
     kernel = clock.median(lambda: lambda: one + one, 200)  # seconds of an op on one element
@@ -60,7 +67,9 @@ def _held(rows: Sequence[Row]) -> dict[str, float]:
     rates = dict[str, list[float]]()
     for it in rows:
         if it["table"] == "product":
-            rates.setdefault(it["dtype"], []).append(2 * it["batch"] * it["m"] * it["n"] * it["k"] / it["seconds"])
+            rates.setdefault(it["dtype"], []).append(
+                2 * it["batch"] * it["m"] * it["n"] * it["k"] / it["seconds"]
+            )
     return {dtype: fmean(nlargest(BEST, each)) for dtype, each in rates.items()}
 
 
@@ -78,7 +87,9 @@ def notes(device: torch.device) -> Iterator[str]:
     asked = "name,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
     try:
         command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        told = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=30
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return
     yield from (f"{asked}: {line}" for line in told.splitlines())

@@ -1,4 +1,6 @@
-"""Steps of all ranks that succeed on all or fail on all, with the error of the first rank that failed."""
+"""Steps of all ranks that succeed on all or fail on all, with the error of the first rank that
+failed.
+"""
 
 import os
 from collections.abc import Callable
@@ -13,7 +15,8 @@ _T = TypeVar("_T")
 def together(do: Callable[[], _T], name: str = "together", store: Any = None) -> _T:
     """`do()`, then waits for all ranks.  RunError on all if one has met such, or an OSError.
 
-    All ranks call it in one order.  Another thread than the main one has a `name` and a `store` of its own.
+    All ranks call it in one order.  Another thread than the main one has a `name` and a `store` of
+    its own.
     """
     done, failure = list[_T](), ""
     try:
@@ -26,7 +29,8 @@ def together(do: Callable[[], _T], name: str = "together", store: Any = None) ->
 
 
 def of_node(do: Callable[[], str]) -> str:
-    """A word that the first rank of each node makes, and rank 0, on all ranks.  RunError on all.  All ranks call it.
+    """A word that the first rank of each node makes, and rank 0, on all ranks.  RunError on all.
+    All ranks call it.
 
     Where nodes have other words, ranks that make none have that of the first node.
     """

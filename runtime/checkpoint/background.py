@@ -1,7 +1,8 @@
-"""Saves beside training: a step's state is copied to host memory between steps, and a thread writes the copy.
+"""Saves beside training: a step's state is copied to host memory between steps, and a thread writes
+the copy.
 
-The thread meets those of the other ranks at the job's store, never in a collective.  It has its lines ready for the
-main thread, which asks for them after each step.
+The thread meets those of the other ranks at the job's store, never in a collective.  It has its
+lines ready for the main thread, which asks for them after each step.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,16 +26,20 @@ from .index import Identity
 from .saver import Keep, newest, own_boxes, prune, write
 
 PAUSES = (1.0, 10.0)
-"""Seconds after which a thread whose copy was not written tries anew; then the next save is the next chance."""
+"""Seconds after which a thread whose copy was not written tries anew; then the next save is the
+next chance.
+"""
 
 _NAME = "save"
 _LONG = 1.0  # seconds of waiting that are worth a line
 
 
 class Saver:
-    """Saves a state into step-NNNNNN of a folder, one save at a time.  All ranks call its methods in one order.
+    """Saves a state into step-NNNNNN of a folder, one save at a time.  All ranks call its methods
+    in one order.
 
-    The copy takes as much host memory as the boxes that this rank writes, and is kept from save to save.
+    The copy takes as much host memory as the boxes that this rank writes, and is kept from save to
+    save.
     """
 
     def __init__(
@@ -62,20 +67,27 @@ class Saver:
     def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        """The save under way is finished, unless the run ends by a mistake, for which the other ranks may be gone."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
+        """The save under way is finished, unless the run ends by a mistake, for which the other
+        ranks may be gone.
+        """
         if kind is None or issubclass(kind, RunError | KeyboardInterrupt):
             self._join()
 
     def begin(self, step: int) -> None:
-        """Copies the state after `step` steps, and leaves the rest to a thread; waits first for the save before.
+        """Copies the state after `step` steps, and leaves the rest to a thread; waits first for the
+        save before.
 
         The state is saved only if all its values are finite.
         """
         began = monotonic()
         self.wait()
         if (waited := monotonic() - began) > _LONG:
-            self._lines.append(f"the save of step {step} has waited {waited:.0f} s for the one before")
+            self._lines.append(
+                f"the save of step {step} has waited {waited:.0f} s for the one before"
+            )
         if step == self._step and not self._failed:
             return
         self._step, self._failed = step, False
@@ -90,16 +102,22 @@ class Saver:
         self._thread.start()
 
     def _room_for(self, own: Mapping[str, Box]) -> dict[str, Tensor]:
-        """Host memory for the copies; none where a node has too little, and then saves are not beside training."""
+        """Host memory for the copies; none where a node has too little, and then saves are not
+        beside training.
+        """
         size = sum(box.tensor.nbytes for box in own.values())
         if fault := room(size):
             self._copies = False
             self._lines.append(f"training waits for each save, since it cannot be copied: {fault}")
             return {}
-        self._lines.append(f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB")
+        self._lines.append(
+            f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB"
+        )
         memory, fault = host_memory(own)
         if fault:
-            self._lines.append(f"this copy takes longer, since CUDA does not pin its memory: {fault}")
+            self._lines.append(
+                f"this copy takes longer, since CUDA does not pin its memory: {fault}"
+            )
         return memory
 
     def wait(self) -> None:
@@ -145,7 +163,9 @@ class Saver:
 
     def _agreed_fault(self, step: int, own: Mapping[str, Box]) -> str:
         """Why the state is not worth saving, on any rank."""
-        found = next((f"`{key}` is not finite" for key, box in own.items() if not _is_finite(box.tensor)), "")
+        found = next(
+            (f"`{key}` is not finite" for key, box in own.items() if not _is_finite(box.tensor)), ""
+        )
         first = next((word for word in meet(_NAME, found, self._store) if word), "")
         return first and f"step {step} is not saved, since {first}"
 
@@ -154,10 +174,16 @@ class Saver:
         agree = partial(together, name=_NAME, store=self._store)
         for pause in (*self._pauses, None):
             try:
-                self.newest = write(self.folder, step, own, self._run, self._disk, agree, self._allowed)
+                self.newest = write(
+                    self.folder, step, own, self._run, self._disk, agree, self._allowed
+                )
                 return True
             except RunError as error:
-                then = "given up until the next save is due" if pause is None else f"trying again in {pause:.0f} s"
+                then = (
+                    "given up until the next save is due"
+                    if pause is None
+                    else f"trying again in {pause:.0f} s"
+                )
                 self._lines.append(f"cannot save step {step}: {error}; {then}")
             if pause is not None:
                 sleep(pause)

@@ -1,6 +1,7 @@
 """Exports a checkpoint's parameters as safetensors, under their Hugging Face names.
 
-One process does it, on any machine: no mesh, no GPU, and no more memory than a file of the result takes.
+One process does it, on any machine: no mesh, no GPU, and no more memory than a file of the result
+takes.
 """
 
 import json
@@ -47,7 +48,9 @@ Held = dict[str, list[Part]]
 
 
 def export(path: Path | Saved, folder: Path, names: HFNames) -> None:
-    """Writes the parameters of a checkpoint, open or not, into the new `folder`, whole or not at all.  RunError."""
+    """Writes the parameters of a checkpoint, open or not, into the new `folder`, whole or not
+    at all.  RunError.
+    """
     saved = opened(path)
     held = held_in(saved.parameters(), names.places, saved.path)
     put_tensors(folder, {tensor: made(parts, names.dtype, saved) for tensor, parts in held.items()})
@@ -61,8 +64,12 @@ class Made:
     value: Callable[[], Tensor]
 
 
-def put_tensors(folder: Path, tensors: Mapping[str, Made], beside: Mapping[str, str] | None = None) -> None:
-    """Writes safetensors, and files of text `beside` them, into the new `folder`, whole or not at all.  RunError."""
+def put_tensors(
+    folder: Path, tensors: Mapping[str, Made], beside: Mapping[str, str] | None = None
+) -> None:
+    """Writes safetensors, and files of text `beside` them, into the new `folder`, whole or not
+    at all.  RunError.
+    """
     package = safetensors()
     if folder.exists():
         raise RunError(f"{folder} is there already: name a new folder")
@@ -76,7 +83,9 @@ def put_tensors(folder: Path, tensors: Mapping[str, Made], beside: Mapping[str, 
             except package.SafetensorError as error:
                 raise RunError(f"cannot write {part / file}: {error}") from None
         if len(files) > 1:
-            (part / INDEX).write_text(_index(files, sum(each.size for each in tensors.values())), "utf-8")
+            (part / INDEX).write_text(
+                _index(files, sum(each.size for each in tensors.values())), "utf-8"
+            )
         for name, text in (beside or {}).items():
             (part / name).write_text(text, "utf-8")
 
@@ -96,7 +105,9 @@ def draft(folder: Path) -> Generator[Path]:
 
 @contextmanager
 def _readable(path: Path) -> Generator[Path]:
-    """The path of a new file that others may read as any new file; safetensors writes one for its owner alone."""
+    """The path of a new file that others may read as any new file; safetensors writes one for
+    its owner alone.
+    """
     path.touch()
     mode = path.stat().st_mode
     yield path
@@ -117,12 +128,16 @@ def held_in(recorded: Mapping[str, Tensor], places: Places, path: Path) -> Held:
     for parts in held.values():
         parts.sort(key=lambda part: part.stored.start)
         if not _fit(parts, recorded):
-            raise RunError(f"{path}: {named([part.name for part in parts])}: the plan's shapes are others")
+            raise RunError(
+                f"{path}: {named([part.name for part in parts])}: the plan's shapes are others"
+            )
     return held
 
 
 def _fit(parts: list[Part], recorded: Mapping[str, Tensor]) -> bool:
-    """Whether parts of these sizes make up a tensor, which leaves out padding; experts have none."""
+    """Whether parts of these sizes make up a tensor, which leaves out padding; experts have
+    none.
+    """
     left = sum(part.of(recorded).numel() for part in parts) - prod(parts[0].stored.shape)
     is_whole = all(part.is_whole(part.of(recorded)) for part in parts)
     return is_whole and (left == 0 if parts[0].stored.each[0] else left >= 0)
@@ -155,14 +170,21 @@ def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
         left -= size
     if len(groups) == 1:
         return {"model.safetensors": groups[0]}
-    return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
+    return {
+        f"model-{n:05d}-of-{len(groups):05d}.safetensors": group
+        for n, group in enumerate(groups, 1)
+    }
 
 
 def _joined(parts: list[Part], read: Mapping[str, Tensor]) -> Tensor:
     """A tensor's parts one after the other, without padding."""
     stored, values = parts[0].stored, [(part.stored, part.of(read)) for part in parts]
-    whole = torch.cat([each.pairs(value.reshape(each.rows(value.numel()))) for each, value in values])
-    return whole[: stored.shape[-1]].T.contiguous() if stored.transposed else whole[: stored.shape[0]]
+    whole = torch.cat(
+        [each.pairs(value.reshape(each.rows(value.numel()))) for each, value in values]
+    )
+    return (
+        whole[: stored.shape[-1]].T.contiguous() if stored.transposed else whole[: stored.shape[0]]
+    )
 
 
 def _index(files: Mapping[str, list[str]], size: int) -> str:

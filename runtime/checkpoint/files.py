@@ -23,7 +23,10 @@ _DIMS = 64  # the most that torch copies
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file that can be read.  RunError, also where it has no end: a pipe or a device."""
+    """The bytes of a file that can be read.
+
+    RunError, also where it has no end: a pipe or a device.
+    """
     try:
         found = path.stat()
         if stat.S_ISREG(found.st_mode):
@@ -47,7 +50,9 @@ def cores_of_rank() -> int:
 
 
 def and_is(path: Path) -> str:
-    """The format of a file that should have another, as in `: it is a web page (HTML)`; "" where it is not known."""
+    """The format of a file that should have another, as in `: it is a web page (HTML)`; ""
+    where it is not known.
+    """
     found = described(path)
     return f": it is {found}" if found and not found.endswith(_OWN) else ""
 
@@ -59,7 +64,12 @@ _OWN = ("JSON document", "JSON lines", "(safetensors)")
 def is_within(name: str) -> bool:
     """Whether a file of this name lies in the folder that names it, or in one below it."""
     path = PurePosixPath(name)
-    return name.isprintable() and bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    return (
+        name.isprintable()
+        and bool(path.parts)
+        and not path.is_absolute()
+        and ".." not in path.parts
+    )
 
 
 def natural(read: Any) -> int:
@@ -70,7 +80,10 @@ def natural(read: Any) -> int:
 
 
 def shape(read: Any) -> tuple[int, ...]:
-    """The shape of a tensor, or its place in another.  ValueError, also where no memory could hold such."""
+    """The shape of a tensor, or its place in another.
+
+    ValueError, also where no memory could hold such.
+    """
     sizes = tuple(map(natural, read))
     if len(sizes) > _DIMS or prod(max(size, 1) for size in sizes) > _ELEMENTS:
         raise ValueError

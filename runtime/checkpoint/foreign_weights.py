@@ -29,16 +29,28 @@ def missing(folder: Path) -> RunError:
     """The error of a folder without model.safetensors and without an index of such files."""
     names = sorted(path.name for path in folder.iterdir())
     weights = [name for name in names if name.endswith(".safetensors")]
-    pickles = [name for name in names if name.startswith("pytorch_model") or name.endswith((".pth", ".pt"))]
+    pickles = [
+        name for name in names if name.startswith("pytorch_model") or name.endswith((".pth", ".pt"))
+    ]
     if len(weights) == 1:
-        return _unread(folder, f"it has {named(weights)} in place of `model.safetensors`", "name that file by --init")
+        return _unread(
+            folder,
+            f"it has {named(weights)} in place of `model.safetensors`",
+            "name that file by --init",
+        )
     if weights:
         lacks = "`model.safetensors.index.json`, which says where each tensor is"
-        return _unread(folder, f"it has {named(weights)}, and lacks {lacks}", "download that file, too")
+        return _unread(
+            folder, f"it has {named(weights)}, and lacks {lacks}", "download that file, too"
+        )
     if pickles:
-        return _unread(folder, f"it has {named(pickles)} and no safetensors", *_to_safetensors(folder))
+        return _unread(
+            folder, f"it has {named(pickles)} and no safetensors", *_to_safetensors(folder)
+        )
     if any(name.startswith(("step-", "rank-")) or name == "checkpoints" for name in names):
-        advice = "write a model's files by `train.py --export DIR`, or go on with the run by --resume"
+        advice = (
+            "write a model's files by `train.py --export DIR`, or go on with the run by --resume"
+        )
         return _unread(folder, "it has checkpoints of a run, and no model.safetensors", advice)
     there = named(names) if names else "nothing"
     return _unread(folder, f"it has no model.safetensors: there is {there}")
@@ -66,7 +78,10 @@ def lacking_names(
     params = named([*dict.fromkeys(lacking.values())])
     line = f"{path} has no {named([*lacking])}, which the plan needs for {params}"
     if prefix := _prefix_of_files(lacking, there):
-        why = f"its names are the plan's behind the prefix `{prefix}`; without it they are the plan's:"
+        why = (
+            f"its names are the plan's behind the prefix `{prefix}`; without it they are the"
+            " plan's:"
+        )
         return RunError(line, why, *_renamed(path, f"name.removeprefix({prefix!r})"))
     if prefix := _prefix_of_plan(lacking, there):
         why = f"its names lack the prefix `{prefix}` of the plan's; with it they are the plan's:"
@@ -83,7 +98,9 @@ def _prefix_of_files(lacking: Collection[str], there: Collection[str]) -> str:
     """The prefix behind which the files have all these names; "" if there is none."""
     first = next(iter(lacking))
     prefixes = [name.removesuffix(first) for name in there if name.endswith(f".{first}")]
-    return next((prefix for prefix in prefixes if all(prefix + name in there for name in lacking)), "")
+    return next(
+        (prefix for prefix in prefixes if all(prefix + name in there for name in lacking)), ""
+    )
 
 
 def _prefix_of_plan(lacking: Collection[str], there: Collection[str]) -> str:
@@ -99,5 +116,6 @@ def _prefix_of_plan(lacking: Collection[str], there: Collection[str]) -> str:
 def _renamed(path: Path, name: str) -> tuple[str, ...]:
     return (
         "from safetensors.torch import load_file, save_file",
-        f'save_file({{{name}: value for name, value in load_file({str(path)!r}).items()}}, "renamed.safetensors")',
+        f"save_file({{{name}: value for name, value in load_file({str(path)!r}).items()}},"
+        ' "renamed.safetensors")',
     )

@@ -1,6 +1,7 @@
 """Loads weights from safetensors, by their Hugging Face names.
 
-Each rank reads its own part of each tensor and nothing else; what only one of plan and files has is an error.
+Each rank reads its own part of each tensor and nothing else; what only one of plan and files has is
+an error.
 """
 
 import json
@@ -32,7 +33,13 @@ from .files import DAMAGE, and_is, cores_of_rank, index_of, is_within, size_of
 from .foreign_weights import lacking_names, missing, unreadable
 
 INDEX = "model.safetensors.index.json"
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+BUFFERS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    ".rotary_emb.inv_freq",
+)
 """Ends of names that older files hold though they are no weights: masks and frequencies."""
 
 ROWS = 256
@@ -45,15 +52,19 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True)
 class HFWeight:
-    """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
+    """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its
+    transpose.
 
-    Where `each` is ("experts", 8), there are 8 such tensors, of equal parts of the parameter's first dim.
-    Where `interleaved` is (0, 64, 256), rows 0 to 63 of the 256 of each head are pairs: (0, 1), (2, 3), …
-    A file may have more `positions` than the plan's sequences: its first rows are read.
+    Where `each` is ("experts", 8), there are 8 such tensors, of equal parts of the parameter's
+    first dim.  Where `interleaved` is (0, 64, 256), rows 0 to 63 of the 256 of each head are pairs:
+    (0, 1), (2, 3), … A file may have more `positions` than the plan's sequences: its first rows are
+    read.
     """
 
     tensor: (
-        str  # {i} is the first index in the parameter's name, {j} the second, as in {2*i+1}; {experts} that of `each`
+        # {i} is the first index in the parameter's name, {j} the second, as in {2*i+1}; {experts}
+        # that of `each`
+        str
     )
     shape: tuple[int, ...]
     each: tuple[str, int] = "", 1
@@ -66,7 +77,9 @@ class HFWeight:
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> "HFWeight":
         """By what JSON says of it."""
-        tuples: dict[str, Any] = {key: tuple(said[key]) for key in ("shape", "each", "interleaved") if key in said}
+        tuples: dict[str, Any] = {
+            key: tuple(said[key]) for key in ("shape", "each", "interleaved") if key in said
+        }
         return cls(**{**said, **tuples})
 
     def named(self, indices: Sequence[int]) -> tuple[str, ...]:
@@ -91,12 +104,18 @@ class HFWeight:
         return (count // prod(columns), *columns)
 
     def of(self, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """A parameter of this shape, of the whole tensors that hold it; rows after their last are padding, and 0."""
+        """A parameter of this shape, of the whole tensors that hold it; rows after their last
+        are padding, and 0.
+        """
         rows, *columns = (slice(0, size) for size in self.rows(prod(shape) // len(tensors)))
-        return torch.cat([self.halves(_rows(each, self, rows, *columns)) for each in tensors]).reshape(shape)
+        return torch.cat(
+            [self.halves(_rows(each, self, rows, *columns)) for each in tensors]
+        ).reshape(shape)
 
     def halves(self, rows: Tensor) -> Tensor:
-        """Rows of whole heads as a file has them, in the parameter's order: first rows of pairs before second ones."""
+        """Rows of whole heads as a file has them, in the parameter's order: first rows of pairs
+        before second ones.
+        """
         return self._heads(rows, (-1, 2))
 
     def pairs(self, rows: Tensor) -> Tensor:
@@ -119,7 +138,8 @@ Places = Mapping[str, tuple[tuple[str, ...], HFWeight]]
 
 @dataclass(frozen=True)
 class HFNames:
-    """A plan's description of such files: the element type they are written in, and the parameters, by name pattern.
+    """A plan's description of such files: the element type they are written in, and the parameters,
+    by name pattern.
 
     `repeats` is how often each repeat is repeated, by what patterns have before its `*`.
     """
@@ -131,8 +151,13 @@ class HFNames:
     @property
     def have_parameter_names(self) -> bool:
         """Whether tensors have the names of the parameters: the plan gives them no others."""
-        tensor_patterns = {pattern: re.sub(r"\{.*?\}", "*", weight.tensor) for pattern, weight in self.stored.items()}
-        return all(tensor in (pattern, f"{pattern}.*") for pattern, tensor in tensor_patterns.items())
+        tensor_patterns = {
+            pattern: re.sub(r"\{.*?\}", "*", weight.tensor)
+            for pattern, weight in self.stored.items()
+        }
+        return all(
+            tensor in (pattern, f"{pattern}.*") for pattern, tensor in tensor_patterns.items()
+        )
 
     @cached_property
     def places(self) -> Places:
@@ -150,7 +175,9 @@ class HFNames:
 
 
 _Taken = tuple[str, list[list[int]], str]
-"""A part that a rank has read of a tensor: the tensor, first and last index along each dim, the hash of the values."""
+"""A part that a rank has read of a tensor: the tensor, first and last index along each dim, the
+hash of the values.
+"""
 
 
 class _Noted:
@@ -193,16 +220,28 @@ class Reader:
     def _check_names(self) -> None:
         """RunError unless the files hold the plan's tensors, and no others."""
         names = {tensor: name for name, (tensors, _) in self._places.items() for tensor in tensors}
-        if lacking := {tensor: name for tensor, name in names.items() if tensor not in self._file_of}:
-            shapes = {tensor: stored.shape for tensors, stored in self._places.values() for tensor in tensors}
+        if lacking := {
+            tensor: name for tensor, name in names.items() if tensor not in self._file_of
+        }:
+            shapes = {
+                tensor: stored.shape
+                for tensors, stored in self._places.values()
+                for tensor in tensors
+            }
             there = {tensor: tuple(self._slice(tensor).get_shape()) for tensor in self._file_of}
             raise lacking_names(self._path, lacking, shapes, there)
-        left = (name for name in sorted(self._file_of) if name not in names and not name.endswith(BUFFERS))
+        left = (
+            name
+            for name in sorted(self._file_of)
+            if name not in names and not name.endswith(BUFFERS)
+        )
         if left := [name for name in left if not self._is_copy(name, names)]:
             raise RunError(f"{self._path}: the plan does not use {named(left)}")
 
     def _is_copy(self, name: str, used: Iterable[str]) -> bool:
-        """Whether a matrix equals one that the plan uses, as a head beside the embedding that it is tied to."""
+        """Whether a matrix equals one that the plan uses, as a head beside the embedding that
+        it is tied to.
+        """
         view = self._slice(name)
         rows, *columns = (*view.get_shape(), 0)
         twins = (self._slice(tensor) for tensor in used) if columns[1:] else ()
@@ -219,21 +258,35 @@ class Reader:
         return view if self._taken is None else _Noted(view, tensor, self._taken)
 
     def _compared(self, tensor: str, stored: HFWeight) -> str:
-        """The part that the plan takes of a longer tensor, else "".  RunError if it differs otherwise."""
+        """The part that the plan takes of a longer tensor, else "".
+
+        RunError if it differs otherwise.
+        """
         view = self._slice(tensor)
         shape, dtype = tuple(view.get_shape()), view.get_dtype()
         if shape != stored.shape and not stored.is_longer(shape):
-            raise RunError(f"{self._path}: `{tensor}` is {list(shape)}, but the plan's is {list(stored.shape)}")
+            raise RunError(
+                f"{self._path}: `{tensor}` is {list(shape)}, but the plan's is {list(stored.shape)}"
+            )
         if dtype not in DTYPES:
-            raise RunError(f"{self._path}: `{tensor}` is {dtype}, which is not one of {', '.join(DTYPES)}")
-        return "" if shape == stored.shape else f"the first {stored.shape[0]} of {shape[0]} positions of `{tensor}`"
+            raise RunError(
+                f"{self._path}: `{tensor}` is {dtype}, which is not one of {', '.join(DTYPES)}"
+            )
+        return (
+            ""
+            if shape == stored.shape
+            else f"the first {stored.shape[0]} of {shape[0]} positions of `{tensor}`"
+        )
 
     def __str__(self) -> str:
         """The path, and what the plan takes where it does not take all."""
         return ": ".join([str(self._path), *sorted(self._cut)])
 
     def fill(self, state: TrainState) -> None:
-        """Gives every parameter its value.  RunError on all ranks where nodes have other files.  Collective."""
+        """Gives every parameter its value.
+
+        RunError on all ranks where nodes have other files.  Collective.
+        """
         previous = rank_of_previous_node()
         self._taken = None if previous is None else []
         together(lambda: state.take(lambda name, spec: self._part(name, spec, state.mesh)))
@@ -241,7 +294,8 @@ class Reader:
             self._compare_nodes(previous)
 
     def _compare_nodes(self, previous: int) -> None:
-        """RunError on all ranks unless this node's files have what a rank of the previous node has read of its own.
+        """RunError on all ranks unless this node's files have what a rank of the previous node has
+        read of its own.
 
         So all that any rank has read is the same on two nodes at least.
         """
@@ -255,8 +309,12 @@ class Reader:
         other = f"rank {previous} on {host}"
         together(lambda: self._check_taken(taken, own, other))
 
-    def _check_taken(self, taken: Sequence[_Taken], own: Mapping[tuple[str, str], str], other: str) -> None:
-        """RunError unless all parts that another rank has taken are the same here, where some were read already."""
+    def _check_taken(
+        self, taken: Sequence[_Taken], own: Mapping[tuple[str, str], str], other: str
+    ) -> None:
+        """RunError unless all parts that another rank has taken are the same here, where some
+        were read already.
+        """
         for tensor, extent, digest in taken:
             here = own.get((tensor, f"{extent}"))
             if here is None:
@@ -264,7 +322,8 @@ class Reader:
             if here != digest:
                 rank, _ = c10d.place()
                 raise RunError(
-                    f"`{tensor}` of {self._path} differs between {other} and rank {rank} on {gethostname()}",
+                    f"`{tensor}` of {self._path} differs between {other} and rank {rank} on"
+                    f" {gethostname()}",
                     "the nodes have other files: give all of them the same revision",
                 )
 
@@ -277,7 +336,10 @@ class Reader:
         first, count = (size // rows for size in (spec.offsets(mesh)[0], spec.local_shape(mesh)[0]))
         split = {dim - cut: axes for dim, axes in spec.split.items() if dim}
         own = Spec((rows, *spec.shape[1:])[cut:], split, spec.init)
-        parts = [_part(self._noted(tensor), stored, own, mesh) for tensor in tensors[first : first + count]]
+        parts = [
+            _part(self._noted(tensor), stored, own, mesh)
+            for tensor in tensors[first : first + count]
+        ]
         return torch.cat(parts).reshape(spec.local_shape(mesh))
 
 
@@ -286,7 +348,9 @@ def safetensors() -> Any:
     try:
         import_module("safetensors.torch")
     except ModuleNotFoundError:
-        raise RunError("weights are read and written with the package safetensors: pip install safetensors") from None
+        raise RunError(
+            "weights are read and written with the package safetensors: pip install safetensors"
+        ) from None
     return import_module("safetensors")
 
 
@@ -342,7 +406,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _part(view: Any, stored: HFWeight, spec: Spec, mesh: Mesh) -> Tensor:
-    """Reads a box: along each stored dim the stretch that the first of its dims asks for; the rest is cut after."""
+    """Reads a box: along each stored dim the stretch that the first of its dims asks for; the
+    rest is cut after.
+    """
     whole = stored.rows(prod(spec.shape))
     offsets, sizes = list(spec.offsets(mesh)), spec.local_shape(mesh)
     stretches, shape = list[slice](), list[int]()
@@ -367,13 +433,17 @@ def _rows(view: Any, stored: HFWeight, rows: slice, *columns: slice) -> Tensor:
 
 
 def _grouped(shape: tuple[int, ...], into: tuple[int, ...]) -> list[list[int]]:
-    """The dims that make up each stored dim: those of (4, 16, 64) make (64, 64) as [[0, 1], [2]]."""
+    """The dims that make up each stored dim: those of (4, 16, 64) make (64, 64) as [[0, 1],
+    [2]].
+    """
     groups, dims = list[list[int]](), list(range(len(shape)))
     for size in into:
         group = [dims.pop(0)]
         while prod(shape[dim] for dim in group) < size:
             group.append(dims.pop(0))
         groups.append(group)
-    assert not dims or prod(shape[dim] for dim in dims) == 1, f"weights: {shape} does not make {into}"
+    assert not dims or prod(shape[dim] for dim in dims) == 1, (
+        f"weights: {shape} does not make {into}"
+    )
     groups[-1] += dims
     return groups

@@ -23,13 +23,20 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def room(size: int) -> str:
-    """Why a node has no room for its ranks' copies, `size` bytes of this rank; "" if all have.  Collective."""
+    """Why a node has no room for its ranks' copies, `size` bytes of this rank; "" if all have.
+
+    Collective.
+    """
     free, store, node = free_memory(), job_store(), gethostname()
     if store:
         store.add(f"{_NAME}/of/{node}", size)
         meet(_NAME, "")  # all of the node's ranks have added theirs
         size = store.add(f"{_NAME}/of/{node}", 0)
-    fault = f"{node} has {_gib(free)} of memory left, copies take {_gib(size)}" if 0 <= SHARE * free < size else ""
+    fault = (
+        f"{node} has {_gib(free)} of memory left, copies take {_gib(size)}"
+        if 0 <= SHARE * free < size
+        else ""
+    )
     return next((word for word in meet(_NAME, fault) if word), "")
 
 
@@ -57,7 +64,9 @@ def _gib(size: int) -> str:
 
 
 def host_memory(own: Mapping[str, Box]) -> tuple[dict[str, Tensor], str]:
-    """Host memory for each box's tensor, by name: one stretch, pinned for tensors of a GPU; why it is not, or ""."""
+    """Host memory for each box's tensor, by name: one stretch, pinned for tensors of a GPU; why
+    it is not, or "".
+    """
     tensors = {name: box.tensor for name, box in own.items()}
     ends = [*accumulate(-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors.values())]
     memory = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8)
@@ -69,13 +78,17 @@ def host_memory(own: Mapping[str, Box]) -> tuple[dict[str, Tensor], str]:
 
 
 def pin(memory: Tensor) -> str:
-    """Has CUDA pin memory as it is: torch's own is rounded up to a power of two.  Why it does not, or ""."""
+    """Has CUDA pin memory as it is: torch's own is rounded up to a power of two.
+
+    Why it does not, or "".
+    """
     cuda: Any = cast(Any, torch.cuda).cudart()
     error = cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     if error == cuda.cudaError.success:
         return ""
     with suppress(RuntimeError):
-        torch.zeros(1, device="cuda")  # raises that error, which CUDA would else give to the next kernel
+        # raises that error, which CUDA would else give to the next kernel
+        torch.zeros(1, device="cuda")
     return cuda.cudaGetErrorString(error)
 
 

@@ -1,9 +1,10 @@
-"""The index of a checkpoint: shape, element type and shards of every tensor; size and hash of every file.
+"""The index of a checkpoint: shape, element type and shards of every tensor; size and hash of every
+file.
 
 While ranks write, each has an index of its own part; the checkpoint's is all of them as one.
 
-The text begins with a hash of all its other bytes, so that a byte that a disk has changed is found, in the run's
-settings too.  Version 1 of the format had no such hash.
+The text begins with a hash of all its other bytes, so that a byte that a disk has changed is found,
+in the run's settings too.  Version 1 of the format had no such hash.
 """
 
 import json
@@ -27,7 +28,9 @@ _DIGITS = 64  # of the hash, in hexadecimal
 _OPENING = f'{{"format": "{_FORMAT}", "version": {_VERSION}, "{_HASH}": "'.encode()
 
 PADDED_ROWS = "padded rows"
-"""The setting of a run that has the rows of each padded parameter without padding, as JSON, by patterns of names."""
+"""The setting of a run that has the rows of each padded parameter without padding, as JSON, by
+patterns of names.
+"""
 
 Identity = Mapping[str, str | int | float | None]
 """The identity of a run: settings by name."""
@@ -67,12 +70,17 @@ def of(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
     about = {box.key: box for box in boxes.values()}
     for name, box in boxes.items():
         tensors.setdefault(box.key, []).append(Part(box.extent, file, name))
-    entries = {key: Entry(about[key].shape, about[key].tensor.dtype, tuple(parts)) for key, parts in tensors.items()}
+    entries = {
+        key: Entry(about[key].shape, about[key].tensor.dtype, tuple(parts))
+        for key, parts in tensors.items()
+    }
     return Index(step, entries, {file: stamp})
 
 
 def merged(indices: Sequence[Index]) -> Index:
-    """The index of a whole checkpoint from the ranks' parts; asserts that they are parts of the same."""
+    """The index of a whole checkpoint from the ranks' parts; asserts that they are parts of the
+    same.
+    """
     steps = {index.step for index in indices}
     assert len(steps) == 1, f"checkpoint: ranks are at steps {steps}"
     shares, files = dict[str, list[Entry]](), dict[str, Stamp]()
@@ -80,7 +88,9 @@ def merged(indices: Sequence[Index]) -> Index:
         files |= index.files
         for key, entry in index.tensors.items():
             shares.setdefault(key, []).append(entry)
-    return Index(steps.pop(), {key: _joined(key, entries) for key, entries in shares.items()}, files)
+    return Index(
+        steps.pop(), {key: _joined(key, entries) for key, entries in shares.items()}, files
+    )
 
 
 def _joined(key: str, entries: Sequence[Entry]) -> Entry:
@@ -105,18 +115,27 @@ def text(index: Index) -> bytes:
             "shape": entry.shape,
             "dtype": NAMES[entry.dtype],
             "boxes": [
-                {"offset": part.extent.offset, "size": part.extent.size, "file": part.file, "name": part.name}
+                {
+                    "offset": part.extent.offset,
+                    "size": part.extent.size,
+                    "file": part.file,
+                    "name": part.name,
+                }
                 for part in entry.parts
             ],
         }
         for key, entry in index.tensors.items()
     }
-    files = {name: {"bytes": stamp.size, "blake2b": stamp.blake2b} for name, stamp in index.files.items()}
+    files = {
+        name: {"bytes": stamp.size, "blake2b": stamp.blake2b} for name, stamp in index.files.items()
+    }
     return hashed({"step": index.step, "run": {**index.run}, "tensors": tensors, "files": files})
 
 
 def hashed(content: Mapping[str, Any]) -> bytes:
-    """The content as JSON, behind the format, its version and the hash of all but the hash itself."""
+    """The content as JSON, behind the format, its version and the hash of all but the hash
+    itself.
+    """
     rest = b'", ' + json.dumps(content).encode().removeprefix(b"{") + b"\n"
     return _OPENING + _hash_of(rest) + rest
 
@@ -127,7 +146,10 @@ def _hash_of(rest: bytes) -> bytes:
 
 
 def parsed(data: bytes) -> Index:
-    """Reads the JSON of `text`.  RunError if it is none, has changed since, or is of another version."""
+    """Reads the JSON of `text`.
+
+    RunError if it is none, has changed since, or is of another version.
+    """
     try:
         read = json.loads(data)
         _check_text(read, data)
@@ -153,11 +175,16 @@ def _check_text(read: Any, data: bytes) -> None:
 
 
 def _index(read: Any) -> Index:
-    files = {name: Stamp(natural(each["bytes"]), str(each["blake2b"])) for name, each in read["files"].items()}
-    if any("/" in name or not is_within(name) for name in files):  # all lie in the checkpoint's own folder
+    files = {
+        name: Stamp(natural(each["bytes"]), str(each["blake2b"]))
+        for name, each in read["files"].items()
+    }
+    # all lie in the checkpoint's own folder
+    if any("/" in name or not is_within(name) for name in files):
         raise ValueError
     tensors = {key: _entry(each, files) for key, each in read["tensors"].items()}
-    return Index(natural(read["step"]), tensors, files, _run(read.get("run", {})))  # earlier versions had none
+    # earlier versions had none
+    return Index(natural(read["step"]), tensors, files, _run(read.get("run", {})))
 
 
 def _run(read: Any) -> Identity:
@@ -169,7 +196,9 @@ def _run(read: Any) -> Identity:
 
 def _entry(read: Any, files: Mapping[str, Stamp]) -> Entry:
     sizes = shape(read["shape"])
-    return Entry(sizes, DTYPES[read["dtype"]], tuple(_part(box, len(sizes), files) for box in read["boxes"]))
+    return Entry(
+        sizes, DTYPES[read["dtype"]], tuple(_part(box, len(sizes), files) for box in read["boxes"])
+    )
 
 
 def _part(read: Any, dims: int, files: Mapping[str, Stamp]) -> Part:

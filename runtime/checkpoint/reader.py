@@ -22,9 +22,13 @@ from .index import PADDED_ROWS, Identity
 INDEX = "index.json"
 
 _MODEL = "a run goes on with the model and the optimizer that it had"
-_SIZES = f"{_MODEL}; a change of `pad` alone is no such change, from runs on that have said their padding"
+_SIZES = (
+    f"{_MODEL}; a change of `pad` alone is no such change, from runs on that have said their"
+    " padding"
+)
 _PRECISION = (
-    "masters have the type that `precision` says, and a checkpoint is not converted: go on with the precision it had,"
+    "masters have the type that `precision` says, and a checkpoint is not converted: go on"
+    " with the precision it had,"
     " or begin with its weights, by --export and then --init"
 )
 
@@ -32,8 +36,8 @@ _PRECISION = (
 class Saved:
     """A whole checkpoint, open for reading.  RunError where it is not what was written.
 
-    The size and hash of a file are checked when the first of its tensors is asked for, whatever part of it; the hash
-    once, also where another rank has done so.
+    The size and hash of a file are checked when the first of its tensors is asked for, whatever
+    part of it; the hash once, also where another rank has done so.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,11 +59,18 @@ class Saved:
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by key, whole, without their values: on the device `meta`."""
         entries = self._index.tensors.items()
-        return {key: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for key, entry in entries}
+        return {
+            key: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+            for key, entry in entries
+        }
 
     def parameters(self) -> dict[str, Tensor]:
         """The names of parameters."""
-        return {key: tensor for key, tensor in self.tensors().items() if not key.startswith("optimizer/")}
+        return {
+            key: tensor
+            for key, tensor in self.tensors().items()
+            if not key.startswith("optimizer/")
+        }
 
     def whole(self, keys: Sequence[str]) -> dict[str, Tensor]:
         """Whole tensors, of those that are here, by key."""
@@ -68,13 +79,16 @@ class Saved:
 
     def _joined(self, entry: index.Entry) -> Tensor:
         parts = [(part.extent, self._tensor(part, entry.dtype)) for part in entry.parts]
-        joined = torch.empty(entry.shape, dtype=entry.dtype)  # which asks for no more memory than the parts have
+        # which asks for no more memory than the parts have
+        joined = torch.empty(entry.shape, dtype=entry.dtype)
         for extent, values in parts:
             joined[extent.within(whole(entry.shape))] = values
         return joined
 
     def check_files(self, part: int, parts: int) -> None:
-        """RunError unless these files, each `parts`th one from `part` on, are what was written; on several threads."""
+        """RunError unless these files, each `parts`th one from `part` on, are what was written;
+        on several threads.
+        """
         names = sorted(self._index.files)[part::parts]
         with ThreadPoolExecutor(max(1, min(cores_of_rank(), len(names)))) as pool:
             self._files.update(zip(names, pool.map(self._read, names), strict=True))
@@ -89,24 +103,42 @@ class Saved:
         self._index = replace(self._index, tensors={}, files={})
 
     def repad(self, padded_rows: Mapping[str, int]) -> None:
-        """Has padding of rows be read as more or less of it: of a plan's parameters, by patterns, and of those here."""
+        """Has padding of rows be read as more or less of it: of a plan's parameters, by
+        patterns, and of those here.
+        """
         try:
             read: Mapping[str, Any] = json.loads(str(self.run.get(PADDED_ROWS, "{}")))
             here = {str(name): natural(rows) for name, rows in read.items()}
         except DAMAGE:
-            raise RunError(f"{self.path / INDEX} is damaged: its run's `{PADDED_ROWS}` is no JSON of numbers") from None
+            raise RunError(
+                f"{self.path / INDEX} is damaged: its run's `{PADDED_ROWS}` is no JSON of numbers"
+            ) from None
         both = {**here, **padded_rows}
-        self._padded_rows = {name: rows for name, rows in both.items() if here.get(name, rows) == rows}
+        self._padded_rows = {
+            name: rows for name, rows in both.items() if here.get(name, rows) == rows
+        }
 
     def _is_repadded(self, box: Box) -> bool:
         """Whether the tensor here differs from the plan's in rows of padding alone."""
-        (rows, *others), (wanted, *wanted_others) = (*self._index.tensors[box.key].shape, 0), (*box.shape, 0)
+        (rows, *others), (wanted, *wanted_others) = (
+            (*self._index.tensors[box.key].shape, 0),
+            (*box.shape, 0),
+        )
         parameter = box.key.rpartition("/")[2]
-        valid = next((n for name, n in self._padded_rows.items() if fnmatchcase(parameter, name)), None)
-        return valid is not None and valid <= min(rows, wanted) and rows != wanted and others == wanted_others
+        valid = next(
+            (n for name, n in self._padded_rows.items() if fnmatchcase(parameter, name)), None
+        )
+        return (
+            valid is not None
+            and valid <= min(rows, wanted)
+            and rows != wanted
+            and others == wanted_others
+        )
 
     def check(self, boxes: Sequence[Box]) -> None:
-        """RunError unless each box is of a tensor that is here, of its element type, in a shape like its, and whole."""
+        """RunError unless each box is of a tensor that is here, of its element type, in a shape
+        like its, and whole.
+        """
         keys = list(dict.fromkeys(box.key for box in boxes))
         if missing := [key for key in keys if key not in self._index.tensors]:
             raise RunError(f"{self.path} lacks {named(missing)}: {_MODEL}")
@@ -116,7 +148,9 @@ class Saved:
             if entry.dtype != box.tensor.dtype or not fits:
                 saved, wanted = _kind(entry.shape, entry.dtype), _kind(box.shape, box.tensor.dtype)
                 why = _SIZES if entry.dtype == box.tensor.dtype else _PRECISION
-                raise RunError(f"{self.path}: `{box.key}` is {saved}, but the plan's is {wanted}: {why}")
+                raise RunError(
+                    f"{self.path}: `{box.key}` is {saved}, but the plan's is {wanted}: {why}"
+                )
         self._check_parts(keys)
 
     def _check_parts(self, keys: Sequence[str]) -> None:
@@ -138,7 +172,9 @@ class Saved:
         for part in entry.parts:
             for source, target in product(pieces(part.extent, entry.shape, common), targets):
                 if shared := source.extent.overlap(target.extent):
-                    values = source.of(self._tensor(part, entry.dtype))[shared.within(source.extent)]
+                    values = source.of(self._tensor(part, entry.dtype))[
+                        shared.within(source.extent)
+                    ]
                     yield target.of(box.tensor)[shared.within(target.extent)], values
 
     def _rows(self, box: Box, entry: index.Entry) -> Iterator[tuple[Tensor, Tensor]]:
@@ -163,7 +199,9 @@ class Saved:
         return self._files[name]
 
     def _read(self, name: str) -> dict[str, Tensor]:
-        return tensor_file.read(self.path / name, self._index.files[name], hashes=not self._is_checked)
+        return tensor_file.read(
+            self.path / name, self._index.files[name], hashes=not self._is_checked
+        )
 
 
 def opened(saved: Path | Saved) -> Saved:

@@ -3,11 +3,12 @@
     step-000300/index.json              what is where; size and hash of every file
     step-000300/rank-00002.safetensors  the boxes that rank 2 wrote
 
-A state is saved as boxes of global tensors, each written by one of the ranks that hold it, and each rank reads those
-that overlap its own: so any mesh can load what any other saved.  No pickle, which could run code when it is loaded.
+A state is saved as boxes of global tensors, each written by one of the ranks that hold it, and each
+rank reads those that overlap its own: so any mesh can load what any other saved.  No pickle, which
+could run code when it is loaded.
 
-Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most such a folder,
-which the next save removes, and all whole ones as they were.
+Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most
+such a folder, which the next save removes, and all whole ones as they were.
 """
 
 import re
@@ -30,23 +31,38 @@ from .reader import INDEX, Saved, folder_name, opened
 
 _NAMED = 4  # checkpoints in a line
 ADAPTED = (*LossScale.KEYS, *Losses.KEYS, *Held.KEYS)
-"""State that a run can find anew, as when a plan of another precision, or that watches other things, continues."""
+"""State that a run can find anew, as when a plan of another precision, or that watches other
+things, continues.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Which checkpoints outlive the next ones: the `newest`, and of every so many steps; `every` 0 is none of these."""
+    """Which checkpoints outlive the next ones: the `newest`, and of every so many steps;
+    `every` 0 is none of these.
+    """
 
     newest: int = 2
     every: int = 0
 
     def gone(self, paths: Sequence[Path]) -> list[Path]:
         """The paths to remove of all, oldest first."""
-        return [path for path in paths[: -self.newest] if not self.every or finished_steps(path) % self.every]
+        return [
+            path
+            for path in paths[: -self.newest]
+            if not self.every or finished_steps(path) % self.every
+        ]
 
 
-def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, run: Identity | None = None) -> Path:
-    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts finished steps.
+def save(
+    folder: Path,
+    step: int,
+    state: TrainState,
+    disk: Disk | None = None,
+    run: Identity | None = None,
+) -> Path:
+    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts
+    finished steps.
 
     `run` is what a run that goes on must have too.
 
@@ -72,9 +88,11 @@ def write(
     agree: Callable[[Callable[[], None]], None] = together,
     allowed: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes `folder`/step-NNNNNN of all ranks' own boxes; `agree` is their `together`.  Collective.
+    """Writes `folder`/step-NNNNNN of all ranks' own boxes; `agree` is their `together`.
+    Collective.
 
-    RunError on all ranks, with the number of the first of several that failed; also where rank 0 is not `allowed`.
+    RunError on all ranks, with the number of the first of several that failed; also where rank 0 is
+    not `allowed`.
     """
     rank, world = c10d.place()
     saving = _Saving(folder / folder_name(step), step, own, rank, world, disk, run, allowed)
@@ -93,12 +111,15 @@ def prune(folder: Path, keep: Keep, disk: Disk) -> None:
         disk.remove(gone)
 
 
-def load(path: Path | Saved, state: TrainState, padded_rows: Mapping[str, int] | None = None) -> None:
+def load(
+    path: Path | Saved, state: TrainState, padded_rows: Mapping[str, int] | None = None
+) -> None:
     """Fills the state from a checkpoint written on any mesh, and closes it.  Collective.
 
-    `padded_rows` are the rows of padded parameters without padding, of which the checkpoint may have more or less.
-    A loss scale or a window of losses that it lacks begins anew, and one that the state has no use for is ignored.
-    RunError, on all ranks and before anything is changed, where one cannot read what it needs.
+    `padded_rows` are the rows of padded parameters without padding, of which the checkpoint may
+    have more or less.  A loss scale or a window of losses that it lacks begins anew, and one that
+    the state has no use for is ignored.  RunError, on all ranks and before anything is changed,
+    where one cannot read what it needs.
     """
     saved, boxes = together(lambda: _opened(path, [*state.boxes()], padded_rows or {}))
     keys, held = [key for key in saved.tensors() if key not in ADAPTED], {box.key for box in boxes}
@@ -123,20 +144,29 @@ def finished_steps(path: Path) -> int:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
-    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=finished_steps)
+    return sorted(
+        (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)),
+        key=finished_steps,
+    )
 
 
 def newest_whole(folder: Path) -> tuple[Saved | None, list[str]]:
-    """The last checkpoint in a folder that is whole, and a line for each newer one that is not.  Collective.
+    """The last checkpoint in a folder that is whole, and a line for each newer one that is not.
+    Collective.
 
-    Each rank reads a part of the files, so that each is read and hashed once.  RunError, on all ranks, where they see
-    other checkpoints, or there are some but none is whole.
+    Each rank reads a part of the files, so that each is read and hashed once.  RunError, on all
+    ranks, where they see other checkpoints, or there are some but none is whole.
     """
     paths = together(lambda: checkpoints(folder))
     seen = meet("checkpoints", " ".join(path.name for path in paths))
     if len(seen) > 1:
-        words = [f"rank {ranks[0]} sees {' '.join(word.split()[-_NAMED:]) or 'none'}" for word, ranks in seen.items()]
-        raise RunError(f"ranks see other checkpoints in {folder}: is it one folder for all nodes?", *words[:2])
+        words = [
+            f"rank {ranks[0]} sees {' '.join(word.split()[-_NAMED:]) or 'none'}"
+            for word, ranks in seen.items()
+        ]
+        raise RunError(
+            f"ranks see other checkpoints in {folder}: is it one folder for all nodes?", *words[:2]
+        )
     notes = list[str]()
     for path in reversed(paths):
         saved, own = _checked(path)
@@ -151,7 +181,9 @@ def newest_whole(folder: Path) -> tuple[Saved | None, list[str]]:
 
 
 def set_aside(folder: Path, step: int) -> list[str]:
-    """Gives checkpoints of later steps, which a run does not go on from, names that no run reads; a line for each."""
+    """Gives checkpoints of later steps, which a run does not go on from, names that no run
+    reads; a line for each.
+    """
     later = [path for path in checkpoints(folder) if finished_steps(path) > step]
     return [f"{path} is not used: it is now {_set_aside(path).name}" for path in later]
 
@@ -171,7 +203,9 @@ def _checked(path: Path) -> tuple[Saved | None, str]:
     return saved, ""
 
 
-def _opened(path: Path | Saved, boxes: list[Box], padded_rows: Mapping[str, int]) -> tuple[Saved, list[Box]]:
+def _opened(
+    path: Path | Saved, boxes: list[Box], padded_rows: Mapping[str, int]
+) -> tuple[Saved, list[Box]]:
     """A checkpoint, and those of the boxes that are filled from it."""
     saved = opened(path)
     saved.repad(padded_rows)
@@ -183,7 +217,9 @@ def _opened(path: Path | Saved, boxes: list[Box], padded_rows: Mapping[str, int]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Saving:
-    """One rank's share in a save: three stages, each begun when all ranks have done the one before."""
+    """One rank's share in a save: three stages, each begun when all ranks have done the one
+    before.
+    """
 
     made: Path
     step: int
@@ -199,7 +235,9 @@ class _Saving:
         try:
             stage()
         except (RunError, OSError) as error:
-            raise RunError(f"rank {self.rank}: {reason(error)}" if self.world > 1 else reason(error)) from None
+            raise RunError(
+                f"rank {self.rank}: {reason(error)}" if self.world > 1 else reason(error)
+            ) from None
 
     @property
     def part(self) -> Path:
@@ -248,13 +286,17 @@ class _Saving:
         """All ranks' parts as one.  RunError where one is not to be seen from here."""
         files = [self.part / f"{_rank_name(rank)}.json" for rank in range(self.world)]
         if lost := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
-            raise RunError(f"{self.part} lacks what rank {named(lost)} wrote: is it one folder for all nodes?")
+            raise RunError(
+                f"{self.part} lacks what rank {named(lost)} wrote: is it one folder for all nodes?"
+            )
         merged = index.merged([index.parsed(file.read_bytes()) for file in files])
         fault = index.faults(merged, merged.tensors)
         assert not fault, f"checkpoint: {fault}"
         for name, stamp in merged.files.items():
             if (self.part / name).stat().st_size != stamp.size:
-                raise RunError(f"{self.part / name} does not have the {stamp.size} bytes that were written")
+                raise RunError(
+                    f"{self.part / name} does not have the {stamp.size} bytes that were written"
+                )
         return merged
 
 

@@ -1,8 +1,9 @@
 """The safetensors format: written as a stream with a hash, read as mapped memory.
 
-The format is eight bytes of a length, that much JSON, and the tensors' bytes (its README, huggingface/safetensors).
-Written here because the package wants all tensors in host memory at once, and another pass through the file to hash
-it; and so that a checkpoint, which every run saves, needs nothing but torch.
+The format is eight bytes of a length, that much JSON, and the tensors' bytes (its README,
+huggingface/safetensors).  Written here because the package wants all tensors in host memory at
+once, and another pass through the file to hash it; and so that a checkpoint, which every run saves,
+needs nothing but torch.
 """
 
 import json
@@ -33,7 +34,9 @@ class Stamp:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], disk: Disk) -> Stamp:
-    """Writes tensors of any device, one after the other, in a new file that is on the disk when this returns."""
+    """Writes tensors of any device, one after the other, in a new file that is on the disk when
+    this returns.
+    """
     size, digest = 0, _hash()
 
     def stamped() -> Iterator[bytes | memoryview]:
@@ -48,7 +51,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], disk: Disk) -> Stamp:
 
 
 def read(path: Path, stamp: Stamp, hashes: bool = True) -> dict[str, Tensor]:
-    """The tensors of a file, as views of its mapped memory.  RunError if it is not, bit for bit, what was written.
+    """The tensors of a file, as views of its mapped memory.  RunError if it is not, bit for bit,
+    what was written.
 
     The bits are not looked at unless `hashes`.
     """
@@ -70,7 +74,8 @@ def _hash(data: bytes | memoryview = b"") -> blake2b:
 
 def _stream(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """The file: its header, padded to whole words; then all tensors."""
-    widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so that all are aligned
+    # so that all are aligned
+    widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     header, at = dict[str, dict[str, Any]](), 0
     for name, tensor in widest_first.items():
         shape, end = list(tensor.shape), at + tensor.nbytes

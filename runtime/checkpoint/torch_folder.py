@@ -1,4 +1,5 @@
-"""A folder of torch.distributed.checkpoint, open for reading: safetensors, or torch's own files with `.metadata`.
+"""A folder of torch.distributed.checkpoint, open for reading: safetensors, or torch's own files
+with `.metadata`.
 
 A folder is checked to be whole: torch marks no folder of safetensors as finished.
 """
@@ -38,7 +39,9 @@ class TorchFolder:
 
         cast(Any, self._reader).read_metadata = read_metadata
         found = metadata.state_dict_metadata.items()
-        self._tensors = {key: each for key, each in found if isinstance(each, TensorStorageMetadata)}
+        self._tensors = {
+            key: each for key, each in found if isinstance(each, TensorStorageMetadata)
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by key, without their values: on the device `meta`."""
@@ -50,7 +53,9 @@ class TorchFolder:
     def read(self, keys: Sequence[str]) -> dict[str, Tensor]:
         """The values of tensors that are there, by key."""
         of = {key: self._tensors[key] for key in keys}
-        values = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in of.items()}
+        values = {
+            key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in of.items()
+        }
         with _told(self.path), warnings.catch_warnings(action="ignore"):  # that a process is alone
             cast(Any, dcp).load(values, storage_reader=self._reader, no_dist=True)
         return values
@@ -63,11 +68,15 @@ class TorchFolder:
             with _told(self.path):
                 wrong = fault(tuple(found.size), parts)
             if wrong:
-                raise RunError(f"{self.path}: `{key}`: {wrong}; was the save that wrote it cut off?")
+                raise RunError(
+                    f"{self.path}: `{key}`: {wrong}; was the save that wrote it cut off?"
+                )
 
 
 def _opened(path: Path) -> tuple[FileSystemReader, Metadata]:
-    """The reader for the files in a folder, and what they hold; torch's own, a pickle, is read as data."""
+    """The reader for the files in a folder, and what they hold; torch's own, a pickle, is read
+    as data.
+    """
     if (file := path / ".metadata").exists():
         try:
             return FileSystemReader(path), torch_metadata.parsed(index_of(file))
@@ -80,7 +89,9 @@ def _opened(path: Path) -> tuple[FileSystemReader, Metadata]:
     if not path.exists():
         raise RunError(f"there is no `{path}`")
     within = ": name the folder `sharded` in it" if (path / "sharded").is_dir() else ""
-    raise RunError(f"{path} is no checkpoint: it has no index.json, no .metadata and no *.safetensors{within}")
+    raise RunError(
+        f"{path} is no checkpoint: it has no index.json, no .metadata and no *.safetensors{within}"
+    )
 
 
 @contextmanager
@@ -89,10 +100,18 @@ def _told(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.filename or ''} {error.strerror or error}") from None
+        raise RunError(
+            f"{path} cannot be read: {error.filename or ''} {error.strerror or error}"
+        ) from None
     except (CheckpointException, Exception) as error:
         if isinstance(error, RunError):
             raise
-        inner = [each[0] for each in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        inner = (
+            [each[0] for each in error.failures.values()]
+            if isinstance(error, CheckpointException)
+            else [error]
+        )
         word = re.sub(r"\s+", " ", str(inner[0]))[:120]
-        raise RunError(f"{path} is damaged ({type(inner[0]).__name__}: {word}): take another checkpoint") from None
+        raise RunError(
+            f"{path} is damaged ({type(inner[0]).__name__}: {word}): take another checkpoint"
+        ) from None

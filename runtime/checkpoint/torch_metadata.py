@@ -1,7 +1,7 @@
 """Reads the `.metadata` of torch.distributed.checkpoint, a pickle, without running what it says.
 
-Records of torch's own metadata classes become inert stand-ins, whose content is checked; a pickle that names anything
-else is refused.
+Records of torch's own metadata classes become inert stand-ins, whose content is checked; a pickle
+that names anything else is refused.
 """
 
 import io
@@ -29,7 +29,15 @@ from .hf_weights import DTYPES
 _RECORDS = ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")
 _STORED = ("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata")
 _MODULE = "torch.distributed.checkpoint"
-_FAULTS = (*DAMAGE, pickle.UnpicklingError, EOFError, IndexError, OverflowError, MemoryError, AssertionError)
+_FAULTS = (
+    *DAMAGE,
+    pickle.UnpicklingError,
+    EOFError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+    AssertionError,
+)
 
 
 class _Record:
@@ -42,12 +50,16 @@ class _Record:
 
 
 def _known() -> dict[tuple[str, str], Any]:
-    """The objects that a pickle may name: made anew for each, so that none leaves anything in them."""
+    """The objects that a pickle may name: made anew for each, so that none leaves anything in
+    them.
+    """
 
     def size(sizes: Any) -> tuple[int, ...]:
         return shape(sizes)
 
-    records = {(f"{_MODULE}.metadata", name): type(name, (_Record,), {}) for name in (*_RECORDS, *_STORED)}
+    records = {
+        (f"{_MODULE}.metadata", name): type(name, (_Record,), {}) for name in (*_RECORDS, *_STORED)
+    }
     ignored: dict[tuple[str, str], Callable[..., None]] = {
         name: lambda *_: None
         for name in (
@@ -56,35 +68,51 @@ def _known() -> dict[tuple[str, str], Any]:
             ("pathlib", "PosixPath"),
         )
     }
-    dtypes = {("torch", name): each for name in dir(torch) if isinstance(each := getattr(torch, name), torch.dtype)}
+    dtypes = {
+        ("torch", name): each
+        for name in dir(torch)
+        if isinstance(each := getattr(torch, name), torch.dtype)
+    }
     storage = {(f"{_MODULE}.filesystem", "_StorageInfo"): type("_StorageInfo", (_Record,), {})}
     return {**records, **storage, **ignored, **dtypes, ("torch", "Size"): size}
 
 
 def _loaded(data: bytes) -> Any:
-    """The stand-ins that a pickle describes.  By pickle's Python code: C's trusts the numbers in it with memory."""
+    """The stand-ins that a pickle describes.
+
+    By pickle's Python code: C's trusts the numbers in it with memory.
+    """
     base: Any = vars(pickle)["_Unpickler"]
     known = _known()
 
     class Restricted(base):
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in known:
-                raise RunError(f"names {module}.{name}, which is none of torch's own metadata: it is not read")
+                raise RunError(
+                    f"names {module}.{name}, which is none of torch's own metadata: it is not read"
+                )
             return known[module, name]
 
     return Restricted(io.BytesIO(data)).load()
 
 
 def parsed(data: bytes) -> Metadata:
-    """The metadata that torch's reader needs, of tensors alone.  RunError where it is damaged, or is something else."""
+    """The metadata that torch's reader needs, of tensors alone.
+
+    RunError where it is damaged, or is something else.
+    """
     try:
         read = _of(_loaded(data), "Metadata")
         tensors: Any = {
-            _text(key): found for key, each in read["state_dict_metadata"].items() if (found := _tensor(each))
+            _text(key): found
+            for key, each in read["state_dict_metadata"].items()
+            if (found := _tensor(each))
         }
         storage = dict(_stored(key, each) for key, each in read["storage_data"].items())
     except _FAULTS as error:
-        raise RunError(f"is damaged, or no metadata of torch.distributed.checkpoint ({type(error).__name__})") from None
+        raise RunError(
+            f"is damaged, or no metadata of torch.distributed.checkpoint ({type(error).__name__})"
+        ) from None
     return Metadata(tensors, storage_data=storage, storage_meta=StorageMeta())
 
 
@@ -110,7 +138,10 @@ def _tensor(record: Any) -> TensorStorageMetadata | BytesStorageMetadata | None:
     if dtype not in DTYPES.values():
         return None
     chunks = [_of(each, "ChunkStorageMetadata") for each in read["chunks"]]
-    parts = [ChunkStorageMetadata(Size(shape(each["offsets"])), Size(shape(each["sizes"]))) for each in chunks]
+    parts = [
+        ChunkStorageMetadata(Size(shape(each["offsets"])), Size(shape(each["sizes"])))
+        for each in chunks
+    ]
     return TensorStorageMetadata(TensorProperties(dtype), Size(shape(read["size"])), parts)
 
 

@@ -1,4 +1,5 @@
-"""The address of the machine of rank 0: whether this one can look it up, before torch tries for half an hour.
+"""The address of the machine of rank 0: whether this one can look it up, before torch tries for
+half an hour.
 
 A name may appear late, as that of a pod does, so that a first failure is no error yet.
 """
@@ -19,7 +20,9 @@ LONGEST = 120.0
 _BETWEEN = 1.0  # seconds between two tries
 
 
-def await_address(host: str, says: bool, said_after: float = SAID_AFTER, longest: float = LONGEST) -> None:
+def await_address(
+    host: str, says: bool, said_after: float = SAID_AFTER, longest: float = LONGEST
+) -> None:
     """Returns when the name of a host has an address.  RunError after `longest` seconds.
 
     A rank that `says` so writes a line on standard error after `said_after` seconds.

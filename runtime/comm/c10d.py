@@ -1,10 +1,12 @@
-"""Methods of torch.distributed, and of what records it, that torch's documentation does not promise: called here alone.
+"""Methods of torch.distributed, and of what records it, that torch's documentation does not
+promise: called here alone.
 
-Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one that begins gives the work to wait for.
+Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one that begins gives
+the work to wait for.
 """
 
-# Each is the group's own method: called once a layer and more, torch's functions take about twice the host time.  For
-# the same reason options are made once.
+# Each is the group's own method: called once a layer and more, torch's functions take about twice
+# the host time.  For the same reason options are made once.
 
 import importlib
 import json
@@ -31,7 +33,9 @@ _C10D: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's st
 
 
 def _waited(kind: str, op: Any = None) -> Any:
-    """Options of a collective that is waited for: NCCL does it on the current stream, and gloo does not ask."""
+    """Options of a collective that is waited for: NCCL does it on the current stream, and gloo
+    does not ask.
+    """
     options = getattr(distributed_c10d, f"{kind}Options")()
     options.asyncOp = False
     if op is not None:
@@ -87,9 +91,15 @@ def all_to_all(came: Tensor, sent: Tensor, group: Group) -> None:
 
 
 def begin_all_to_all(
-    came: Tensor, sent: Tensor, group: Group, received: Sequence[int] = (), parts: Sequence[int] = ()
+    came: Tensor,
+    sent: Tensor,
+    group: Group,
+    received: Sequence[int] = (),
+    parts: Sequence[int] = (),
 ) -> Work:
-    """Parts of the first dim, of sizes by the other rank: those that are `received`, and those that are sent."""
+    """Parts of the first dim, of sizes by the other rank: those that are `received`, and those
+    that are sent.
+    """
     return group.alltoall_base(came, sent, [*received], [*parts])
 
 
@@ -120,13 +130,19 @@ def calls_made(group: Group, device: torch.device) -> int:
 
 
 def calls_under_way() -> list[dict[str, Any]]:
-    """Calls in torch's flight record that have begun and are not done; none where torch keeps no record."""
-    entries: list[dict[str, Any]] = json.loads(_dump("trace_json", True, True) or "{}").get("entries", [])
+    """Calls in torch's flight record that have begun and are not done; none where torch keeps
+    no record.
+    """
+    entries: list[dict[str, Any]] = json.loads(_dump("trace_json", True, True) or "{}").get(
+        "entries", []
+    )
     return [each for each in entries if not (each["retired"] or each["state"] == "completed")]
 
 
 def flight_record() -> bytes:
-    """torch's record of this rank's last calls, as `torch.distributed.flight_recorder.fr_trace` reads it."""
+    """torch's record of this rank's last calls, as `torch.distributed.flight_recorder.fr_trace`
+    reads it.
+    """
     return _dump("trace") or b""
 
 
@@ -142,7 +158,9 @@ def set_limit(group: Group, limit: timedelta) -> None:
 
 
 def ranks_of(arguments: Mapping[str, Any]) -> list[int]:
-    """The global ranks of the group that a call of a torch op has among its arguments, in the group's order."""
+    """The global ranks of the group that a call of a torch op has among its arguments, in the
+    group's order.
+    """
     if "process_group" in arguments:
         group = _C10D.ProcessGroup.unbox(arguments["process_group"])
     else:
@@ -151,7 +169,9 @@ def ranks_of(arguments: Mapping[str, Any]) -> list[int]:
 
 
 def unrecorded() -> AbstractContextManager[object]:
-    """Leaves calls out of a recorder's sight, and of any other torch dispatch mode's: they are none of the plan's."""
+    """Leaves calls out of a recorder's sight, and of any other torch dispatch mode's: they are
+    none of the plan's.
+    """
     return cast(Any, _python_dispatch)._disable_current_modes()
 
 
@@ -173,28 +193,44 @@ def default_store() -> Any:
 NEWEST = 2, 14
 """The newest version of torch that was tried."""
 _NEEDED = (
-    *((dist.ProcessGroup, name) for name in ("_allgather_base", "_reduce_scatter_base", "alltoall_base")),
-    *((dist.ProcessGroup, name) for name in ("_start_coalescing", "_end_coalescing", "_get_backend")),
+    *(
+        (dist.ProcessGroup, name)
+        for name in ("_allgather_base", "_reduce_scatter_base", "alltoall_base")
+    ),
+    *(
+        (dist.ProcessGroup, name)
+        for name in ("_start_coalescing", "_end_coalescing", "_get_backend")
+    ),
     (_python_dispatch, "_disable_current_modes"),
-    *((distributed_c10d, name) for name in ("_get_default_store", "_set_pg_timeout", "split_group", "AllToAllOptions")),
+    *(
+        (distributed_c10d, name)
+        for name in ("_get_default_store", "_set_pg_timeout", "split_group", "AllToAllOptions")
+    ),
 )
 
 
 def untried(version: str) -> str:
-    """A line for a version of torch that is newer than those that were tried; "" for others.  RunError if it cannot be.
+    """A line for a version of torch that is newer than those that were tried; "" for others.
+    RunError if it cannot be.
 
     Functions that are called here may change in any.
     """
     if lacking := [name for holder, name in _NEEDED if not hasattr(holder, name)]:
         tried = ".".join(map(str, NEWEST))
-        raise RunError(f"torch {version} has no `{lacking[0]}`, which scalec calls: install torch {tried}")
+        raise RunError(
+            f"torch {version} has no `{lacking[0]}`, which scalec calls: install torch {tried}"
+        )
     if tuple(map(int, version.split(".")[:2])) <= NEWEST:
         return ""
-    return f"note: torch {version} is newer than those that scalec was tried with, up to {NEWEST[0]}.{NEWEST[1]}"
+    return (
+        f"note: torch {version} is newer than those that scalec was tried with, up to"
+        f" {NEWEST[0]}.{NEWEST[1]}"
+    )
 
 
 def join(device: torch.device, limit: timedelta) -> None:
-    """Joins the job's process group: on CUDA of NCCL alone, bound to the device, from which other groups are split.
+    """Joins the job's process group: on CUDA of NCCL alone, bound to the device, from which other
+    groups are split.
 
     `limit` is that of a call, at which torch ends a rank.
     """
@@ -208,32 +244,40 @@ _NAMED = 8  # ranks of a list
 
 
 def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Group:
-    """The group of this rank's row, of rows that have each rank of the job once.  All ranks call it in one order.
+    """The group of this rank's row, of rows that have each rank of the job once.  All ranks call it
+    in one order.
 
-    One split of the job's communicator makes all rows of it, or a few do (`apart`).  A backend that cannot split makes
-    this rank's row alone.  RunError where the group is not that row's, for which one call is made in it.
+    One split of the job's communicator makes all rows of it, or a few do (`apart`).  A backend that
+    cannot split makes this rank's row alone.  RunError where the group is not that row's, for which
+    one call is made in it.
     """
     job, torch_dist = cast(Any, dist.group.WORLD), cast(Any, dist)
     own = [*next(row for row in rows if dist.get_rank() in row)]
     if job.bound_device_id is None:
-        group = torch_dist.new_group(own, timeout=limit, use_local_synchronization=True, group_desc=name)
+        group = torch_dist.new_group(
+            own, timeout=limit, use_local_synchronization=True, group_desc=name
+        )
         _check_members(group, own, name, torch.device("cpu"))
         return group
     found: Group = None
     for some in apart(rows):
         made = torch_dist.split_group(job, some, timeout=limit, group_desc=name)
-        _check_members(made, next(row for row in some if dist.get_rank() in row), name, job.bound_device_id)
+        _check_members(
+            made, next(row for row in some if dist.get_rank() in row), name, job.bound_device_id
+        )
         found = made if found is None or own in some else found
     return found
 
 
 def _check_members(group: Group, row: Sequence[int], name: str, device: torch.device) -> None:
-    """RunError unless a new group sums over the ranks of this row alone: one all-reduce of the row's hash.
+    """RunError unless a new group sums over the ranks of this row alone: one all-reduce of the
+    row's hash.
 
-    torch believes that a group has the ranks that it asked for.  Where the backend made one communicator of two rows,
-    each sum would be over the ranks of both, without any error.
+    torch believes that a group has the ranks that it asked for.  Where the backend made one
+    communicator of two rows, each sum would be over the ranks of both, without any error.
     """
-    if "fake" in dist.get_backend(group):  # torch's own, without other ranks, by which a host is timed
+    # torch's own, without other ranks, by which a host is timed
+    if "fake" in dist.get_backend(group):
         return
     mine = _hash_of_row(row)
     total = torch.tensor([mine], dtype=torch.int64, device=device)
@@ -242,8 +286,10 @@ def _check_members(group: Group, row: Sequence[int], name: str, device: torch.de
     if int(total) != mine * len(row):
         ranks = ", ".join(map(str, row[:_NAMED])) + ", …" * (len(row) > _NAMED)
         raise RunError(
-            f"the communicator of {name} for ranks {ranks} has other ranks than these: its sums would be wrong",
-            "report this with the versions of torch and NCCL, and train with another version of torch",
+            f"the communicator of {name} for ranks {ranks} has other ranks than these: its"
+            " sums would be wrong",
+            "report this with the versions of torch and NCCL, and train with another version"
+            " of torch",
         )
 
 
@@ -253,12 +299,16 @@ def _hash_of_row(row: Sequence[int]) -> int:
 
 
 def apart(rows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
-    """The rows of each split, no two of one colour.  Each has all ranks, those without a row to make by themselves.
+    """The rows of each split, no two of one colour.  Each has all ranks, those without a row to
+    make by themselves.
 
-    NCCL makes one communicator of all ranks of a colour (`ncclCommSplit`), which torch makes of a row by a hash of 31
-    bits; on thousands of ranks some rows of two have the same.
+    NCCL makes one communicator of all ranks of a colour (`ncclCommSplit`), which torch makes of a
+    row by a hash of 31 bits; on thousands of ranks some rows of two have the same.
     """
-    ranks, rest = sorted(rank for row in rows for rank in row), [row for row in rows if len(row) > 1]
+    ranks, rest = (
+        sorted(rank for row in rows for rank in row),
+        [row for row in rows if len(row) > 1],
+    )
     while True:
         now: dict[int, Sequence[int]] = {}
         for row in rest:

@@ -1,13 +1,15 @@
 """Coercions between placements: each is a collective (or none) forward and its conjugate backward.
 
-I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b` is `dual(b) → dual(a)`, where
-dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce` are f and g of Megatron-LM,
+I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b` is `dual(b) →
+dual(a)`, where dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce`
+are f and g of Megatron-LM,
 arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
 
-A `zigzag` dim is sharded by an axis of n ranks in 2n pieces, of which rank r holds r and 2n − 1 − r.  A whole dim is in
-the order of its positions all the same.
+A `zigzag` dim is sharded by an axis of n ranks in 2n pieces, of which rank r holds r and 2n − 1 −
+r.  A whole dim is in the order of its positions all the same.
 
-In a sanitized run the axes have a watch, which sees the operand and the result of each coercion (`debug.sanitize`).
+In a sanitized run the axes have a watch, which sees the operand and the result of each coercion
+(`debug.sanitize`).
 """
 
 from collections.abc import Callable, Generator
@@ -89,7 +91,9 @@ def _scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     return out
 
 
-def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool) -> Tensor:
+def _exchange(
+    x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool
+) -> Tensor:
     x = _reordered(x, dim_to, to_ranks(axis.size)) if zigzag_to else x
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
     if is_compiling():
@@ -101,7 +105,9 @@ def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bo
     return _reordered(out, dim_from, from_ranks(axis.size)) if zigzag_from else out
 
 
-def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool) -> Tensor:
+def _exchange_back(
+    x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool
+) -> Tensor:
     return _exchange(x, axis, dim_to, dim_from, zigzag_to, zigzag_from)
 
 
@@ -112,7 +118,9 @@ def _runs(size: int, axis: Axis) -> tuple[tuple[int, int], ...]:
 
 def _slice(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     if zigzag:
-        return torch.cat([x.narrow(dim, *run) for run in _runs(x.shape[dim], axis)], dim).contiguous()
+        return torch.cat(
+            [x.narrow(dim, *run) for run in _runs(x.shape[dim], axis)], dim
+        ).contiguous()
     size = x.shape[dim] // axis.size
     # A copy: a view that autograd saves would keep the whole of x alive.
     return x.narrow(dim, axis.rank * size, size).clone(memory_format=torch.contiguous_format)
@@ -138,9 +146,16 @@ def _first(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _watched(
-    convert: Callable[..., Tensor], *ends: tuple[str, End], x: Tensor, axis: Axis, dims: tuple[int, ...], line: Any
+    convert: Callable[..., Tensor],
+    *ends: tuple[str, End],
+    x: Tensor,
+    axis: Axis,
+    dims: tuple[int, ...],
+    line: Any,
 ) -> Tensor:
-    """`convert` between two `ends` and their placements; the axis' watch sees what should be the same on all ranks."""
+    """`convert` between two `ends` and their placements; the axis' watch sees what should be
+    the same on all ranks.
+    """
     (source, before), (target, after) = ends
     if source in _SAME:
         axis.watched(x, before, line)
@@ -153,13 +168,16 @@ def _watched(
 def _conjugate(
     name: str, ends: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """A coercion between two placements that runs `forward` on a value and `backward` on its gradient.
+    """A coercion between two placements that runs `forward` on a value and `backward` on its
+    gradient.
 
     `name` shows in profiles.
     """
     source, target = ends
     ahead = partial(_watched, forward, (source, "operand"), (target, "result"))
-    back = partial(_watched, backward, (_DUAL[target], "result gradient"), (_DUAL[source], "operand gradient"))
+    back = partial(
+        _watched, backward, (_DUAL[target], "result gradient"), (_DUAL[source], "operand gradient")
+    )
 
     def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
         ctx.axis, ctx.dims = axis, dims
@@ -175,12 +193,16 @@ def _conjugate(
         found = back(x=gradient, axis=axis, dims=dims, line=ctx.line)
         return (found, None, *_NO_GRADIENTS[: len(dims)])
 
-    function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
-    # Past `Function.apply`, a wrapper in Python that serves functorch transforms alone: a microsecond and more a call.
+    function: Any = type(
+        name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)}
+    )
+    # Past `Function.apply`, a wrapper in Python that serves functorch transforms alone: a
+    # microsecond and more a call.
     parent: Any = super(Function, function)
 
     def coerced(*operands: Any) -> Tensor:
-        return (function if is_compiling() else parent).apply(*operands)  # torch 2.11 does not trace the parent's
+        # torch 2.11 does not trace the parent's
+        return (function if is_compiling() else parent).apply(*operands)
 
     return coerced
 
@@ -205,7 +227,9 @@ def replicate(x: Tensor, axis: Axis) -> Tensor:
 
 
 def all_reduce(x: Tensor, axis: Axis, op: Literal["sum", "max"] = "sum") -> Tensor:
-    """P → I: all-reduce forward, nothing backward; with `max`, max-partial → I, which has no gradient."""
+    """P → I: all-reduce forward, nothing backward; with `max`, max-partial → I, which has no
+    gradient.
+    """
     if op == "sum":
         return x if axis.size == 1 else _all_reduce_sum(x, axis)
     x = x.detach()
@@ -243,7 +267,12 @@ def pad_shard(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
 
 
 def all_to_all(
-    x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool = False, zigzag_to: bool = False
+    x: Tensor,
+    axis: Axis,
+    dim_from: int,
+    dim_to: int,
+    zigzag_from: bool = False,
+    zigzag_to: bool = False,
 ) -> Tensor:
     """S(dim_from) → S(dim_to): all-to-all, and the reverse backward."""
     return x if axis.size == 1 else _swap_shards(x, axis, dim_from, dim_to, zigzag_from, zigzag_to)
@@ -265,10 +294,11 @@ def once_replicated(x: Tensor, axis: Axis) -> Tensor:
 
 
 def rotate(x: Tensor, to: Tensor, axis: Axis, by: int) -> Any:
-    """Begins to send x to the rank `by` further along the axis, and to receive as much into `to`; both are flat.
+    """Begins to send x to the rank `by` further along the axis, and to receive as much into `to`;
+    both are flat.
 
-    The result has `wait`, until which both tensors must live.  It is an all-to-all of which one part is not empty:
-    messages would need a group of their own.
+    The result has `wait`, until which both tensors must live.  It is an all-to-all of which one
+    part is not empty: messages would need a group of their own.
     """
 
     def only(rank: int) -> list[int]:
@@ -315,8 +345,8 @@ def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tens
 def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over the axis; each rank keeps its part, in place and outside autograd: flat gradients.
 
-    Returns this rank's part, a view of x; the rest of x is then worthless.  With `dtype`, what is sent and summed is x
-    as that.
+    Returns this rank's part, a view of x; the rest of x is then worthless.  With `dtype`, what is
+    sent and summed is x as that.
     """
     if axis.size == 1:
         return x
@@ -327,7 +357,10 @@ def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> 
 
 
 def all_gather_(x: Tensor, axis: Axis) -> Tensor:
-    """Every rank's part of a flat buffer to all ranks of the axis, in place and outside autograd.  Returns x."""
+    """Every rank's part of a flat buffer to all ranks of the axis, in place and outside autograd.
+
+    Returns x.
+    """
     if axis.size > 1:
         c10d.all_gather(x, _own_part(x, axis), axis.group)
         axis.watched(x, "result")

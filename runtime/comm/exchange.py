@@ -1,9 +1,11 @@
-"""The exchange of experts' rows between the ranks of an axis: an all-to-all of unequal parts, forward and backward.
+"""The exchange of experts' rows between the ranks of an axis: an all-to-all of unequal parts,
+forward and backward.
 
-With `async_op` an exchange begins, and `wait` gives the rows that it brings; computation in between runs beside it.
-Backward begins the inverse at the `wait`, and waits for it where forward began: autograd runs its nodes in descending
-order of creation, so the gradients of that computation run beside it.  Gradients of experts' weights do, too: backward
-leaves them (`Groups.left`) for the exchange that brings gradients of rows back to their tokens.
+With `async_op` an exchange begins, and `wait` gives the rows that it brings; computation in between
+runs beside it.  Backward begins the inverse at the `wait`, and waits for it where forward began:
+autograd runs its nodes in descending order of creation, so the gradients of that computation run
+beside it.  Gradients of experts' weights do, too: backward leaves them (`Groups.left`) for the
+exchange that brings gradients of rows back to their tokens.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,9 @@ def regrouped(rows: Tensor, places: Tensor) -> Tensor:
 
 
 class Arriving(NamedTuple):
-    """Rows that are under way, for `wait`.  token: [], what autograd has in the place of rows that have not come."""
+    """Rows that are under way, for `wait`.  token: [], what autograd has in the place of rows
+    that have not come.
+    """
 
     token: Tensor
     way: "_Way | None"
@@ -59,18 +63,25 @@ def exchanged(rows: Tensor, held: Held, back: bool, async_op: bool, regroup: Reg
     if held.axis.size == 1:
         return Arriving(rows, None) if async_op else rows
     way = _Way(held, back, regroup)
-    return Arriving(cast(Any, _Begin).apply(rows, way), way) if async_op else cast(Any, _Exchange).apply(rows, way)
+    return (
+        Arriving(cast(Any, _Begin).apply(rows, way), way)
+        if async_op
+        else cast(Any, _Exchange).apply(rows, way)
+    )
 
 
 class _Way:
-    """An exchange, `back` to the ranks of the tokens or there, and its inverse: one at a time is under way."""
+    """An exchange, `back` to the ranks of the tokens or there, and its inverse: one at a time
+    is under way.
+    """
 
     __slots__ = ("_line", "_regroup", "_under_way", "back", "held")
 
     def __init__(self, held: Held, back: bool, regroup: Regroup) -> None:
         self.held, self.back = held, back
         self._regroup, self._line = regroup, held.axis.line()
-        self._under_way: tuple[Any, Tensor, Tensor] | None = None  # the work and its buffers, which it needs till then
+        # the work and its buffers, which it needs till then
+        self._under_way: tuple[Any, Tensor, Tensor] | None = None
 
     def begin(self, rows: Tensor, back: bool) -> None:
         """Begins to send rows, and to receive."""
@@ -88,7 +99,9 @@ class _Way:
         assert self._under_way is not None, "exchange: rows are awaited that are not under way"
         (work, came, _), self._under_way = self._under_way, None
         work.wait()
-        return came if back or self.held.arranged is None else self._regroup(came, self.held.arranged)
+        return (
+            came if back or self.held.arranged is None else self._regroup(came, self.held.arranged)
+        )
 
 
 class _Exchange(Function):

@@ -1,11 +1,14 @@
-"""Where the experts of a mixture lie, and the rows that their tokens make: which, in which order, to which rank.
+"""Where the experts of a mixture lie, and the rows that their tokens make: which, in which order,
+to which rank.
 
-A row is a token with one of the experts that it chose.  A rank orders its rows by the peer that holds their expert,
-then by expert, then by token; an exchange takes them to their peers, where they lie by expert, source rank and token.
-Padded rows are [experts, rows, …], as many of each and zero past those that tokens make.  They are exchanged as any
-tensor: the host need not know how many tokens made.
+A row is a token with one of the experts that it chose.  A rank orders its rows by the peer that
+holds their expert, then by expert, then by token; an exchange takes them to their peers, where they
+lie by expert, source rank and token.  Padded rows are [experts, rows, …], as many of each and zero
+past those that tokens make.  They are exchanged as any tensor: the host need not know how many
+tokens made.
 
-Order and counts are decisions: a call that backward does again gets those of its first run (`decided`).
+Order and counts are decisions: a call that backward does again gets those of its first run
+(`decided`).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,32 +27,45 @@ from .mesh import Axis, Mesh
 
 
 class Experts:
-    """`count` experts in equal contiguous blocks over the named mesh axes, the first outermost; without axes all here.
+    """`count` experts in equal contiguous blocks over the named mesh axes, the first outermost;
+    without axes all here.
 
-    Over those axes that are in `tokens` tokens are sharded too: their ranks, as one `axis`, exchange rows.  Over the
-    others all ranks have the same tokens, and each makes the rows of its own experts alone.
+    Over those axes that are in `tokens` tokens are sharded too: their ranks, as one `axis`,
+    exchange rows.  Over the others all ranks have the same tokens, and each makes the rows of its
+    own experts alone.
 
-    held: how many experts a rank has.  groups: how many experts this rank makes rows of, `held` for each peer.
-    slots: [count + 1], the number of each expert's group, by peer and then by expert; `groups` for an expert that this
-    rank makes no rows of and, at the end, for id −1.  copies: in a sanitized run the ranks with the same tokens.
+    held: how many experts a rank has.  groups: how many experts this rank makes rows of, `held` for
+    each peer.  slots: [count + 1], the number of each expert's group, by peer and then by expert;
+    `groups` for an expert that this rank makes no rows of and, at the end, for id −1.  copies: in a
+    sanitized run the ranks with the same tokens.
     """
 
     __slots__ = ("axis", "copies", "count", "groups", "held", "slots")
 
     def __init__(self, mesh: Mesh, count: int, *axes: str, tokens: Collection[str] = ()) -> None:
-        assert set(tokens) <= set(axes), f"experts: tokens over {tokens} are not exchanged over {axes}"
+        assert set(tokens) <= set(axes), (
+            f"experts: tokens over {tokens} are not exchanged over {axes}"
+        )
         assert not count % mesh.size(*axes), f"experts: {count} cannot be split over {axes}"
         self.count, self.held = count, count // mesh.size(*axes)
         self.axis = mesh.axis(*tokens)
-        self.copies = mesh.axis(*(name for name in axes if name not in tokens)) if mesh.watch is not None else None
+        self.copies = (
+            mesh.axis(*(name for name in axes if name not in tokens))
+            if mesh.watch is not None
+            else None
+        )
         self.groups = self.axis.size * self.held
         slots = torch.full((count + 1,), self.groups)
         for peer, first in enumerate(_first_of_peers(mesh, self.held, axes, tokens)):
-            slots[first : first + self.held] = torch.arange(peer * self.held, (peer + 1) * self.held)
+            slots[first : first + self.held] = torch.arange(
+                peer * self.held, (peer + 1) * self.held
+            )
         self.slots = slots.to(mesh.device)
 
 
-def _first_of_peers(mesh: Mesh, held: int, axes: Sequence[str], tokens: Collection[str]) -> list[int]:
+def _first_of_peers(
+    mesh: Mesh, held: int, axes: Sequence[str], tokens: Collection[str]
+) -> list[int]:
     """The first expert of each rank of the axis of `tokens`, in its order."""
     along = [name for name in mesh.axes if name in tokens]
     first: list[int] = []
@@ -64,9 +80,9 @@ def _first_of_peers(mesh: Mesh, held: int, axes: Sequence[str], tokens: Collecti
 class Groups:
     """Rows of a matrix in groups, one after another.
 
-    counts: int64 [groups], how many rows each has.  sizes: the same on the host, which waits for them once.
-    left: in backward, calls that make gradients of weights, for the exchange that begins next; None where they are
-    made at once.
+    counts: int64 [groups], how many rows each has.  sizes: the same on the host, which waits for
+    them once.  left: in backward, calls that make gradients of weights, for the exchange that
+    begins next; None where they are made at once.
     """
 
     counts: Tensor
@@ -91,9 +107,10 @@ class Groups:
 class Order(Groups):
     """The rows of this rank's tokens, by group of `experts`, or `padded` ones of each group.
 
-    choices: int64 [tokens · k], of each row the choice that made it, numbered token · k + which; past `total` are
-    choices that make no row.  rows: int64 [tokens, k], of each choice its row, −1 where it makes none.  Where rows are
-    padded, choices are [groups · padded], −1 for rows that no choice makes.
+    choices: int64 [tokens · k], of each row the choice that made it, numbered token · k + which;
+    past `total` are choices that make no row.  rows: int64 [tokens, k], of each choice its row, −1
+    where it makes none.  Where rows are padded, choices are [groups · padded], −1 for rows that no
+    choice makes.
     """
 
     experts: Experts
@@ -112,8 +129,9 @@ class Order(Groups):
 class Held(Groups):
     """The rows of this rank's experts, by expert, then source rank, then token.
 
-    sent, received: how many rows go to each peer, and come from each.  arranged: int64 [total], of each row its place
-    among those that came, which lie by source rank first; returned: the inverse.  Both None where that is one order.
+    sent, received: how many rows go to each peer, and come from each.  arranged: int64 [total], of
+    each row its place among those that came, which lie by source rank first; returned: the
+    inverse.  Both None where that is one order.
     """
 
     axis: Axis
@@ -129,7 +147,9 @@ Sorted = tuple[Tensor, Tensor, Tensor]
 
 
 def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
-    """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group stay in theirs."""
+    """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group
+    stay in theirs.
+    """
     own = slots[ids]
     ordered, choices = own.sort(stable=True)
     numbers = torch.arange(max(len(ids), groups), device=ids.device)
@@ -139,29 +159,42 @@ def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
 
 
 def sort_by_expert(
-    ids: Tensor, experts: Experts, padded: int = 0, backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices
+    ids: Tensor,
+    experts: Experts,
+    padded: int = 0,
+    backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices,
 ) -> Order:
-    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.  Not for graphs.
+    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.
+    Not for graphs.
 
     With `padded` there are as many rows of each expert; no more tokens may have chosen it.
     """
-    assert not is_compiling(), "sort_by_expert: how many rows an expert gets is not known to a graph"
+    assert not is_compiling(), (
+        "sort_by_expert: how many rows an expert gets is not known to a graph"
+    )
     return decided(lambda: _order(ids.detach(), experts, padded, backend))
 
 
-def _order(ids: Tensor, experts: Experts, padded: int, backend: Callable[[Tensor, Tensor, int], Sorted]) -> Order:
+def _order(
+    ids: Tensor, experts: Experts, padded: int, backend: Callable[[Tensor, Tensor, int], Sorted]
+) -> Order:
     if experts.copies is not None:
         experts.copies.watched(ids, "operand")
     counts, choices, rows = backend(ids.flatten(), experts.slots, experts.groups)
     if padded:
-        fits = experts.copies is None or int(counts.max()) <= padded  # seen in a sanitized run, where the host may wait
+        # seen in a sanitized run, where the host may wait
+        fits = experts.copies is None or int(counts.max()) <= padded
         assert fits, f"sort_by_expert: more than {padded} rows of an expert"
         choices, rows = _padded(counts, choices, rows, experts.slots[ids.flatten()], padded)
     return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]), padded)
 
 
-def _padded(counts: Tensor, choices: Tensor, rows: Tensor, groups: Tensor, padded: int) -> tuple[Tensor, Tensor]:
-    """Choices and rows, flat, where each group begins at a multiple of `padded`; `groups` are those of choices."""
+def _padded(
+    counts: Tensor, choices: Tensor, rows: Tensor, groups: Tensor, padded: int
+) -> tuple[Tensor, Tensor]:
+    """Choices and rows, flat, where each group begins at a multiple of `padded`; `groups` are
+    those of choices.
+    """
     starts, places = counts.cumsum(0) - counts, torch.arange(padded, device=counts.device)
     moved = torch.arange(len(counts), device=counts.device) * padded - starts
     at = (starts.unsqueeze(1) + places).clamp(max=len(choices) - 1)
@@ -187,7 +220,9 @@ def places(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
 
 
 def exchange_counts(order: Order, backend: Places = places) -> Held:
-    """How many rows come from each rank for each expert: an all-to-all of counts, for which the host waits."""
+    """How many rows come from each rank for each expert: an all-to-all of counts, for which the
+    host waits.
+    """
     return decided(lambda: _counted(order, backend))
 
 

@@ -1,7 +1,8 @@
 """Collectives as torch.compile sees them: ops of its graph instead of calls of a process group.
 
-In a graph they keep the program's order, no op is done twice, and inductor may run other ops while they are in
-flight.  Called only while a module is traced; elsewhere `collectives` calls the groups, at half the host time.
+In a graph they keep the program's order, no op is done twice, and inductor may run other ops while
+they are in flight.  Called only while a module is traced; elsewhere `collectives` calls the groups,
+at half the host time.
 """
 
 from typing import Any, cast
@@ -22,12 +23,16 @@ def all_reduced(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
 
 def gathered(x: Tensor, axis: Axis) -> Tensor:
     """All ranks' x, concatenated along dim 0."""
-    return _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group.group_name))
+    return _ops.wait_tensor(
+        _ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group.group_name)
+    )
 
 
 def scattered(x: Tensor, axis: Axis) -> Tensor:
     """This rank's part of the sum, by dim 0."""
-    return _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group.group_name))
+    return _ops.wait_tensor(
+        _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group.group_name)
+    )
 
 
 def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
@@ -37,9 +42,11 @@ def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
 
 
 def distinct(x: Tensor) -> Tensor:
-    """x as the forward of a `Function` may return it: while traced, a view that is no other value of that forward.
+    """x as the forward of a `Function` may return it: while traced, a view that is no other value
+    of that forward.
 
-    Where a value is one tensor under two names, as behind a `to` or `contiguous` that has nothing to do, or behind an
-    op in place, torch 2.11 gives the result's gradient to the other name, where it is lost.
+    Where a value is one tensor under two names, as behind a `to` or `contiguous` that has nothing
+    to do, or behind an op in place, torch 2.11 gives the result's gradient to the other name, where
+    it is lost.
     """
     return x.view_as(x) if is_compiling() else x

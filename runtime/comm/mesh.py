@@ -22,15 +22,18 @@ End = Literal["operand", "result", "operand gradient", "result gradient", "resul
 LIMIT = timedelta(minutes=30)
 """The limit of a call, after which torch ends a rank, where a run does not say."""
 _Key = tuple[str, ...]
-Role = Literal["state", "working", "gradient"]  # of memory: masters and slots, the weights a model computes with, sums
+# of memory: masters and slots, the weights a model computes with, sums
+Role = Literal["state", "working", "gradient"]
 
 
 @dataclass(eq=False, slots=True)
 class Axis:
-    """One mesh axis, or several as one, as this rank sees it; it does not change, but for the count `asides`.
+    """One mesh axis, or several as one, as this rank sees it; it does not change, but for the count
+    `asides`.
 
-    `group` is a ProcessGroup, None where `size` is 1, or as long as groups are only asked for (`Mesh.asking`);
-    `asides` are the calls that were made in it beside the plan's, to compare copies.
+    `group` is a ProcessGroup, None where `size` is 1, or as long as groups are only asked for
+    (`Mesh.asking`); `asides` are the calls that were made in it beside the plan's, to compare
+    copies.
     """
 
     name: str
@@ -49,7 +52,9 @@ class Axis:
         return self.watch and self.watch.here()
 
     def watched(self, x: Tensor, end: "End", line: Any = None) -> None:
-        """Has a sanitized run look at the `end` of a coercion, by default at the line of the program."""
+        """Has a sanitized run look at the `end` of a coercion, by default at the line of the
+        program.
+        """
         if self.watch is not None:
             self.watch.coerced(x, self, line or self.watch.here(), end)
 
@@ -58,7 +63,8 @@ class Axis:
 class Copies:
     """A flat tensor of the state that all ranks of `axis` hold alike.
 
-    `what` says what it is of each parameter, for instance `exp_avg of `; `element` names one: parameter, global index.
+    `what` says what it is of each parameter, for instance `exp_avg of `; `element` names one:
+    parameter, global index.
     """
 
     tensor: Tensor
@@ -70,7 +76,9 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A message's content: the values' names, or their gradients, for a stage and microbatch, from rank to rank."""
+    """A message's content: the values' names, or their gradients, for a stage and microbatch,
+    from rank to rank.
+    """
 
     names: tuple[str, ...]
     is_gradient: bool
@@ -82,7 +90,9 @@ class Crossing:
 
 
 class Watch(Protocol):
-    """Looks at values as a run goes, and raises where one is not what its placement says (`sanitize`)."""
+    """Looks at values as a run goes, and raises where one is not what its placement says
+    (`sanitize`).
+    """
 
     def here(self) -> Any:
         """The line of the program that calls a coercion."""
@@ -91,7 +101,9 @@ class Watch(Protocol):
         """A coercion's `end`, which should be one value on all ranks of the axis."""
 
     def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Any) -> None:
-        """How many rows this rank is about to send to each rank of the axis, and to receive of each."""
+        """How many rows this rank is about to send to each rank of the axis, and to receive of
+        each.
+        """
 
     def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
         """A model, and the memory of its state."""
@@ -157,15 +169,21 @@ class Mesh:
         """Torch's own mesh of the same groups; None for one rank.  Collective on first use."""
         if self.size(*self.axes) == 1:
             return None
-        groups = [self.axis(name).group or self._group(f"{name} alone", [name]) for name in self.axes]
+        groups = [
+            self.axis(name).group or self._group(f"{name} alone", [name]) for name in self.axes
+        ]
         ranks = torch.arange(self.size(*self.axes), device="cpu").view(*self.axes.values())
-        return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(self.axes))
+        return DeviceMesh.from_group(
+            groups, self.device.type, ranks, mesh_dim_names=tuple(self.axes)
+        )
 
     @contextmanager
     def asking(self) -> Generator[None]:
-        """Groups that are asked for inside, of any rank, are made at the end, on all ranks in one order.
+        """Groups that are asked for inside, of any rank, are made at the end, on all ranks in one
+        order.
 
-        Ranks of different stages ask for different ones, and a communicator is split by all ranks or none.
+        Ranks of different stages ask for different ones, and a communicator is split by all ranks
+        or none.
         """
         self._asked = []
         yield
@@ -179,8 +197,8 @@ class Mesh:
     def _make_all(self) -> None:
         """All groups of axes.
 
-        A rank compares its state over axes that follow from what it holds, which differs from stage to stage; but all
-        ranks make groups in one order.
+        A rank compares its state over axes that follow from what it holds, which differs from stage
+        to stage; but all ranks make groups in one order.
         """
         for count in range(1, len(self.axes) + 1):
             for names in combinations(self.axes, count):
@@ -205,19 +223,27 @@ class Mesh:
         return index
 
     def axis(self, *names: str) -> Axis:
-        """The named axes as one, in mesh order.  Collective on first use: all ranks ask in the same order."""
+        """The named axes as one, in mesh order.
+
+        Collective on first use: all ranks ask in the same order.
+        """
         names = tuple(name for name in self.axes if name in names)
         return self._found(("axis", *names))
 
     def messages(self, name: str) -> Axis:
-        """An axis with a group of its own, for what its ranks send to each other.  Collective on first use.
+        """An axis with a group of its own, for what its ranks send to each other.  Collective on
+        first use.
 
-        Ranks send unequally often, by which what counts a group's collectives would take them to be out of step.
+        Ranks send unequally often, by which what counts a group's collectives would take them to be
+        out of step.
         """
         return self._found(("messages", name))
 
     def among(self, name: str, *ranks: int) -> Axis:
-        """Some ranks of an axis as one; to others, an axis of themselves alone.  Collective on first use."""
+        """Some ranks of an axis as one; to others, an axis of themselves alone.
+
+        Collective on first use.
+        """
         return self._found(("among", name, *map(str, ranks)))
 
     def _found(self, key: _Key) -> Axis:
@@ -237,12 +263,20 @@ class Mesh:
             name, *ranks = names
             mine, chosen = self.rank(name), [*map(int, ranks)]
             chosen = chosen if mine in chosen else [mine]
-            return Axis(f"{name}[{', '.join(map(str, chosen))}]", len(chosen), chosen.index(mine), None, self.watch)
+            return Axis(
+                f"{name}[{', '.join(map(str, chosen))}]",
+                len(chosen),
+                chosen.index(mine),
+                None,
+                self.watch,
+            )
         wide = [name for name in names if self.axes[name] > 1]
         return Axis("*".join(wide or names), self.size(*names), self.rank(*names), None, self.watch)
 
     def _made(self, key: _Key) -> None:
-        """Has an axis its group; axes of one rank have none, and those beside others change nothing."""
+        """Has an axis its group; axes of one rank have none, and those beside others change
+        nothing.
+        """
         axis, (kind, *names) = self._cache.setdefault(key, self._described(key)), key
         wide = [name for name in names if self.axes.get(name, 1) > 1]
         if kind == "among":
@@ -258,26 +292,40 @@ class Mesh:
         else:
             axis.group = self.axis(*wide).group
 
-    def _give_group(self, axis: Axis, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> None:
-        """Makes a group for an axis, in which `c10d.group_of` makes a call that is none of the plan's."""
+    def _give_group(
+        self, axis: Axis, said: str, names: Sequence[str], chosen: Sequence[int] | None = None
+    ) -> None:
+        """Makes a group for an axis, in which `c10d.group_of` makes a call that is none of the
+        plan's.
+        """
         axis.group = self._group(said, names, chosen)
         axis.asides += 1
 
     def _group(self, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> Any:
-        """The group of this rank along some axes; of one, the `chosen` of its ranks, and each other rank by itself."""
+        """The group of this rank along some axes; of one, the `chosen` of its ranks, and each
+        other rank by itself.
+        """
         rows = self._rows(names)
         if chosen is not None:
             rows = [part for row in rows for part in _parts(row, chosen)]
         return c10d.group_of(rows, said, self._limit)
 
     def _rows(self, names: Collection[str]) -> list[list[int]]:
-        """The global ranks that differ on the named axes only, row-major, for all places on the others."""
+        """The global ranks that differ on the named axes only, row-major, for all places on the
+        others.
+        """
         others_first = sorted(range(len(self.axes)), key=lambda dim: [*self.axes][dim] in names)
-        ranks = torch.arange(self.size(*self.axes), device="cpu").view(*self.axes.values()).permute(others_first)
+        ranks = (
+            torch.arange(self.size(*self.axes), device="cpu")
+            .view(*self.axes.values())
+            .permute(others_first)
+        )
         return cast(Any, ranks.reshape(-1, self.size(*names))).tolist()
 
     def groups(self) -> dict[str, Any]:
-        """The process groups of this rank so far, by name: `dp`, `dp*tp`, `pp messages`, `pp[0, 3]`."""
+        """The process groups of this rank so far, by name: `dp`, `dp*tp`, `pp messages`, `pp[0,
+        3]`.
+        """
         made = [*self._cache.items()]  # at once: another thread may ask
         return {
             f"{axis.name} messages" if kind == "messages" else axis.name: axis.group
@@ -300,4 +348,7 @@ class Mesh:
 
 def _parts(row: Sequence[int], chosen: Sequence[int]) -> list[list[int]]:
     """The chosen places of a row as one, and the others by themselves."""
-    return [[row[at] for at in chosen], *([rank] for at, rank in enumerate(row) if at not in chosen)]
+    return [
+        [row[at] for at in chosen],
+        *([rank] for at, rank in enumerate(row) if at not in chosen),
+    ]

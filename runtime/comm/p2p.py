@@ -1,8 +1,9 @@
 """Point-to-point messages between stages: started without waiting, awaited where they are used.
 
-A received value is waited for by the action that takes it; a sent one before the next of its kind is sent, and all at
-the end: so of each kind one is in memory at most.  On CUDA the current stream does the waiting, on which values are
-made and used, and their memory is released after it: `record_stream` is not needed.
+A received value is waited for by the action that takes it; a sent one before the next of its kind
+is sent, and all at the end: so of each kind one is in memory at most.  On CUDA the current stream
+does the waiting, on which values are made and used, and their memory is released after it:
+`record_stream` is not needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +40,9 @@ class StageInput:
 
 
 class Slot:
-    """Where values are put by one action and taken by another; nothing else holds them meanwhile."""
+    """Where values are put by one action and taken by another; nothing else holds them
+    meanwhile.
+    """
 
     __slots__ = ("_values", "_works")
 
@@ -82,8 +85,8 @@ class Message:
 def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
     """Sends what is in the slot.  `under_way` is that of all messages of its kind.
 
-    A value that a stage makes as a view that is not contiguous is copied here.  Gradients never are: autograd lays out
-    a leaf's as the leaf, which was received.
+    A value that a stage makes as a view that is not contiguous is copied here.  Gradients never
+    are: autograd lays out a leaf's as the leaf, which was received.
     """
 
     def ready() -> Values:
@@ -93,7 +96,9 @@ def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
     return Message(ready, c10d.begin_send, axis, peer, under_way)
 
 
-def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], device: torch.device) -> Message:
+def received(
+    slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], device: torch.device
+) -> Message:
     """Receives into the slot."""
 
     def ready() -> Values:
@@ -103,10 +108,11 @@ def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], d
 
 
 class Exchange:
-    """Messages that begin as one, on both their ranks, so that those of two directions do not wait in line.
+    """Messages that begin as one, on both their ranks, so that those of two directions do not wait
+    in line.
 
-    Where the backend can, even a single one is: NCCL has another communicator for messages that are not, and in that
-    the other end would wait in vain.
+    Where the backend can, even a single one is: NCCL has another communicator for messages that are
+    not, and in that the other end would wait in vain.
     """
 
     def __init__(self, axis: Axis, messages: Sequence[Message], device: torch.device) -> None:
@@ -118,9 +124,16 @@ class Exchange:
         values = [message.ready() for message in self._messages]
 
         def begin() -> list[tuple[Any, ...]]:
-            return [message.begin(memory) for message, memory in zip(self._messages, values, strict=True)]
+            return [
+                message.begin(memory)
+                for message, memory in zip(self._messages, values, strict=True)
+            ]
 
-        works = [(c10d.as_one(begin, self._group, self._device),)] * len(values) if self._as_one else begin()
+        works = (
+            [(c10d.as_one(begin, self._group, self._device),)] * len(values)
+            if self._as_one
+            else begin()
+        )
         for message, memory, begun in zip(self._messages, values, works, strict=True):
             message.under_way.put(memory, begun)
 
@@ -136,7 +149,9 @@ def watched_send(message: Message, watch: Watch) -> Message:
 
 
 def watched_receive(message: Message, watch: Watch, of: Crossing, device: torch.device) -> Message:
-    """Receives the hashes too; who takes the values finds out whether they are those that were sent."""
+    """Receives the hashes too; who takes the values finds out whether they are those that were
+    sent.
+    """
 
     def ready() -> Values:
         return (*message.ready(), torch.empty(len(of.names), 3, dtype=torch.int64, device=device))

@@ -15,10 +15,11 @@ Cut = tuple[int, int, bool]
 
 @cache
 def chunks(size: int, cuts: tuple[Cut, ...]) -> tuple[tuple[int, int], ...]:
-    """(start, length) of the runs of consecutive positions that a rank holds of `size`, in its order.
+    """(start, length) of the runs of consecutive positions that a rank holds of `size`, in its
+    order.
 
-    The first cut is the outermost; each cuts what the one before leaves, in the order in which that leaves it.  A
-    zigzag cuts for n ranks 2n pieces, of which rank r holds r and 2n − 1 − r.
+    The first cut is the outermost; each cuts what the one before leaves, in the order in which that
+    leaves it.  A zigzag cuts for n ranks 2n pieces, of which rank r holds r and 2n − 1 − r.
     """
     runs = [(0, size)]
     for ranks, rank, zigzag in cuts:
@@ -59,10 +60,12 @@ def from_ranks(ranks: int) -> tuple[int, ...]:
 
 
 class Positions:
-    """The positions, of a dim of `size`, that this rank holds where the named mesh axes shard it, outermost first.
+    """The positions, of a dim of `size`, that this rank holds where the named mesh axes shard it,
+    outermost first.
 
-    `chunks` has (start, length) of each run of them, in this rank's order; `local` is how many there are.  Axes named
-    in `zigzag` cut 2n pieces for n ranks, of which rank r holds r and 2n − 1 − r; other axes cut n.
+    `chunks` has (start, length) of each run of them, in this rank's order; `local` is how many
+    there are.  Axes named in `zigzag` cut 2n pieces for n ranks, of which rank r holds r and 2n − 1
+    − r; other axes cut n.
     """
 
     __slots__ = ("_axes", "_mesh", "chunks", "local", "size")
@@ -85,9 +88,13 @@ class Positions:
 
     def indices(self, device: torch.device) -> Tensor:
         """The positions, int64 [local]."""
-        return torch.cat([torch.arange(start, start + length, device=device) for start, length in self.chunks])
+        return torch.cat(
+            [torch.arange(start, start + length, device=device) for start, length in self.chunks]
+        )
 
 
 def position_ids(mesh: Mesh, size: int, *axes: str, zigzag: Collection[str] = ()) -> Tensor:
-    """The positions of a dim of `size` that this rank holds, as `Positions` has them: int64, in this rank's order."""
+    """The positions of a dim of `size` that this rank holds, as `Positions` has them: int64, in
+    this rank's order.
+    """
     return Positions(mesh, size, *axes, zigzag=zigzag).indices(mesh.device)

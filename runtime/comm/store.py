@@ -1,7 +1,8 @@
-"""The job's store: words between ranks, beside the plan's collectives, in which no GPU and no group takes part.
+"""The job's store: words between ranks, beside the plan's collectives, in which no GPU and no group
+takes part.
 
-A rank asks as much of it whatever the number of ranks: a meeting takes six requests.  The keys of a meeting are gone
-when the next one is over, so that the store is as small after a million of them.
+A rank asks as much of it whatever the number of ranks: a meeting takes six requests.  The keys of a
+meeting are gone when the next one is over, so that the store is as small after a million of them.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from . import c10d
 FAILED = "failed"
 """The key of the first cause for which the job ends, as the watchdog has it."""
 READS = 4000
-"""Reads of the store in a second, of all ranks that look at it as a run goes; each takes it some 10 µs."""
+"""Reads of the store in a second, of all ranks that look at it as a run goes; each takes it
+some 10 µs.
+"""
 LONGEST = 1800.0
 """Seconds that a rank waits for the others at a meeting."""
 
@@ -27,7 +30,8 @@ _Store = Any  # the stubs of torch's stores are partial
 
 
 def job_store() -> _Store:
-    """The job's own part of the store by which its ranks have found each other; None for a process alone.
+    """The job's own part of the store by which its ranks have found each other; None for a process
+    alone.
 
     A client that waits holds up all requests of other threads: each has its own, by `clone()`.
     """
@@ -37,11 +41,12 @@ def job_store() -> _Store:
 
 
 def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:
-    """The ranks that brought each word to a meeting of all ranks, which come to those of a name in one order.
+    """The ranks that brought each word to a meeting of all ranks, which come to those of a name in
+    one order.
 
-    Words are in the order of their first ranks.  Where all bring the same, the list of ranks is not asked for: it is
-    empty.  `store` is that of a thread, or else `job_store()`.  RunError where another rank has failed or is missing
-    after LONGEST seconds.
+    Words are in the order of their first ranks.  Where all bring the same, the list of ranks is not
+    asked for: it is empty.  `store` is that of a thread, or else `job_store()`.  RunError where
+    another rank has failed or is missing after LONGEST seconds.
     """
     store = store or job_store()
     if store is None:
@@ -49,7 +54,9 @@ def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:
     try:
         return _met(store, name, word)
     except dist.DistNetworkError:
-        raise RunError("the job's store is gone, with rank 0 or the launcher that kept it") from None
+        raise RunError(
+            "the job's store is gone, with rank 0 or the launcher that kept it"
+        ) from None
 
 
 def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
@@ -67,12 +74,16 @@ def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
     kinds = _text(store, f"{at}/all").split()
     if len(kinds) == 1:
         return {word: []}
-    found = {_text(store, f"{at}/word/{kind}"): _ranks(store, f"{at}/ranks/{kind}") for kind in kinds}
+    found = {
+        _text(store, f"{at}/word/{kind}"): _ranks(store, f"{at}/ranks/{kind}") for kind in kinds
+    }
     return dict(sorted(found.items(), key=lambda each: each[1][0]))
 
 
 def part() -> None:
-    """Ends this rank's use of the store; the rank that may keep it waits for the others, some seconds at most."""
+    """Ends this rank's use of the store; the rank that may keep it waits for the others, some
+    seconds at most.
+    """
     if (store := job_store()) is None:
         return
     left, until = store.add("left", 1), monotonic() + _PARTING
@@ -82,7 +93,8 @@ def part() -> None:
 
 
 def _wait(store: _Store, key: str) -> None:
-    """Waits for a key, by looks that become fewer: torch tells on the terminal of each wait that ends without.
+    """Waits for a key, by looks that become fewer: torch tells on the terminal of each wait that
+    ends without.
 
     A look sees signals and failed ranks.  RunError.
     """

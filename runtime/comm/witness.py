@@ -1,7 +1,8 @@
-"""Values that several ranks must have alike, compared by their hashes in the job's store; no group takes part.
+"""Values that several ranks must have alike, compared by their hashes in the job's store; no group
+takes part.
 
-The first rank that comes to a key leaves its hashes there.  Each later rank makes one request, and reads these hashes
-only where its own differ.
+The first rank that comes to a key leaves its hashes there.  Each later rank makes one request, and
+reads these hashes only where its own differ.
 """
 
 import json
@@ -36,7 +37,9 @@ class Witness:
         self._first_at = deque[str]()
 
     def difference(self, key: str, values: Mapping[str, str | int]) -> Difference | None:
-        """The first difference from the rank that came first to this key, which has values of the same names."""
+        """The first difference from the rank that came first to this key, which has values of
+        the same names.
+        """
         text = json.dumps(values)
         digest = blake2b(text.encode(), digest_size=16).hexdigest()
         rank, _ = c10d.place()
@@ -71,9 +74,11 @@ class Witness:
 
 
 def rank_of_previous_node() -> int | None:
-    """The rank at this rank's place on the node before, of all nodes in a ring; None where there is one node.
+    """The rank at this rank's place on the node before, of all nodes in a ring; None where there is
+    one node.
 
-    Ranks of one machine read the same files, so that they need not look at what another of them has read.
+    Ranks of one machine read the same files, so that they need not look at what another of them has
+    read.
     """
     rank, world = c10d.place()
     of_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from ..errors import RunError
 
-_RECORD, _SANITIZE, _PROFILE, _STEPS = "SCALEC_RECORD", "SCALEC_SANITIZE", "SCALEC_PROFILE", "SCALEC_PROFILE_STEPS"
+_RECORD, _SANITIZE, _PROFILE, _STEPS = (
+    "SCALEC_RECORD",
+    "SCALEC_SANITIZE",
+    "SCALEC_PROFILE",
+    "SCALEC_PROFILE_STEPS",
+)
 _LOG = "SCALEC_LOG"
 _KNOWN = (_RECORD, _SANITIZE, _PROFILE, _STEPS, _LOG, "SCALEC_DUMP", "SCALEC_NO_CACHE")
 
@@ -32,7 +37,9 @@ def tracing() -> bool:
 
 @dataclass(frozen=True)
 class Profiled:
-    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and where that is written."""
+    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and where that
+    is written.
+    """
 
     folder: Path
     first: int
@@ -43,23 +50,34 @@ def profiling() -> Profiled | None:
     """The request of SCALEC_PROFILE=FOLDER, with SCALEC_PROFILE_STEPS=N-M.  RunError."""
     folder, steps = os.environ.get(_PROFILE), os.environ.get(_STEPS)
     if not folder and steps:
-        raise RunError(f"{_STEPS}={steps} says which steps are profiled: it needs {_PROFILE}=FOLDER")
+        raise RunError(
+            f"{_STEPS}={steps} says which steps are profiled: it needs {_PROFILE}=FOLDER"
+        )
     if not folder:
         return None
     first, _, last = (steps or "3-5").partition("-")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise RunError(f"{_STEPS} is `{steps}`: write the first and the last step of the run, as in 3-5")
+        raise RunError(
+            f"{_STEPS} is `{steps}`: write the first and the last step of the run, as in 3-5"
+        )
     return Profiled(Path(folder), int(first), int(last))
 
 
 def unknown() -> list[str]:
-    """A line for each variable SCALEC_… that asks for nothing.  RunError if one that is known has an unknown value."""
+    """A line for each variable SCALEC_… that asks for nothing.
+
+    RunError if one that is known has an unknown value.
+    """
     for asked in (recording, sanitizing, tracing, profiling):
         asked()
     lines, there_are = list[str](), f"there are {', '.join(_KNOWN)}"
-    for name in sorted(name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN):
+    for name in sorted(
+        name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN
+    ):
         close = get_close_matches(name, _KNOWN, 1, 0.8)
-        lines.append(f"warning: there is no {name}: {f'did you mean {close[0]}?' if close else there_are}")
+        lines.append(
+            f"warning: there is no {name}: {f'did you mean {close[0]}?' if close else there_are}"
+        )
     return lines
 
 

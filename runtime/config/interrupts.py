@@ -1,6 +1,8 @@
-"""Ctrl-C before a run begins: while Python imports torch an interrupt would end each process with a traceback.
+"""Ctrl-C before a run begins: while Python imports torch an interrupt would end each process with a
+traceback.
 
-`scalec run` starts its launcher, and that its ranks, with the signal blocked; each takes it when it has imported all.
+`scalec run` starts its launcher, and that its ranks, with the signal blocked; each takes it when it
+has imported all.
 """
 
 import signal
@@ -10,7 +12,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def blocked() -> Generator[None]:
-    """Processes that this thread starts meanwhile have SIGINT blocked; one that comes meanwhile is taken after."""
+    """Processes that this thread starts meanwhile have SIGINT blocked; one that comes meanwhile
+    is taken after.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -24,7 +28,8 @@ def are_blocked() -> bool:
 
 
 def end_at_once() -> None:
-    """Has SIGINT end this rank at once until its run listens to signals, in calls that wait for other ranks too.
+    """Has SIGINT end this rank at once until its run listens to signals, in calls that wait for
+    other ranks too.
 
     One that was started otherwise is left as it is.
     """

@@ -1,4 +1,6 @@
-"""The settings of a run as a program writes them: its plan, accounts of a step, learning-rate schedules."""
+"""The settings of a run as a program writes them: its plan, accounts of a step, learning-rate
+schedules.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -31,7 +33,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up over `warmup` steps, then half a cosine; the last step's learning rate is `floor`.
+    """Linear warm-up over `warmup` steps, then half a cosine; the last step's learning rate is
+    `floor`.
 
     (arXiv:1608.03983.)
     """
@@ -54,7 +57,8 @@ class Account:
 
     ranks    of each rank along `axis`, that of a pipeline; without one, of all ranks alike
     reserve  what the compiler leaves besides to CUDA and its libraries
-    most     the same where tokens choose as many of a rank's experts as they can; `ranks` is of equal loads then
+    most     the same where tokens choose as many of a rank's experts as they can; `ranks` is of
+             equal loads then
     """
 
     device: str
@@ -75,7 +79,8 @@ class Expected:
     gpu              the GPUs that it is priced for
     seconds          of the step
     error            by which it may differ from that, as a part of it
-    flops_per_token  operations that the model needs: 6 for each parameter but the embedding's, and attention's
+    flops_per_token  operations that the model needs: 6 for each parameter but the embedding's, and
+                     attention's
     peak_flops       operations a second that a GPU is able to do, in the element type of the plan
     """
 
@@ -88,10 +93,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class Watch:
-    """The looks of a run at its values, to find wrong ones; numbers are steps between two looks, None for none.
+    """The looks of a run at its values, to find wrong ones; numbers are steps between two looks,
+    None for none.
 
     finite  whether loss and gradient norm were finite
-    skips   this many steps in a row that were not, or that a rule has skipped, are skipped; one more ends the run
+    skips   this many steps in a row that were not, or that a rule has skipped, are skipped; one
+            more ends the run
     locate  such a step is run once more, to name the first such value
     copies  whether ranks have the same of what they hold alike
     replay  whether a step that is run twice is the same to the last bit
@@ -108,7 +115,9 @@ class Watch:
 
 @dataclass(frozen=True)
 class SmallerMesh:
-    """A mesh with fewer data-parallel ranks, on which the same step has more microbatches; the rest is as in `Plan`."""
+    """A mesh with fewer data-parallel ranks, on which the same step has more microbatches; the
+    rest is as in `Plan`.
+    """
 
     mesh: Mapping[str, int]
     microbatches: int
@@ -124,12 +133,15 @@ class SmallerMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings of a run; options of the command line replace files of data, steps, lr, seed and those of saves."""
+    """The settings of a run; options of the command line replace files of data, steps, lr, seed
+    and those of saves.
+    """
 
     name: str
     mesh: Mapping[str, int]  # outermost first
     data: Corpus
-    inputs: Mapping[str, Input]  # of "tokens", "labels" and, where the model takes them, "documents"
+    # of "tokens", "labels" and, where the model takes them, "documents"
+    inputs: Mapping[str, Input]
     vocab: int
     seq: int  # tokens of a sequence
     global_batch: int  # sequences of a step, over all ranks and microbatches
@@ -153,7 +165,8 @@ class Plan:
     keep: int = 2  # the newest checkpoints, and
     keep_every: int = 0  # those of steps that this divides
     watch: Watch = Watch()
-    choices: tuple[int, ...] = ()  # of each load, how many experts a token chooses, where a capacity may drop some
+    # of each load, how many experts a token chooses, where a capacity may drop some
+    choices: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -161,20 +174,28 @@ class Plan:
         return prod(self.mesh.values())
 
     def on(self, ranks: int) -> "Plan":
-        """The plan on the largest of its meshes that this number of ranks makes; as it is where they make none."""
+        """The plan on the largest of its meshes that this number of ranks makes; as it is where
+        they make none.
+        """
         found = next((it for it in (self, *self.smaller) if it.ranks <= ranks), self)
         if isinstance(found, Plan):
             return self
-        return replace(self, largest=self, **{field.name: getattr(found, field.name) for field in fields(found)})
+        return replace(
+            self,
+            largest=self,
+            **{field.name: getattr(found, field.name) for field in fields(found)},
+        )
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of a step, tensors equal on all ranks: mean loss of a token, number of tokens, gradient norm if any.
+    """Metrics of a step, tensors equal on all ranks: mean loss of a token, number of tokens,
+    gradient norm if any.
 
-    With a loss scale a norm that is not finite is that of a step that was skipped, and so is a loss above `limit`, of
-    which a step without that rule has none.  `router_loss`: what routers add.
-    `loads`: of each route, how many of the step's tokens each expert took in each layer, int64 [layers, experts].
+    With a loss scale a norm that is not finite is that of a step that was skipped, and so is a loss
+    above `limit`, of which a step without that rule has none.  `router_loss`: what routers add.
+    `loads`: of each route, how many of the step's tokens each expert took in each layer, int64
+    [layers, experts].
     """
 
     loss: Tensor

@@ -1,6 +1,7 @@
 """Versions of what a run is made of, and the backends that compute its attention.
 
-The first lines of a run name the libraries that serve it: another cuDNN on the path means another attention.
+The first lines of a run name the libraries that serve it: another cuDNN on the path means another
+attention.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,9 @@ def served(device: torch.device) -> Iterator[str]:
 
 
 def _cudnn() -> str:
-    """The version that is loaded; torch refuses one that is older than the one it was built with."""
+    """The version that is loaded; torch refuses one that is older than the one it was built
+    with.
+    """
     try:
         return str(cast(Any, torch.backends).cudnn.version())
     except RuntimeError as error:

@@ -12,7 +12,9 @@ from .samples import Windows
 
 @dataclass(frozen=True)
 class DataSet:
-    """Files of a mixture: glob patterns, or `python_stdlib`; its weight beside other sets; the share for validation."""
+    """Files of a mixture: glob patterns, or `python_stdlib`; its weight beside other sets; the
+    share for validation.
+    """
 
     name: str
     files: tuple[str, ...]
@@ -22,7 +24,8 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Text(Windows):
-    """Files of text, a token a byte: glob patterns, or `python_stdlib`; a share `holdout` is left for validation.
+    """Files of text, a token a byte: glob patterns, or `python_stdlib`; a share `holdout` is left
+    for validation.
 
     In place of files there may be sets of them.
     """
@@ -50,11 +53,14 @@ class Tokens(Windows):
 Corpus = Text | Tokens
 
 
-def opened(corpus: Corpus, files: tuple[str, ...], seq: int, looks: bool = True) -> tuple[Mixture, Mixture | None]:
-    """The data for training and, if some is held out, for validation; `files`, if any, in place of the corpus' sets.
+def opened(
+    corpus: Corpus, files: tuple[str, ...], seq: int, looks: bool = True
+) -> tuple[Mixture, Mixture | None]:
+    """The data for training and, if some is held out, for validation; `files`, if any, in place of
+    the corpus' sets.
 
-    RunError where there is too little, or where files to validate with are trained on; where this rank `looks`, also
-    where one of them is of another format.
+    RunError where there is too little, or where files to validate with are trained on; where this
+    rank `looks`, also where one of them is of another format.
     """
     sets = corpus.sets
     if files or not sets:
@@ -63,7 +69,9 @@ def opened(corpus: Corpus, files: tuple[str, ...], seq: int, looks: bool = True)
     if looks and not corpus.as_is:
         for paths in found.values():
             require_own_format(paths, corpus.dtype)
-    shares = [_Share.of(each, paths, corpus.dtype, corpus.width(seq)) for each, paths in found.items()]
+    shares = [
+        _Share.of(each, paths, corpus.dtype, corpus.width(seq)) for each, paths in found.items()
+    ]
     _require_apart(shares)
     held = [share.held for share in shares if share.held]
     return Mixture([share.trained for share in shares]), Mixture(held) if held else None
@@ -78,11 +86,17 @@ class _Share:
 
     @classmethod
     def of(cls, each: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
-        """Whole files are held out where there are several; of a single file its last windows.  RunError."""
+        """Whole files are held out where there are several; of a single file its last windows.
+
+        RunError.
+        """
         try:
             if len(paths) > 1 or each.holdout == 0:
                 trained, held = split_files(paths, each.holdout)
-                streams = Stream(trained, dtype, width), Stream(held, dtype, width) if held else None
+                streams = (
+                    Stream(trained, dtype, width),
+                    Stream(held, dtype, width) if held else None,
+                )
             else:
                 streams = Stream(paths, dtype, width).split(each.holdout)
         except RunError as error:
@@ -98,18 +112,25 @@ def _require_apart(shares: list[_Share]) -> None:
     """RunError where a window that one set validates with is one that another trains on."""
     for share in shares:
         for other in shares:
-            if share is not other and share.held and (path := share.held.stream.shared(other.trained.stream)):
+            if (
+                share is not other
+                and share.held
+                and (path := share.held.stream.shared(other.trained.stream))
+            ):
                 raise RunError(
                     f"{path} is held out of the set {share.trained.name} and trained on in"
-                    f" {other.trained.name}: with `holdout = 0` in both, or in patterns that do not overlap, it is not"
+                    f" {other.trained.name}: with `holdout = 0` in both, or in patterns that"
+                    " do not overlap, it is not"
                 )
 
 
 def too_few(mixture: Mixture, global_batch: int) -> str:
     """The problem of sets of which a batch takes more than there is; empty if there are none."""
     return "; ".join(
-        f"{f'{part.name}: ' if part.name else ''}{part.stream.tokens:,} tokens make {part.stream.windows:,}"
-        f" sequences of {part.stream.width:,}, fewer than the {round(share * part.stream.windows):,} of a global batch"
+        f"{f'{part.name}: ' if part.name else ''}{part.stream.tokens:,} tokens make"
+        f" {part.stream.windows:,}"
+        f" sequences of {part.stream.width:,}, fewer than the"
+        f" {round(share * part.stream.windows):,} of a global batch"
         for part, share in zip(mixture.parts, mixture.passes(global_batch), strict=True)
         if share > 1
     )
@@ -120,7 +141,8 @@ def held_out(held: Mixture | None) -> list[str]:
     if held is None:
         return []
     return [
-        f"validation: the last {counted(part.stream.windows, 'sequence')} of {part.stream.files[0]},"
+        f"validation: the last {counted(part.stream.windows, 'sequence')} of"
+        f" {part.stream.files[0]},"
         f" of {part.stream.first + part.stream.windows:,}; training never sees them"
         for part in held.parts
         if part.stream.is_split

@@ -1,6 +1,7 @@
 """Files of a corpus: which they are, which are held out, and their tokens, read piece by piece.
 
-Files are read, not mapped: a mapped file that another program cuts short ends the process by SIGBUS.
+Files are read, not mapped: a mapped file that another program cuts short ends the process by
+SIGBUS.
 """
 
 import hashlib
@@ -22,7 +23,10 @@ MOST_OPEN = 64
 
 
 def find_files(patterns: tuple[str, ...]) -> list[str]:
-    """The files that the patterns match, sorted, without empty ones.  RunError if a pattern matches none."""
+    """The files that the patterns match, sorted, without empty ones.
+
+    RunError if a pattern matches none.
+    """
     found: set[str] = set()
     for pattern in patterns:
         if address(pattern):
@@ -47,7 +51,10 @@ def require_own_format(paths: list[str], dtype: torch.dtype) -> None:
             raise RunError(f"cannot read {path}: {error.strerror}") from None
         if mistake:
             kind = "text" if name == TEXT else "tokens"
-            anyway = f"to read it as it is, write `data {kind} {{ as_is = on }}` in the plan, or --data-as-is"
+            anyway = (
+                f"to read it as it is, write `data {kind} {{ as_is = on }}` in the plan, or"
+                " --data-as-is"
+            )
             raise RunError(str(mistake), *mistake.remedy, anyway)
 
 
@@ -56,20 +63,24 @@ def _standard_library() -> list[str]:
     skip = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
     found: list[str] = []
     for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
-        below[:] = [name for name in below if name not in skip]  # not entered: installed packages can be vast
+        # not entered: installed packages can be vast
+        below[:] = [name for name in below if name not in skip]
         found += [os.path.join(folder, name) for name in files if name.endswith(".py")]
     return found
 
 
 def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]:
-    """(training files, validation files), chosen by a hash of each path below the files' common folder.
+    """(training files, validation files), chosen by a hash of each path below the files' common
+    folder.
 
     At least one file is held out, if there are two and holdout is not 0.
     """
     if len(files) < 2 or holdout == 0:
         return files, []
     root = os.path.commonpath(files)
-    shuffled = sorted(files, key=lambda path: hashlib.sha256(os.path.relpath(path, root).encode()).digest())
+    shuffled = sorted(
+        files, key=lambda path: hashlib.sha256(os.path.relpath(path, root).encode()).digest()
+    )
     held = set(shuffled[: max(1, round(holdout * len(files)))])
     return [path for path in files if path not in held], sorted(held)
 
@@ -87,15 +98,18 @@ class _State:
 
 
 class TokenFiles:
-    """Files of tokens of one integer dtype.  At most `MOST_OPEN` of them are open; one thread reads them.
+    """Files of tokens of one integer dtype.  At most `MOST_OPEN` of them are open; one thread reads
+    them.
 
-    RunError if a file ends within a token, or cannot be read, or is not as it was when this was made.
+    RunError if a file ends within a token, or cannot be read, or is not as it was when this was
+    made.
     """
 
     def __init__(self, paths: list[str], dtype: torch.dtype) -> None:
         self._paths, self.dtype = paths, dtype
         self._states = [_State.of(os.stat(path)) for path in paths]
-        self._open = OrderedDict[int, int]()  # descriptors by the number of a file, the one unused for longest first
+        # descriptors by the number of a file, the one unused for longest first
+        self._open = OrderedDict[int, int]()
         weakref.finalize(self, _close, self._open)
         for path, state in zip(paths, self._states, strict=True):
             _require_whole(path, state.bytes, dtype)
@@ -121,7 +135,9 @@ class TokenFiles:
         return tokens
 
     def _descriptor(self, number: int) -> int:
-        """A file's descriptor; opens it if it is not open, and closes the one unused for longest if too many are."""
+        """A file's descriptor; opens it if it is not open, and closes the one unused for
+        longest if too many are.
+        """
         file = self._open.pop(number, None)
         if file is None:
             file = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
@@ -132,9 +148,14 @@ class TokenFiles:
 
     def _refuse(self, number: int, now: _State) -> NoReturn:
         was = self._states[number].bytes
-        sizes = f"{was:,} bytes then, {now.bytes:,} now" if was != now.bytes else f"{was:,} bytes, written to since"
+        sizes = (
+            f"{was:,} bytes then, {now.bytes:,} now"
+            if was != now.bytes
+            else f"{was:,} bytes, written to since"
+        )
         raise RunError(
-            f"{self._paths[number]} is not as it was when the run began ({sizes}): a run's data must not change;"
+            f"{self._paths[number]} is not as it was when the run began ({sizes}): a run's"
+            " data must not change;"
             " restore the file, then --resume"
         )
 
@@ -149,4 +170,7 @@ def _require_whole(path: str, size: int, dtype: torch.dtype) -> None:
     if size % dtype.itemsize:
         name = str(dtype).removeprefix("torch.")
         width = dtype.itemsize
-        raise RunError(f"{path} has {size:,} bytes, which are no whole number of tokens: one of {name} has {width}")
+        raise RunError(
+            f"{path} has {size:,} bytes, which are no whole number of tokens: one of {name}"
+            f" has {width}"
+        )

@@ -1,4 +1,7 @@
-"""Batches: the samples of each step, and who gets them.  Each rank reads only the rows that are its own."""
+"""Batches: the samples of each step, and who gets them.
+
+Each rank reads only the rows that are its own.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -19,7 +22,8 @@ from .window_check import WindowCheck
 
 @dataclass(frozen=True)
 class Input:
-    """How a rank holds an input of a microbatch: its dims, of `batch` and `seq`, and the axes that split each.
+    """How a rank holds an input of a microbatch: its dims, of `batch` and `seq`, and the axes that
+    split each.
 
     Axes in `zigzag` split `seq` as `Positions` says.
     """
@@ -53,15 +57,20 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The same on a device; from pinned memory the copy is not waited for."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: part.to(device, non_blocking=True) for name, part in parts.items() if part is not None}
+        moved = {
+            name: part.to(device, non_blocking=True)
+            for name, part in parts.items()
+            if part is not None
+        }
         return Batch(**moved)
 
 
 class Loader:
-    """Deals out a mixture's windows: step and row of a batch make sample number step · global_batch + row.
+    """Deals out a mixture's windows: step and row of a batch make sample number step · global_batch
+    + row.
 
-    Row m · (D · b) + r · b + j is row j of microbatch m on data-parallel rank r of D.  vocab bounds the token ids;
-    `made` says what becomes of a window.
+    Row m · (D · b) + r · b + j is row j of microbatch m on data-parallel rank r of D.  vocab bounds
+    the token ids; `made` says what becomes of a window.
     """
 
     def __init__(
@@ -79,19 +88,26 @@ class Loader:
         self._global_batch, self._microbatches = global_batch, microbatches
         self._vocab, self._seed = vocab, seed
         axes = inputs["tokens"].split.get("batch", ())
-        assert all(axes == each.split.get("batch", ()) for each in inputs.values()), "loader: inputs differ in rows"
+        assert all(axes == each.split.get("batch", ()) for each in inputs.values()), (
+            "loader: inputs differ in rows"
+        )
         self._ranks, self._rank = mesh.size(*axes), mesh.rank(*axes)
         self._axes = axes
         self._check: WindowCheck | None = None
         self._rows = global_batch // (microbatches * self._ranks)
-        assert self._rows * microbatches * self._ranks == global_batch, "loader: global_batch is not divisible"
+        assert self._rows * microbatches * self._ranks == global_batch, (
+            "loader: global_batch is not divisible"
+        )
 
     def compare_windows(self, name: str, every: int, end: int, store: Any) -> None:
-        """Has the windows of steps below `end` compared with those of other ranks, as `WindowCheck` says.
+        """Has the windows of steps below `end` compared with those of other ranks, as `WindowCheck`
+        says.
 
         `store` is that of the thread that asks for batches.
         """
-        self._check = WindowCheck(name, self._window, self.samples, self._mesh, self._axes, every, end, store)
+        self._check = WindowCheck(
+            name, self._window, self.samples, self._mesh, self._axes, every, end, store
+        )
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of step `step` (from 0), on its device.  RunError as below."""
@@ -100,7 +116,8 @@ class Loader:
     def prepared(self, step: int) -> Batch:
         """The same in memory of the host, which is pinned where the device is a GPU.
 
-        RunError if a token id is not below vocab, a file has changed, or other ranks read other tokens.
+        RunError if a token id is not below vocab, a file has changed, or other ranks read other
+        tokens.
         """
         samples = self.samples(step, self._rank)
         windows = torch.stack([self._window(sample) for sample in samples])
@@ -109,14 +126,17 @@ class Loader:
             place = self._data.place_of_window(sample, self._seed)
             raise RunError(
                 f"step {step + 1}: the data differs between {ranks}, in sample {sample}: {place}",
-                "one copy of the file is damaged or another version: give all nodes the same, then --resume auto",
+                "one copy of the file is damaged or another version: give all nodes the same,"
+                " then --resume auto",
             )
         if found := first_beyond(windows, self._vocab):
             where = self._data.place(samples[found[0]], self._seed, found[1])
             raise beyond(where, int(windows[found]), self._vocab)
         given = self._made.given(windows, samples, self._vocab, self._seed)
         given["draws"] = draws_of(samples, self._seed)
-        return Batch(**{name: self._local(given[name], layout) for name, layout in self._inputs.items()})
+        return Batch(
+            **{name: self._local(given[name], layout) for name, layout in self._inputs.items()}
+        )
 
     @property
     def batches(self) -> int:

@@ -39,7 +39,10 @@ class Stream:
         return self.windows * self.width + self._beyond
 
     def split(self, share: float) -> tuple["Stream", "Stream"]:
-        """Its first windows, and about `share` of them, its last: one at least.  RunError where it has only one."""
+        """Its first windows, and about `share` of them, its last: one at least.
+
+        RunError where it has only one.
+        """
         if self.windows < 2:
             raise RunError(
                 f"too little data to hold a part of it out: {named(self.files)} makes one window of"
@@ -53,9 +56,13 @@ class Stream:
         return before, last
 
     def shared(self, other: "Stream") -> str:
-        """A file that both have windows of; "" if there is none, or these are other windows of one file."""
+        """A file that both have windows of; "" if there is none, or these are other windows of
+        one file.
+        """
         is_alike = self.files == other.files and self.width == other.width
-        if is_alike and (self.first >= other.first + other.windows or other.first >= self.first + self.windows):
+        if is_alike and (
+            self.first >= other.first + other.windows or other.first >= self.first + self.windows
+        ):
             return ""
         theirs = {*other.files}
         return next((path for path in self.files if path in theirs), "")
@@ -68,10 +75,14 @@ class Stream:
     def place_of_window(self, number: int) -> str:
         """For instance `a.txt, tokens 340 to 356`, the last not included."""
         stretches = self._stretches(number)
-        return " and ".join(f"{self.files[file]}, tokens {start:,} to {stop:,}" for file, start, stop in stretches)
+        return " and ".join(
+            f"{self.files[file]}, tokens {start:,} to {stop:,}" for file, start, stop in stretches
+        )
 
     def _stretches(self, number: int) -> list[tuple[int, int, int]]:
-        """The files of a window by number, each with the first of its tokens and the one after the last."""
+        """The files of a window by number, each with the first of its tokens and the one after
+        the last.
+        """
         start = (self.first + number) * self.width
         stop = start + self.width
         index = bisect_right(self._starts, start) - 1
@@ -117,7 +128,9 @@ class Part:
 
 
 class Mixture:
-    """Sets dealt out by their weights, each reshuffled in each of its passes: sample n is a function of (seed, n)."""
+    """Sets dealt out by their weights, each reshuffled in each of its passes: sample n is a
+    function of (seed, n).
+    """
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)

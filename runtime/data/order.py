@@ -1,4 +1,6 @@
-"""The order of samples as functions of seed and number: a permutation of a set's windows, a mixture of sets."""
+"""The order of samples as functions of seed and number: a permutation of a set's windows, a
+mixture of sets.
+"""
 
 import hashlib
 from bisect import bisect_left
@@ -11,7 +13,9 @@ _BITS = 64
 _MASK = (1 << _BITS) - 1
 
 LONGEST = 10_000
-"""The most samples in which sets come in exactly their weights; weights are rounded to that part of their sum."""
+"""The most samples in which sets come in exactly their weights; weights are rounded to that
+part of their sum.
+"""
 
 
 def drawn(*of: object) -> int:
@@ -20,7 +24,8 @@ def drawn(*of: object) -> int:
 
 
 def shuffled(position: int, windows: int, key: int) -> int:
-    """Where `position` < `windows` goes under the permutation of this key: a Feistel cipher that walks its cycles.
+    """Where `position` < `windows` goes under the permutation of this key: a Feistel cipher that
+    walks its cycles.
 
     (Black and Rogaway, CT-RSA 2002.)  No table is needed, whatever the number of windows.
     """
@@ -55,7 +60,9 @@ def _mix(z: int) -> int:
 
 
 def whole_weights(weights: Sequence[float]) -> list[int]:
-    """The weights as small integers of the same proportions, whose sum is at most `LONGEST`; rounded if need be."""
+    """The weights as small integers of the same proportions, whose sum is at most `LONGEST`;
+    rounded if need be.
+    """
     exact = [Fraction(repr(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     found = [int(weight * scale) for weight in exact]
@@ -75,17 +82,26 @@ def _rounded(weights: Sequence[int]) -> list[int]:
 
 
 def spread(weights: Sequence[int]) -> list[int]:
-    """Which set each of sum(weights) samples is of: of the first n of them, a share within 1 of n times a set's weight.
+    """Which set each of sum(weights) samples is of: of the first n of them, a share within 1 of n
+    times a set's weight.
 
-    Among the sets that may come it is the one that must come soonest (Tijdeman, The chairman assignment problem, 1980).
+    Among the sets that may come it is the one that must come soonest (Tijdeman, The chairman
+    assignment problem, 1980).
     """
     total, parts = sum(weights), max(1, 2 * len(weights) - 2)
     counts, cycle = [0] * len(weights), list[int]()
     for number in range(1, total + 1):
-        # how far each is from its due, in units of 1 / (total · parts) samples; it may come from 1 / parts on
-        owed = [parts * (weight * number - total * count) for weight, count in zip(weights, counts, strict=True)]
+        # how far each is from its due, in units of 1 / (total · parts) samples; it may come from 1
+        # / parts on
+        owed = [
+            parts * (weight * number - total * count)
+            for weight, count in zip(weights, counts, strict=True)
+        ]
         may = [which for which, due in enumerate(owed) if due >= total]
-        chosen = min(may, key=lambda which: (Fraction((parts - 1) * total - owed[which], weights[which]), which))
+        chosen = min(
+            may,
+            key=lambda which: (Fraction((parts - 1) * total - owed[which], weights[which]), which),
+        )
         counts[chosen] += 1
         cycle.append(chosen)
     return cycle
@@ -94,14 +110,15 @@ def spread(weights: Sequence[int]) -> list[int]:
 class Interleaving:
     """Turns of several sets, by seed and number of a sample alone.
 
-    Each cycle of sum(weights) samples has every set exactly as often as its weight says.  It begins at a drawn place of
-    `spread`, so that a row of a batch is not of the same set in each step.
+    Each cycle of sum(weights) samples has every set exactly as often as its weight says.  It begins
+    at a drawn place of `spread`, so that a row of a batch is not of the same set in each step.
     """
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._cycle = spread(weights)
         self._places = [
-            [place for place, which in enumerate(self._cycle) if which == each] for each in range(len(weights))
+            [place for place, which in enumerate(self._cycle) if which == each]
+            for each in range(len(weights))
         ]
 
     def at(self, sample: int, seed: int) -> tuple[int, int]:
@@ -113,5 +130,9 @@ class Interleaving:
         first = drawn(seed, "cycle", cycle) % length
         at = (first + place) % length
         places = self._places[self._cycle[at]]
-        before = bisect_left(places, at) - bisect_left(places, first) + (len(places) if at < first else 0)
+        before = (
+            bisect_left(places, at)
+            - bisect_left(places, first)
+            + (len(places) if at < first else 0)
+        )
         return self._cycle[at], cycle * len(places) + before

@@ -11,7 +11,8 @@ _T = TypeVar("_T")
 
 
 class Ahead(Generic[_T]):
-    """Calls `make` for consecutive numbers below `end`, each one ahead: the result for the next is made meanwhile.
+    """Calls `make` for consecutive numbers below `end`, each one ahead: the result for the next is
+    made meanwhile.
 
     An error is raised where that number is asked for.
     """
@@ -32,13 +33,14 @@ class Ahead(Generic[_T]):
 def ahead(make: Callable[[int], _T], end: int, device: torch.device) -> Generator[Ahead[_T]]:
     """An `Ahead` with a thread of its own, which has this device as its current one if it is a GPU.
 
-    It computes alone, so that the step has the other threads of torch.  On leaving, it ends when it has made what it is
-    at; nobody waits for it, as a file may not answer.
+    It computes alone, so that the step has the other threads of torch.  On leaving, it ends when it
+    has made what it is at; nobody waits for it, as a file may not answer.
     """
     threads, pool = torch.get_num_threads(), ThreadPoolExecutor(1, "batches")
     try:
         pool.submit(_settle, device).result()
-        torch.set_num_threads(threads)  # of threads yet to come, which would take the number of the last that set one
+        # of threads yet to come, which would take the number of the last that set one
+        torch.set_num_threads(threads)
         yield Ahead(make, end, pool)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,7 @@
 """The model's inputs from sequences of tokens: tokens, labels and document numbers.
 
-All of it is a function of the window, and masks also of seed and sample: the same on any mesh and after a restart.
+All of it is a function of the window, and masks also of seed and sample: the same on any mesh and
+after a restart.
 """
 
 from dataclasses import dataclass
@@ -13,16 +14,18 @@ from ..ops.counter_rng import key_of, uniform
 IGNORED = -100
 """A label that counts nothing."""
 
-_REPLACED, _DRAWN = 0.8, 0.9  # of the tokens to predict: those masked, and with them those drawn at random
+# of the tokens to predict: those masked, and with them those drawn at random
+_REPLACED, _DRAWN = 0.8, 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
     """How windows of a corpus become samples.
 
-    `as_is`: its files are read though they seem to be of another format than text or raw token ids.
-    A token `separator` ends each document.  Without `masked` each token's label is the one that follows; with it, that
-    share of tokens is predicted in place, most of them hidden by the token `mask_token`.
+    `as_is`: its files are read though they seem to be of another format than text or raw token
+    ids.  A token `separator` ends each document.  Without `masked` each token's label is the one
+    that follows; with it, that share of tokens is predicted in place, most of them hidden by the
+    token `mask_token`.
     """
 
     separator: int | None = None
@@ -31,38 +34,62 @@ class Windows:
     as_is: bool = False
 
     def width(self, seq: int) -> int:
-        """Tokens of a window for sequences of `seq`: one more where the last one's label is the next."""
+        """Tokens of a window for sequences of `seq`: one more where the last one's label is the
+        next.
+        """
         return seq + 1 if self.masked is None else seq
 
-    def given(self, windows: Tensor, samples: list[int], vocab: int, seed: int) -> dict[str, Tensor]:
-        """The model's inputs by name, int64, [rows, seq], from windows [rows, width], whose numbers are `samples`."""
+    def given(
+        self, windows: Tensor, samples: list[int], vocab: int, seed: int
+    ) -> dict[str, Tensor]:
+        """The model's inputs by name, int64, [rows, seq], from windows [rows, width], whose
+        numbers are `samples`.
+        """
         if self.masked is None:
             tokens, labels = windows[:, :-1], windows[:, 1:]
-            labels = labels.masked_fill(self._ends(tokens), IGNORED)  # what they would predict begins another document
+            # what they would predict begins another document
+            labels = labels.masked_fill(self._ends(tokens), IGNORED)
         else:
-            hidden = [self._hide(row, sample, vocab, seed) for row, sample in zip(windows, samples, strict=True)]
+            hidden = [
+                self._hide(row, sample, vocab, seed)
+                for row, sample in zip(windows, samples, strict=True)
+            ]
             tokens, labels = (torch.stack(rows) for rows in zip(*hidden, strict=True))
-        return {"tokens": tokens, "labels": labels, "documents": self._documents(windows[:, : tokens.shape[1]])}
+        return {
+            "tokens": tokens,
+            "labels": labels,
+            "documents": self._documents(windows[:, : tokens.shape[1]]),
+        }
 
     def _ends(self, tokens: Tensor) -> Tensor:
         """Which tokens are separators."""
-        return torch.zeros_like(tokens, dtype=torch.bool) if self.separator is None else tokens == self.separator
+        return (
+            torch.zeros_like(tokens, dtype=torch.bool)
+            if self.separator is None
+            else tokens == self.separator
+        )
 
     def _documents(self, tokens: Tensor) -> Tensor:
-        """How many documents of the window have ended before each token; a separator is of the one that it ends."""
+        """How many documents of the window have ended before each token; a separator is of the
+        one that it ends.
+        """
         ends = self._ends(tokens).long()
         return ends.cumsum(-1) - ends
 
     def _hide(self, tokens: Tensor, sample: int, vocab: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Tokens with some hidden, and these as labels: of those to predict 80% are masked, 10% random, 10% unchanged.
+        """Tokens with some hidden, and these as labels: of those to predict 80% are masked, 10%
+        random, 10% unchanged.
 
-        (Devlin et al. 2019, appendix A.1; each token by itself, and anew in each pass over the data, as in RoBERTa, Liu
+        (Devlin et al. 2019, appendix A.1; each token by itself, and anew in each pass over the
+        data, as in RoBERTa, Liu
         et al. 2019.)  Separators are neither hidden nor predicted.
         """
         assert self.masked is not None, "samples: nothing is to be masked"
         assert self.mask_token is not None, "samples: masks without a token"
         counter = 3 * torch.arange(len(tokens))
-        chosen, fate, drawn = (uniform(key_of(f"{seed}/masks/{sample}"), counter + i) for i in range(3))
+        chosen, fate, drawn = (
+            uniform(key_of(f"{seed}/masks/{sample}"), counter + i) for i in range(3)
+        )
         predicted = (chosen < self.masked) & ~self._ends(tokens)
         other = torch.where(fate < _DRAWN, (drawn * vocab).long(), tokens)
         other = other.masked_fill(fate < _REPLACED, self.mask_token)

@@ -1,6 +1,8 @@
-"""Token ids are within the plan's vocabulary: looked at before the first step, in all of the data or in a sample of it.
+"""Token ids are within the plan's vocabulary: looked at before the first step, in all of the data
+or in a sample of it.
 
-An id that the sample leaves out is found by the step that would train on it (`loader`), with the same words.
+An id that the sample leaves out is found by the step that would train on it (`loader`), with the
+same words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +32,9 @@ class _Piece:
 
 
 def check_ids(mixtures: Sequence[Mixture], vocab: int, rank: int, ranks: int) -> None:
-    """RunError where a piece of the data that is this rank's to look at has an id beyond the vocabulary."""
+    """RunError where a piece of the data that is this rank's to look at has an id beyond the
+    vocabulary.
+    """
     pieces = [*_pieces(mixtures, vocab)]
     count = min(len(pieces), MOST)
     chosen = [pieces[number * (len(pieces) - 1) // max(1, count - 1)] for number in range(count)]

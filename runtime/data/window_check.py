@@ -1,8 +1,9 @@
-"""Windows of tokens compared between ranks, while the next batch is made: a damaged copy of the data is found.
+"""Windows of tokens compared between ranks, while the next batch is made: a damaged copy of the
+data is found.
 
-Ranks that differ only on axes that do not split `batch` read the same windows: each compares all of its own.  Where the
-files may be another node's copy, some ranks also read the windows of a rank of the node before and compare these.  So
-every window that trains anything has been read on two nodes.
+Ranks that differ only on axes that do not split `batch` read the same windows: each compares all of
+its own.  Where the files may be another node's copy, some ranks also read the windows of a rank of
+the node before and compare these.  So every window that trains anything has been read on two nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ EVERY = 8
 """Steps between comparisons of a small job, after the first steps, each of which is compared."""
 
 _FIRST_STEPS = 4
-_RANKS = 256  # for each so many ranks comparisons are one step further apart: all go through one store
+# for each so many ranks comparisons are one step further apart: all go through one store
+_RANKS = 256
 
 
 class WindowCheck:
@@ -36,7 +38,8 @@ class WindowCheck:
         end: int,
         store: Any,
     ) -> None:
-        """`window` gives the window of a sample, `samples` those of a step on a rank of `axes`, which split `batch`.
+        """`window` gives the window of a sample, `samples` those of a step on a rank of `axes`,
+        which split `batch`.
 
         `every` so many steps, and in the last one below `end`, windows are compared.
         """
@@ -52,7 +55,8 @@ class WindowCheck:
         self._first_step = self._last_step = -1
 
     def fault(self, step: int, windows: Tensor) -> tuple[int, str] | None:
-        """A sample whose window another rank has read otherwise, and the two ranks; `windows` are this rank's.
+        """A sample whose window another rank has read otherwise, and the two ranks; `windows` are
+        this rank's.
 
         A step that is run once more is not compared once more.
         """
@@ -64,7 +68,9 @@ class WindowCheck:
         self._see(self._row, self._samples(step, self._row), windows)
         if self._other_row is not None:
             others = self._samples(step, self._other_row)
-            self._see(self._other_row, others, torch.stack([self._window(sample) for sample in others]))
+            self._see(
+                self._other_row, others, torch.stack([self._window(sample) for sample in others])
+            )
         return self._compare(step) if self._is_due(step) else None
 
     def _see(self, row: int, samples: list[int], windows: Tensor) -> None:
@@ -94,13 +100,15 @@ def _keys(length: int) -> Tensor:
 def _hashes(windows: Tensor, keys: Tensor) -> list[int]:
     """A hash of each row: the sum of its tokens, each times its key, mod 2^64.
 
-    One token that differs always changes it; several do not with probability 2^-32 at most, as `debug.compare` says.
+    One token that differs always changes it; several do not with probability 2^-32 at most, as
+    `debug.compare` says.
     """
     return cast(Any, (windows * keys).sum(1)).tolist()
 
 
 def _row_of_previous_node(mesh: Mesh, axes: Sequence[str]) -> int | None:
-    """The place on `axes` whose windows this rank reads besides its own; None where there is nothing to read.
+    """The place on `axes` whose windows this rank reads besides its own; None where there is
+    nothing to read.
 
     The first of the ranks that read the same windows does so for all.
     """

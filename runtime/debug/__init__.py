@@ -1,1 +1,3 @@
-"""The recorder, the sanitizer and the profiler: imported only where the environment asks for them."""
+"""The recorder, the sanitizer and the profiler: imported only where the environment asks for
+them.
+"""

@@ -1,15 +1,19 @@
-"""Checks that tensors are bitwise equal on all ranks of an axis; if not, names the first difference and its ranks.
+"""Checks that tensors are bitwise equal on all ranks of an axis; if not, names the first difference
+and its ranks.
 
-One all-gather of hashes, 24 bytes a tensor and rank; only where these differ, two more to find the element.
+One all-gather of hashes, 24 bytes a tensor and rank; only where these differ, two more to find the
+element.
 
-A tensor's bits are read as words w of at most 32 bits, in blocks of 2^18.  The hash of a block is Σ k_i·w_i mod 2^64
-with odd random keys k_i of 64 bits, once each with two sets of keys; the hash of the tensor is that of its blocks'
-hashes, with keys of their own.  One word that differs is always seen, since no k_i·(w_i − v_i) is 0 mod 2^64.  Several
-are missed with probability at most 2^-32 a set: for all but one of the keys given, the last has 2^63 values, and the
-difference it multiplies, below 2^32, lets at most 2^31 of them give 0.  (Multilinear hashing: Carter and Wegman, 1979;
+A tensor's bits are read as words w of at most 32 bits, in blocks of 2^18.  The hash of a block is Σ
+k_i·w_i mod 2^64 with odd random keys k_i of 64 bits, once each with two sets of keys; the hash of
+the tensor is that of its blocks' hashes, with keys of their own.  One word that differs is always
+seen, since no k_i·(w_i − v_i) is 0 mod 2^64.  Several are missed with probability at most 2^-32 a
+set: for all but one of the keys given, the last has 2^63 values, and the difference it multiplies,
+below 2^32, lets at most 2^31 of them give 0.  (Multilinear hashing: Carter and Wegman, 1979;
 Lemire and Kaser, Computer Journal 57, 2014.)  So 2^-64 for the blocks, and 2^-64 for their hashes.
 
-Sums of integers mod 2^64 do not depend on their order: the hash is the same on CPUs and GPUs, in any launch.
+Sums of integers mod 2^64 do not depend on their order: the hash is the same on CPUs and GPUs, in
+any launch.
 """
 
 import zlib
@@ -26,7 +30,8 @@ from ..comm.mesh import Axis, Copies
 from .source_lines import first_use
 
 BLOCK = 1 << 18  # words; two products of 8 bytes per word are in memory at the same time
-_WORDS = {1: torch.uint8, 2: torch.int16}  # by the bytes of an element; larger ones are several words
+# by the bytes of an element; larger ones are several words
+_WORDS = {1: torch.uint8, 2: torch.int16}
 
 
 def words(x: Tensor) -> Tensor:
@@ -50,7 +55,8 @@ _SHOWN = 8  # ranks of a list
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first of several tensors that is not the same on all ranks, its first element, who has another, and what.
+    """The first of several tensors that is not the same on all ranks, its first element, who has
+    another, and what.
 
     `index` is row-major, None where shapes or element types differ.
     """
@@ -82,17 +88,23 @@ class Comparison:
             return self._located(number, values[number], rows[:, number], axis)
 
     def first_copy(self, copies: Sequence[Copies], axis: Axis, model: nn.Module) -> str:
-        """The first of a model's copies that differs over the axis, its ranks and the line that uses it; "" if none."""
+        """The first of a model's copies that differs over the axis, its ranks and the line that
+        uses it; "" if none.
+        """
         if (difference := self.first([each.tensor for each in copies], axis)) is None:
             return ""
         held = copies[difference.number]
         parameter, index = held.element(difference.index or 0)
         place = first_use(model, parameter)
-        return differs(f"{held.what}{parameter}{index}", axis, difference) + (f"; used at {place}" if place else "")
+        return differs(f"{held.what}{parameter}{index}", axis, difference) + (
+            f"; used at {place}" if place else ""
+        )
 
     @torch.no_grad()
     def first_exchange(self, to: Sequence[int], of: Sequence[int], axis: Axis) -> str:
-        """The first pair of ranks of which one sends other rows than the other takes; empty if none does."""
+        """The first pair of ranks of which one sends other rows than the other takes; empty if
+        none does.
+        """
         with c10d.unrecorded():
             own = torch.tensor([to, of], device=self._device)
             sent, taken = _gathered(own, axis).unbind(1)
@@ -101,7 +113,10 @@ class Comparison:
             return ""
         source, target = cast(Any, differing[0]).tolist()
         ranks, rows = axis.ranks(), (int(sent[source, target]), int(taken[target, source]))
-        return f"rank {ranks[source]} sends {rows[0]} rows to rank {ranks[target]}, which takes {rows[1]}"
+        return (
+            f"rank {ranks[source]} sends {rows[0]} rows to rank {ranks[target]}, which takes"
+            f" {rows[1]}"
+        )
 
     @torch.no_grad()
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
@@ -120,7 +135,9 @@ class Comparison:
         return torch.stack(hashes) if hashes else self._blocks.new_zeros(1, 2)
 
     def _located(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:
-        """The first element of x that differs, and who has which value, given the ranks' fingerprints."""
+        """The first element of x that differs, and who has which value, given the ranks'
+        fingerprints.
+        """
         ranks, kinds = axis.ranks(), [tuple(row) for row in cast(Any, rows).tolist()]
         parties = _parties(kinds, ranks)
         if len({kind[-1] for kind in kinds}) > 1:
@@ -128,7 +145,10 @@ class Comparison:
         index, bits = self._first_element(x, axis)
         one = kinds.index(Counter(kinds).most_common(1)[0][0])
         other = int((bits != bits[one]).any(-1).nonzero()[0])
-        shown = [f"{bits[rank].clone().view(x.dtype).item()} on rank {ranks[rank]}" for rank in (one, other)]
+        shown = [
+            f"{bits[rank].clone().view(x.dtype).item()} on rank {ranks[rank]}"
+            for rank in (one, other)
+        ]
         return Difference(number, index, f"{parties}, {' and '.join(shown)}")
 
     def _first_element(self, x: Tensor, axis: Axis) -> tuple[int, Tensor]:
@@ -138,7 +158,9 @@ class Comparison:
         part = _gathered(words(x)[block * BLOCK : (block + 1) * BLOCK].view(torch.uint8), axis)
         size = x.element_size()
         element = int((part != part[0]).any(0).nonzero()[0]) // size
-        return block * BLOCK * words(x).element_size() // size + element, part[:, element * size : (element + 1) * size]
+        return block * BLOCK * words(x).element_size() // size + element, part[
+            :, element * size : (element + 1) * size
+        ]
 
 
 def differs(name: str, axis: Axis, difference: Difference) -> str:
@@ -155,12 +177,17 @@ def _gathered(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _parties(kinds: Sequence[object], ranks: Sequence[int]) -> str:
-    """`rank 3 differs from the other 7`, or `rank 0 differs from rank 1` where neither is in the majority."""
+    """`rank 3 differs from the other 7`, or `rank 0 differs from rank 1` where neither is in
+    the majority.
+    """
     (most, size), *others = Counter(kinds).most_common()
     if size > others[0][1]:
         odd = [rank for kind, rank in zip(kinds, ranks, strict=True) if kind != most]
         return f"{_ranks(odd)} from the other {size}"
-    parties = [[rank for k, rank in zip(kinds, ranks, strict=True) if k == kind] for kind in dict.fromkeys(kinds)]
+    parties = [
+        [rank for k, rank in zip(kinds, ranks, strict=True) if k == kind]
+        for kind in dict.fromkeys(kinds)
+    ]
     return f"{_ranks(parties[0])} from {' and '.join(_names(party) for party in parties[1:])}"
 
 

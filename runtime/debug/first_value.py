@@ -1,7 +1,8 @@
-"""The first value of a step that is not finite, with its line of the plan: the step is run once more, call by call.
+"""The first value of a step that is not finite, with its line of the plan: the step is run once
+more, call by call.
 
-Calls are seen as torch's own functions are; gradients by hooks on their results.  The host reads each result, so that
-this is for a run that ends.
+Calls are seen as torch's own functions are; gradients by hooks on their results.  The host reads
+each result, so that this is for a run that ends.
 """
 
 import linecache
@@ -16,18 +17,25 @@ from torch.overrides import TorchFunctionMode
 
 from .source_lines import place
 
-_UNSET = {*"empty empty_like new_empty empty_strided masked_fill masked_fill_ full full_like fill_".split()}
+_UNSET = {
+    *"empty empty_like new_empty empty_strided".split(),
+    *"masked_fill masked_fill_ full full_like fill_".split(),
+}
 """Results that have no values yet, or infinities by intention."""
 
 
 class FirstValue(TorchFunctionMode):
-    """While entered, notes the first value that is not finite on this rank; `file` is the program's."""
+    """While entered, notes the first value that is not finite on this rank; `file` is the
+    program's.
+    """
 
     def __init__(self, model: nn.Module, file: str) -> None:
         super().__init__()
         self._file, self._results, self.found = file, 0, ""
         self.order: list[int] = []
-        """Sorts what ranks have found: forward before backward of a microbatch, then the number of the result."""
+        """Sorts what ranks have found: forward before backward of a microbatch, then the number
+        of the result.
+        """
         self._inside: list[str] = []
         self._calls: dict[str, int] = {}
         self._hooks: list[Any] = []

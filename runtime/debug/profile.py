@@ -1,12 +1,14 @@
 """Profiles some steps of a run on this rank, with plan lines (SCALEC_PROFILE=FOLDER).
 
-`rank00000.json` is a Chrome trace, for Perfetto (ui.perfetto.dev): torch's ops, kernels and memory, as its profiler
-sees them; a span for each line of the program, by the plan's line (`Lines`); what backward and kernels do for which
-line (`trace`).  `rank00000-lines.json` has its sums by plan line (`line_times`).  On CUDA the lines are NVTX ranges
-too, and `rank00000-memory.pickle` is a snapshot of the allocator with its history, for pytorch.org/memory_viz.
+`rank00000.json` is a Chrome trace, for Perfetto (ui.perfetto.dev): torch's ops, kernels and memory,
+as its profiler sees them; a span for each line of the program, by the plan's line (`Lines`); what
+backward and kernels do for which line (`trace`).  `rank00000-lines.json` has its sums by plan line
+(`line_times`).  On CUDA the lines are NVTX ranges too, and `rank00000-memory.pickle` is a snapshot
+of the allocator with its history, for pytorch.org/memory_viz.
 
-Without SCALEC_PROFILE this module is not imported; in a profiled step a line takes some 25 µs more of host time.
-Python's own tracing tells which line a thread has come to; it is on while a step is profiled, and only then.
+Without SCALEC_PROFILE this module is not imported; in a profiled step a line takes some 25 µs more
+of host time.  Python's own tracing tells which line a thread has come to; it is on while a step is
+profiled, and only then.
 """
 
 import json
@@ -35,10 +37,12 @@ _PLAIN = str.maketrans({'"': "'", "\\": "/"})  # torch writes names into JSON as
 
 
 class Lines:
-    """While entered, each line that this thread runs of the program, the model's file, is a span; so are its modules.
+    """While entered, each line that this thread runs of the program, the model's file, is a span;
+    so are its modules.
 
-    A line is called by the plan's line, or else the program's, and its code; a module by its name.  With `nvtx` they
-    are NVTX ranges too.  `named` has the lines met so far: by their names, what they are called without their code.
+    A line is called by the plan's line, or else the program's, and its code; a module by its name.
+    With `nvtx` they are NVTX ranges too.  `named` has the lines met so far: by their names, what
+    they are called without their code.
     """
 
     def __init__(self, model: nn.Module, nvtx: bool) -> None:
@@ -60,7 +64,9 @@ class Lines:
         if frame.f_code.co_filename != self.file:
             return None
         whole, line = ExitStack(), ExitStack()  # of at most one span each
-        if frame.f_code.co_name == "forward" and (name := self._modules.get(id(frame.f_locals.get("self")))):
+        if frame.f_code.co_name == "forward" and (
+            name := self._modules.get(id(frame.f_locals.get("self")))
+        ):
             self._open(whole, name)
 
         def follow(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
@@ -96,7 +102,9 @@ class Lines:
 
 @contextmanager
 def _spanned_waits() -> Generator[None]:
-    """While entered, each wait for a collective is a span, of which torch's profiler knows nothing."""
+    """While entered, each wait for a collective is a span, of which torch's profiler knows
+    nothing.
+    """
     kind: Any = Work
     wait = kind.wait
 
@@ -117,7 +125,8 @@ _TORCHS_STEP = "ProfilerStep#"  # from step to step, whatever comes between and 
 
 
 class Profiler:
-    """While entered, profiles those calls of what `of` wraps that are asked for, counted from 1, and writes them.
+    """While entered, profiles those calls of what `of` wraps that are asked for, counted from 1,
+    and writes them.
 
     `first` steps were done before this run.
     """
@@ -131,9 +140,10 @@ class Profiler:
         before = asked.first - 1
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])],
+            # the profiler's first moments, in which it sets itself up, are those of an earlier step
             schedule=cast(Any, torch_profiler).schedule(
                 wait=max(before - 1, 0), warmup=min(before, 1), active=asked.last - before, repeat=1
-            ),  # the profiler's first moments, in which it sets itself up, are those of an earlier step
+            ),
             on_trace_ready=self._write,
             profile_memory=True,
         )
@@ -158,7 +168,11 @@ class Profiler:
             else:
                 if self._on_gpu and self._done == self._asked.first:
                     cast(Any, torch.cuda.memory)._record_memory_history()
-                with record_function(f"step {self._first + self._done}"), self._lines, _spanned_waits():
+                with (
+                    record_function(f"step {self._first + self._done}"),
+                    self._lines,
+                    _spanned_waits(),
+                ):
                     result = step(*args, **options)
             self._profile.step()
             return result
@@ -172,12 +186,22 @@ class Profiler:
             memory._record_memory_history(enabled=None)
         finished.export_chrome_trace(str(self._file))
         trace = json.loads(self._file.read_text(encoding="utf-8"))
-        trace["traceEvents"] = [it for it in trace["traceEvents"] if not it["name"].startswith(_TORCHS_STEP)]
+        trace["traceEvents"] = [
+            it for it in trace["traceEvents"] if not it["name"].startswith(_TORCHS_STEP)
+        ]
         add_lines(trace, self._lines.named)
         self._file.write_text(json.dumps(trace), encoding="utf-8")
         self._times = line_times(trace)
-        self._file.with_name(f"{self._file.stem}-lines.json").write_text(json.dumps(self._times), encoding="utf-8")
+        self._file.with_name(f"{self._file.stem}-lines.json").write_text(
+            json.dumps(self._times), encoding="utf-8"
+        )
 
     def slow_lines(self) -> str:
-        """The lines that take longest beyond the prediction; "" before all is profiled, or without one."""
-        return longest(self._times, Path(self._lines.file).with_name("plan.json")) if self._times else ""
+        """The lines that take longest beyond the prediction; "" before all is profiled, or
+        without one.
+        """
+        return (
+            longest(self._times, Path(self._lines.file).with_name("plan.json"))
+            if self._times
+            else ""
+        )

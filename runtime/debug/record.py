@@ -1,10 +1,13 @@
-"""Every collective of a run on this rank: recorded for `scalec verify --recorded`, or told on the terminal.
+"""Every collective of a run on this rank: recorded for `scalec verify --recorded`, or told on the
+terminal.
 
-The dispatch mode sees every `c10d` op that torch's dispatcher is asked to do, whoever calls it.  autograd
-hands its modes to the threads on which it runs backward, so that calls in backward are seen on CUDA too.
+The dispatch mode sees every `c10d` op that torch's dispatcher is asked to do, whoever calls it.
+autograd hands its modes to the threads on which it runs backward, so that calls in backward are
+seen on CUDA too.
 
-With SCALEC_RECORD=1 or SCALEC_LOG=trace each torch op costs about 6 µs more of host time and each collective about
-0.1 ms; a collective takes about 150 bytes of the record.  Without either this module is not imported.
+With SCALEC_RECORD=1 or SCALEC_LOG=trace each torch op costs about 6 µs more of host time and each
+collective about 0.1 ms; a collective takes about 150 bytes of the record.  Without either this
+module is not imported.
 """
 
 import json
@@ -43,7 +46,8 @@ _OPS = {
 }
 _PEERS = {"send": "dst", "receive": "src"}  # as torch's schemas call them
 _GROUP = {"process_group", "group_name"}
-_SENT = ("input_tensor", "input", "tensors", "tensor", "input_tensors")  # what goes in, as torch's schemas call it
+# what goes in, as torch's schemas call it
+_SENT = ("input_tensor", "input", "tensors", "tensor", "input_tensors")
 
 
 class Named(Protocol):
@@ -61,7 +65,9 @@ class _Observer(TorchDispatchMode, ABC):
         self._rank, self._world = c10d.place()
         self._step, self._phase, self._order = first, "loop", 0
 
-    def of(self, phase: Literal["train", "evaluate"], function: Callable[_P, _T]) -> Callable[_P, _T]:
+    def of(
+        self, phase: Literal["train", "evaluate"], function: Callable[_P, _T]
+    ) -> Callable[_P, _T]:
         """`function`, its calls marked as of `phase`; a call in `train` is the next step."""
 
         def marked(*args: _P.args, **options: _P.kwargs) -> _T:
@@ -90,12 +96,17 @@ class _Observer(TorchDispatchMode, ABC):
         if "c10d" not in func.namespace:
             return call()
         names = (argument.name for argument in func._schema.arguments)
-        arguments = dict(zip(names, args, strict=False)) | dict(kwargs or {})  # without those at their defaults
+        # without those at their defaults
+        arguments = dict(zip(names, args, strict=False)) | dict(kwargs or {})
         if _GROUP.isdisjoint(arguments):  # it only waits, or wraps a result
             return call()
         name = func.name().partition(".")[0]
         shape, dtype = _sent(arguments)
-        op, group, reduction = _OPS.get(name, name), c10d.ranks_of(arguments), arguments.get("reduce_op", "")
+        op, group, reduction = (
+            _OPS.get(name, name),
+            c10d.ranks_of(arguments),
+            arguments.get("reduce_op", ""),
+        )
         line: dict[str, Any] = {
             "step": self._step,
             "phase": self._phase,
@@ -112,14 +123,17 @@ class _Observer(TorchDispatchMode, ABC):
 
 
 class Recorder(_Observer):
-    """While entered, writes a JSON line to `folder`/rank<N>.jsonl for each collective, before it is done.
+    """While entered, writes a JSON line to `folder`/rank<N>.jsonl for each collective, before it is
+    done.
 
-    The first line says whose record it is.  A collective's line says: `step`; `phase`, which is `train` or `evaluate`
-    within functions that `of` wraps, and `loop` outside of them; `order`, counted over the run; `op`, `reduction`,
-    `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received; of a message its
-    `peer` too, a global rank; of an all-to-all with parts of given sizes these as `splits`, [to each rank, from each].
-    An op that no plan has appears under torch's own name.  A line with `calls` closes each step and evaluation.
-    Rank 0 puts the program's plan.json beside, so that the folder holds all that a comparison needs.
+    The first line says whose record it is.  A collective's line says: `step`; `phase`, which is
+    `train` or `evaluate` within functions that `of` wraps, and `loop` outside of them; `order`,
+    counted over the run; `op`, `reduction`, `group` as global ranks; `shape` and `dtype` of the
+    local tensor that goes in, or is received; of a message its `peer` too, a global rank; of an
+    all-to-all with parts of given sizes these as `splits`, [to each rank, from each].  An op that
+    no plan has appears under torch's own name.  A line with `calls` closes each step and
+    evaluation.  Rank 0 puts the program's plan.json beside, so that the folder holds all that a
+    comparison needs.
     """
 
     def __init__(self, folder: Path, plan: Plan, first: int) -> None:
@@ -132,7 +146,8 @@ class Recorder(_Observer):
             "mesh": dict(plan.mesh),
             "world": self._world,
             "rank": self._rank,
-            "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),  # ranks that torchrun started together share it
+            # ranks that torchrun started together share it
+            "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
             "torch": torch.__version__,
             "backend": dist.get_backend() if dist.is_initialized() else "",
         }
@@ -153,10 +168,12 @@ class Recorder(_Observer):
 
 
 class CallLog(_Observer):
-    """While entered, prints a line for each collective on standard error, when its call has returned.
+    """While entered, prints a line for each collective on standard error, when its call has
+    returned.
 
-    `calls` has those of a step of this rank, or of an evaluation, in the plan's order; a call that is none of them is
-    told by its op and its group.  The time is the host's in the call: of a GPU it is that of its launch.
+    `calls` has those of a step of this rank, or of an evaluation, in the plan's order; a call that
+    is none of them is told by its op and its group.  The time is the host's in the call: of a GPU
+    it is that of its launch.
     """
 
     def __init__(self, first: int, calls: Callable[[bool], Iterator[Named]]) -> None:
@@ -171,24 +188,43 @@ class CallLog(_Observer):
         result = call()
         seconds = perf_counter() - began
         planned = next(self._planned, None) if self._phase != "loop" else None
-        known = planned is not None and planned.op in (line["op"], {"send": "rotate"}.get(line["op"]))
-        what = str(planned) if known else f"{line['op']} among ranks {line['group']}, which the plan does not have here"
+        known = planned is not None and planned.op in (
+            line["op"],
+            {"send": "rotate"}.get(line["op"]),
+        )
+        what = (
+            str(planned)
+            if known
+            else f"{line['op']} among ranks {line['group']}, which the plan does not have here"
+        )
         size = prod(line["shape"]) * getattr(torch, line["dtype"]).itemsize if line["dtype"] else 0
         when = f"step {self._step}" if self._phase == "train" else self._phase
-        print(f"rank {self._rank}, {when}: {what}, {size:,} bytes, {seconds * 1e3:.3f} ms", file=sys.stderr, flush=True)
+        print(
+            f"rank {self._rank}, {when}: {what}, {size:,} bytes, {seconds * 1e3:.3f} ms",
+            file=sys.stderr,
+            flush=True,
+        )
         return result
 
 
 def _sent(arguments: Mapping[str, Any]) -> tuple[list[int], str]:
-    """Shape and dtype of the first tensor that goes in; of a rank that sends nothing, an empty dtype."""
+    """Shape and dtype of the first tensor that goes in; of a rank that sends nothing, an empty
+    dtype.
+    """
     found = next((arguments[name] for name in _SENT if name in arguments), None)
     while isinstance(found, list):
         found = cast("list[Any]", found)[0] if found else None
-    return (list(found.shape), str(found.dtype).removeprefix("torch.")) if isinstance(found, Tensor) else ([], "")
+    return (
+        (list(found.shape), str(found.dtype).removeprefix("torch."))
+        if isinstance(found, Tensor)
+        else ([], "")
+    )
 
 
 def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of an all-to-all's parts along dim 0, to each rank and from each; nothing where none are given."""
+    """The sizes of an all-to-all's parts along dim 0, to each rank and from each; nothing where
+    none are given.
+    """
     if name != "c10d::alltoall_base_":
         return {}
     splits: list[list[int]] = [list(arguments[f"{end}_split_sizes"]) for end in ("input", "output")]

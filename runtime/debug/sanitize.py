@@ -1,16 +1,17 @@
 """SCALEC_SANITIZE=1: compares, by hash, values that the plan says are equal on several ranks.
 
-Compared are: of each coercion, forward and backward, the operand and the result where they are I or R; inputs and
-metrics of each step; and parameters, their working copies and optimizer state before the first step, and before and
-after each update.  In a pipeline, parameters that several stages share are compared over these, and each message's
-values with the hashes of what was sent.  The first that differs ends the run with its name, step, ranks and line of the
-plan.
+Compared are: of each coercion, forward and backward, the operand and the result where they are I or
+R; inputs and metrics of each step; and parameters, their working copies and optimizer state before
+the first step, and before and after each update.  In a pipeline, parameters that several stages
+share are compared over these, and each message's values with the hashes of what was sent.  The
+first that differs ends the run with its name, step, ranks and line of the plan.
 
-Copies are equal to the last bit.  All ranks compute them from equal bits by the same kernels, made deterministic, and
-what is reduced is the same everywhere: gloo's ring reduces each chunk on one rank and hands it on as it is
-(gloo/allreduce.cc), and so does NCCL: "all ranks should get the same value, always" (its maintainers in NVIDIA/nccl#855
-and #434), with reductions in the switch too, though they may differ from call to call (#1497).  So no tolerance is
-needed; but all ranks need the same kind of processor, versions, and, on CPUs, number of threads.
+Copies are equal to the last bit.  All ranks compute them from equal bits by the same kernels, made
+deterministic, and what is reduced is the same everywhere: gloo's ring reduces each chunk on one
+rank and hands it on as it is (gloo/allreduce.cc), and so does NCCL: "all ranks should get the same
+value, always" (its maintainers in NVIDIA/nccl#855 and #434), with reductions in the switch too,
+though they may differ from call to call (#1497).  So no tolerance is needed; but all ranks need the
+same kind of processor, versions, and, on CPUs, number of threads.
 """
 
 import os
@@ -33,7 +34,10 @@ _P = ParamSpec("_P")
 
 
 class Sanitizer:
-    """The watch of a sanitized run on this rank.  A check that raises does so on all ranks of the axis alike."""
+    """The watch of a sanitized run on this rank.
+
+    A check that raises does so on all ranks of the axis alike.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._comparison = Comparison(device)
@@ -63,21 +67,31 @@ class Sanitizer:
 
     def here(self) -> Line:
         """The line of the program that calls a coercion."""
-        return calling_line(self._modules[-1], self._microbatch) if self._modules else calling_line("", 0)
+        return (
+            calling_line(self._modules[-1], self._microbatch)
+            if self._modules
+            else calling_line("", 0)
+        )
 
     def coerced(self, x: Tensor, axis: Axis, line: Line, end: End) -> None:
-        """A coercion's operand or result, or the gradient of one.  RunError if it differs over the axis."""
+        """A coercion's operand or result, or the gradient of one.
+
+        RunError if it differs over the axis.
+        """
         if not (difference := self._comparison.first([x], axis)):
             return
         microbatch = f"microbatch {line.microbatch}, " if line.microbatch else ""
         phase = "forward" if end in ("operand", "result") else "backward"
         name = self._held(x, difference) or _named(x, difference, line, end)
         raise RunError(
-            f"{self._step}, {microbatch}{phase}: {differs(name, axis, difference)}; at {line.place}{self._cause(axis)}"
+            f"{self._step}, {microbatch}{phase}: {differs(name, axis, difference)}; at"
+            f" {line.place}{self._cause(axis)}"
         )
 
     def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Line) -> None:
-        """RunError, on all ranks, if one is about to send another number of rows than its peer waits for."""
+        """RunError, on all ranks, if one is about to send another number of rows than its peer
+        waits for.
+        """
         if not (difference := self._comparison.first_exchange(to, of, axis)):
             return
         raise RunError(f"{self._step}: {difference}; at {line.place}")
@@ -91,13 +105,19 @@ class Sanitizer:
         return self._comparison.hashes(values)
 
     def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: Crossing) -> None:
-        """RunError, on the rank that receives it alone, if a message's values are not those that were sent."""
+        """RunError, on the rank that receives it alone, if a message's values are not those
+        that were sent.
+        """
         wrong = (self.hashes(values) != hashes).any(1)
         if not wrong.any():
             return
-        name, gradient = message.names[int(wrong.nonzero()[0])], "the gradient of " if message.is_gradient else ""
+        name, gradient = (
+            message.names[int(wrong.nonzero()[0])],
+            "the gradient of " if message.is_gradient else "",
+        )
         raise RunError(
-            f"{self._step}, microbatch {message.microbatch + 1}, {'backward' if gradient else 'forward'}: {gradient}"
+            f"{self._step}, microbatch {message.microbatch + 1},"
+            f" {'backward' if gradient else 'forward'}: {gradient}"
             f"`{name}` has come to stage {message.stage} otherwise than it was sent, "
             f"from rank {message.source} to rank {message.target}; at {self.here().place}"
         )
@@ -105,7 +125,8 @@ class Sanitizer:
     def updating(self) -> None:
         """RunError if a parameter, its working copy or its optimizer state differs.
 
-        After the update it may be too late: rounding may have made equal what was not when it was used.
+        After the update it may be too late: rounding may have made equal what was not when it was
+        used.
         """
         self._compare_copies("state", "working")
 
@@ -117,7 +138,10 @@ class Sanitizer:
         """RunError if one of the named values differs over the axis."""
         if difference := self._comparison.first([*values.values()], axis):
             name, x = [*values.items()][difference.number]
-            raise RunError(f"{self._step}, {when}: {differs(f'`{name}`{_at(x, difference)}', axis, difference)}")
+            raise RunError(
+                f"{self._step}, {when}:"
+                f" {differs(f'`{name}`{_at(x, difference)}', axis, difference)}"
+            )
 
     def _compare_copies(self, *roles: Role) -> None:
         by_axis: dict[Axis, list[Copies]] = {}
@@ -130,7 +154,9 @@ class Sanitizer:
                 raise RunError(f"{when}: {found}")
 
     def _held(self, x: Tensor, difference: Difference) -> str:
-        """The parameter whose memory the first element of x that differs is; empty if it is none's."""
+        """The parameter whose memory the first element of x that differs is; empty if it is
+        none's.
+        """
         address = x.data_ptr() + (difference.index or 0) * x.element_size()
         for held in self._copies:
             offset = address - held.tensor.data_ptr()
@@ -141,7 +167,9 @@ class Sanitizer:
     def _cause(self, axis: Axis) -> str:
         """State that differs over the axis and should not.  All ranks of a failed coercion look."""
         names = set(axis.name.split("*"))
-        copies = [c for c in self._copies if c.role != "gradient" and names <= set(c.axis.name.split("*"))]
+        copies = [
+            c for c in self._copies if c.role != "gradient" and names <= set(c.axis.name.split("*"))
+        ]
         found = self._comparison.first_copy(copies, axis, self._model)
         return f"; before it, {found}" if found else ""
 
@@ -162,7 +190,9 @@ def _at(x: Tensor, difference: Difference) -> str:
 def observed(
     function: Callable[_P, Metrics], mesh: Mesh, inputs: Mapping[str, Input], word: str, done: int
 ) -> Callable[_P, Metrics]:
-    """`train_step` or `eval_step`, its batch and metrics compared; its calls go by `word` and number `done` + 1, …"""
+    """`train_step` or `eval_step`, its batch and metrics compared; its calls go by `word` and
+    number `done` + 1, …
+    """
     watch, numbers = mesh.watch, count(done + 1)
     assert isinstance(watch, Sanitizer), "sanitize: the mesh was made without a sanitizer"
 
@@ -182,8 +212,12 @@ def observed(
 
 
 def require_determinism() -> None:
-    """From now on ops take their deterministic form, and raise if they have none.  To be called before CUDA is used."""
+    """From now on ops take their deterministic form, and raise if they have none.
+
+    To be called before CUDA is used.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` would import torch._inductor
+    # `use_deterministic_algorithms` would import torch._inductor
+    torch.set_deterministic_debug_mode("error")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

@@ -22,7 +22,9 @@ _BETWEEN = "contextlib"  # the frame of a `with` block's own function
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A call in the program; `module` and `microbatch` (from 1, or 0 outside of any) say in which run of its line."""
+    """A call in the program; `module` and `microbatch` (from 1, or 0 outside of any) say in
+    which run of its line.
+    """
 
     code: CodeType
     instruction: int  # bytes into the code
@@ -36,7 +38,9 @@ class Line:
 
     @property
     def result(self) -> str:
-        """The name that the call's result is given; the call itself where it is inside another expression."""
+        """The name that the call's result is given; the call itself where it is inside another
+        expression.
+        """
         call = ast.unparse(self._call())
         for stmt in self._statements():
             if isinstance(stmt, ast.With) and (target := stmt.items[0].optional_vars):
@@ -49,7 +53,9 @@ class Line:
 
     @property
     def place(self) -> str:
-        """`llama.scale:22, train.py:61`: the plan's line, which a comment tells, and the program's."""
+        """`llama.scale:22, train.py:61`: the plan's line, which a comment tells, and the
+        program's.
+        """
         return place(self.code.co_filename, self._number())
 
     def _span(self) -> tuple[int, int, int, int]:
@@ -62,7 +68,9 @@ class Line:
         return self._span()[0]
 
     def _statements(self) -> list[ast.stmt]:
-        """The statement of the line, which emitted programs write on one line; none where it goes on."""
+        """The statement of the line, which emitted programs write on one line; none where it
+        goes on.
+        """
         source = linecache.getline(self.code.co_filename, self._number()).strip()
         for whole in (source, f"{source}\n pass"):  # the second for a block that it opens
             with suppress(SyntaxError):
@@ -72,7 +80,10 @@ class Line:
     def _call(self) -> ast.Call:
         """The coercion; a `with` block's own call has the whole block's place."""
         start, end, left, right = self._span()
-        lines = [linecache.getline(self.code.co_filename, number).encode() for number in range(start, end + 1)]
+        lines = [
+            linecache.getline(self.code.co_filename, number).encode()
+            for number in range(start, end + 1)
+        ]
         lines[-1] = lines[-1][:right]
         text = b"".join([lines[0][left:], *lines[1:]]).decode()
         opened = next((stmt for stmt in self._statements() if isinstance(stmt, ast.With)), None)
@@ -82,10 +93,17 @@ class Line:
 
 
 def plan_line(file: str, number: int) -> str:
-    """`llama.scale:22` for a line of the program, which says so at the end of its comment or of one above it; or ``."""
+    """`llama.scale:22` for a line of the program, which says so at the end of its comment or of
+    one above it; or ``.
+    """
     above = linecache.getline(file, number - 1).strip()
-    comments = [linecache.getline(file, number).partition("#")[2], above[1:] if above.startswith("#") else ""]
-    return next((found[1] for comment in comments if (found := re.search(r"(\S+:\d+)\s*$", comment))), "")
+    comments = [
+        linecache.getline(file, number).partition("#")[2],
+        above[1:] if above.startswith("#") else "",
+    ]
+    return next(
+        (found[1] for comment in comments if (found := re.search(r"(\S+:\d+)\s*$", comment))), ""
+    )
 
 
 def place(file: str, number: int) -> str:
@@ -95,7 +113,9 @@ def place(file: str, number: int) -> str:
 
 
 def first_use(model: nn.Module, parameter: str) -> str:
-    """The first line, in the `forward` of its module, that reads a parameter, as `Line.place`; empty if none does."""
+    """The first line, in the `forward` of its module, that reads a parameter, as `Line.place`;
+    empty if none does.
+    """
     owner, _, attribute = parameter.rpartition(".")
     modules: dict[str, Any] = dict(cast(Any, model).named_modules())
     if owner not in modules:

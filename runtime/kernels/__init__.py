@@ -1,6 +1,8 @@
-"""Triton kernels of emitted programs' ops, each with a torch twin of the same signature, one op a file.
+"""Triton kernels of emitted programs' ops, each with a torch twin of the same signature, one op a
+file.
 
-Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
+Only a program that was compiled with kernels imports this package; the runtime itself works without
+Triton.
 """
 
 from .accumulate import Accumulate

@@ -1,7 +1,7 @@
 """Adds gradients of one element type to sums of a wider one, in one pass.
 
-torch adds tensors of two element types one element at a time, without loads of 16 bytes; what it only casts, it does
-with them, so that no kernel is needed there.
+torch adds tensors of two element types one element at a time, without loads of 16 bytes; what it
+only casts, it does with them, so that no kernel is needed there.
 """
 # pyright: basic
 
@@ -22,13 +22,16 @@ def accumulate_kernel(total, x, size, COLUMNS: tl.constexpr):
     mask = at < size - start
     total += start
     x += start
-    added = tl.load(total + at, mask, other=0.0).to(tl.float32) + tl.load(x + at, mask, other=0.0).to(tl.float32)
+    added = tl.load(total + at, mask, other=0.0).to(tl.float32) + tl.load(
+        x + at, mask, other=0.0
+    ).to(tl.float32)
     tl.store(total + at, added.to(total.dtype.element_ty), mask)
 
 
 @dataclass(frozen=True)
 class Accumulate:
-    """total += x, of one shape, in float32 at least; torch does it where both have one element type or total has gaps.
+    """total += x, of one shape, in float32 at least; torch does it where both have one element type
+    or total has gaps.
 
     Moves 10 bytes for each element of bfloat16 that is added to float32.
     """
@@ -47,4 +50,6 @@ class Accumulate:
             count = span.stop - span.start
             grid = (launching.blocks(count, self.tile.columns),)
             args = (flat[span], added[span], count)
-            launching.launch(accumulate_kernel, grid, *args, warps=self.tile.warps, COLUMNS=self.tile.columns)
+            launching.launch(
+                accumulate_kernel, grid, *args, warps=self.tile.warps, COLUMNS=self.tile.columns
+            )

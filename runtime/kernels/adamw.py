@@ -1,4 +1,6 @@
-"""AdamW over flat shards in one pass: scaled gradients in, parameters, moments and working copies out."""
+"""AdamW over flat shards in one pass: scaled gradients in, parameters, moments and working
+copies out.
+"""
 # pyright: basic
 
 import math
@@ -16,7 +18,9 @@ from .launching import Tile
 
 @triton.jit
 def _one_minus_exp(x):
-    """1 − exp(x) for x ≤ 0: near 0, where the difference would lose its digits, by Taylor's series."""
+    """1 − exp(x) for x ≤ 0: near 0, where the difference would lose its digits, by Taylor's
+    series.
+    """
     near = -x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7))))))
     return tl.where(x > -0.25, near, 1 - tl.exp(x))
 
@@ -33,7 +37,8 @@ def _adamw(
     start = tl.program_id(0).to(tl.int64) * COLUMNS
     layer = tl.program_id(1).to(tl.int64)
     at = tl.arange(0, COLUMNS)
-    # A skipped step has no branch: nothing is left to do, and gradients that are not finite do no harm.
+    # A skipped step has no branch: nothing is left to do, and gradients that are not finite do no
+    # harm.
     mask = at < tl.where(tl.load(skip) == 0, size - start, 0)
     parameters += layer * parameters_stride + start
     gradients += layer * gradients_stride + start
@@ -61,21 +66,31 @@ def _adamw(
 
 @dataclass(frozen=True)
 class AdamW(optimizers.AdamW):
-    """Adam with decoupled weight decay (arXiv:1711.05101), one launch for a group's part of all layers of a bucket.
+    """Adam with decoupled weight decay (arXiv:1711.05101), one launch for a group's part of all
+    layers of a bucket.
 
     g = gradient · scale;  m += (1 − β₁)(g − m);  v += (1 − β₂)(g² − v);
-    p −= lr · decay · p + lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps);  copy = p in its element type.
+    p −= lr · decay · p + lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps);  copy = p in its
+        element type.
 
-    All tensors are [layers, elements], with elements side by side; inside everything is in float32.  The
-    gradients stay as they are.  An element moves 28 bytes in float32, and 2 more for a bfloat16 copy.  Elsewhere
-    (`launching`) it is the optimizer of torch's kernels, which it equals up to rounding.
+    All tensors are [layers, elements], with elements side by side; inside everything is in
+    float32.  The gradients stay as they are.  An element moves 28 bytes in float32, and 2 more for
+    a bfloat16 copy.  Elsewhere (`launching`) it is the optimizer of torch's kernels, which it
+    equals up to rounding.
     """
 
     tile: Tile = Tile(rows=1, warps=4, columns=1024)
 
-    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None:
+    def update(
+        self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None
+    ) -> None:
         """One update in place."""
-        p, g, m, v = part.parameters, part.gradients, part.slots["exp_avg"], part.slots["exp_avg_sq"]
+        p, g, m, v = (
+            part.parameters,
+            part.gradients,
+            part.slots["exp_avg"],
+            part.slots["exp_avg_sq"],
+        )
         (layers, size), copies = p.shape, part.copies
         if launching.tile_for(self, {size: self.tile}, size, p, g, copies) is None:
             super().update(part, lr, step, skip, scale)
@@ -94,7 +109,8 @@ class AdamW(optimizers.AdamW):
                 (launching.blocks(span.stop - span.start, self.tile.columns), layers),
                 *(x if x is None else x[:, span] for x in (p, g, m, v, copies)),
                 *(step, skip, scale),
-                *((0, 0, 0, 0) if layers == 1 else strides),  # of one layer's they are odd where its size is
+                # of one layer's they are odd where its size is
+                *((0, 0, 0, 0) if layers == 1 else strides),
                 *(span.stop - span.start, *numbers),
                 warps=self.tile.warps,
                 COLUMNS=self.tile.columns,

@@ -1,11 +1,12 @@
 """Cross entropy of logits in memory: one pass in forward, one in backward.
 
-Over a sharded vocabulary each rank has the parts of its own logits, `LogitSoftmaxStats`; the largest m, one small
-collective, brings them to one base, `rescale_to_global_max`, in which their sums over ranks, two more, are what
-`token_loss` takes.  All three lie outside of the logits' Function, whose backward is one pass all the same: z's
-gradient carries exp(m − peak).
+Over a sharded vocabulary each rank has the parts of its own logits, `LogitSoftmaxStats`; the
+largest m, one small collective, brings them to one base, `rescale_to_global_max`, in which their
+sums over ranks, two more, are what `token_loss` takes.  All three lie outside of the logits'
+Function, whose backward is one pass all the same: z's gradient carries exp(m − peak).
 
-Source: Shoeybi et al. 2019, section 3 (arXiv:1909.08053); Milakov and Gimelshein 2018 (arXiv:1805.02867).
+Source: Shoeybi et al. 2019, section 3 (arXiv:1909.08053); Milakov and Gimelshein 2018
+(arXiv:1805.02867).
 """
 
 from typing import Any, cast
@@ -21,16 +22,17 @@ from .logits import Classes, Parts, add_parts, classes_of, new_parts, put_gradie
 
 
 class LogitSoftmaxStats(Tiled[Tile]):
-    """m = max l, z = Σ exp(l − m) and t = l[label] or 0 for a label elsewhere, of this rank's logits l.
+    """m = max l, z = Σ exp(l − m) and t = l[label] or 0 for a label elsewhere, of this rank's
+    logits l.
 
-    logits [..., v], labels [...] of the whole vocabulary, < 0 for none; m, z, t [...] in float32, float64 for float64.
-    m is without gradient and, from z and t through `rescale_to_global_max`, the loss does not depend on it.  The first
-    `classes` of the v of all ranks of the axis are classes, by default all; a rank without any has z = 0 and the lowest
-    finite m.  With `smoothing` s, t is (1 − s) of that and s of Σ l / classes.  With `cap`, l is cap · tanh(logit /
-    cap).
+    logits [..., v], labels [...] of the whole vocabulary, < 0 for none; m, z, t [...] in float32,
+    float64 for float64.  m is without gradient and, from z and t through `rescale_to_global_max`,
+    the loss does not depend on it.  The first `classes` of the v of all ranks of the axis are
+    classes, by default all; a rank without any has z = 0 and the lowest finite m.  With `smoothing`
+    s, t is (1 − s) of that and s of Σ l / classes.  With `cap`, l is cap · tanh(logit / cap).
 
-    Saves logits, labels and m; backward makes the logits' gradient alone, in their dtype.  Rows must be without gaps
-    inside, else logits are copied.  A kernel serves v that have a tile.
+    Saves logits, labels and m; backward makes the logits' gradient alone, in their dtype.  Rows
+    must be without gaps inside, else logits are copied.  A kernel serves v that have a tile.
     """
 
     def __call__(
@@ -43,13 +45,17 @@ class LogitSoftmaxStats(Tiled[Tile]):
         cap: float = 0.0,
     ) -> Parts:
         """m, z, t."""
-        return _parts(self, logits, labels, classes_of(logits.shape[-1], axis, classes, smoothing, cap))
+        return _parts(
+            self, logits, labels, classes_of(logits.shape[-1], axis, classes, smoothing, cap)
+        )
 
 
 class CrossEntropy(Tiled[Tile]):
-    """Sum of token losses over a whole vocabulary, 0-dim, as `scalec.runtime.cross_entropy` has it; and soft-capped.
+    """Sum of token losses over a whole vocabulary, 0-dim, as `scalec.runtime.cross_entropy` has it;
+    and soft-capped.
 
-    Saves what `LogitSoftmaxStats` does, and of each token z, whether it has a label and, with a z-loss, log z + m.
+    Saves what `LogitSoftmaxStats` does, and of each token z, whether it has a label and, with a
+    z-loss, log z + m.
     """
 
     def __call__(
@@ -61,7 +67,10 @@ class CrossEntropy(Tiled[Tile]):
         z: float = 0.0,
         cap: float = 0.0,
     ) -> Tensor:
-        """logits [..., v], labels [...]; labels < 0 are ignored.  `z` weighs the z-loss (arXiv:2204.02311)."""
+        """logits [..., v], labels [...]; labels < 0 are ignored.
+
+        `z` weighs the z-loss (arXiv:2204.02311).
+        """
         here = classes_of(logits.shape[-1], None, classes, smoothing, cap)
         m, total, t = _parts(self, logits, labels, here)
         return token_loss(total, t - m, labels, m if z else None, z)
@@ -79,10 +88,12 @@ def rescale_to_global_max(
     classes: int | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """A rank's parts in terms of the peak, the largest m of all ranks: z and t as `local_softmax_stats` has them.
+    """A rank's parts in terms of the peak, the largest m of all ranks: z and t as
+    `local_softmax_stats` has them.
 
-    z' = z · exp(m − peak) and t' = t − weight · peak, with the weight of a token's label among this rank's `columns`
-    classes, those weights being 1 in all; both [...] and P over the axis.  Saves exp(m − peak).
+    z' = z · exp(m − peak) and t' = t − weight · peak, with the weight of a token's label among this
+    rank's `columns` classes, those weights being 1 in all; both [...] and P over the axis.  Saves
+    exp(m − peak).
     """
     weight = classes_of(columns, axis, classes, smoothing).weight(labels, m.dtype)
     return z * (m - peak).exp(), t - weight * peak
@@ -95,7 +106,9 @@ def _parts(op: Tiled[Tile], logits: Tensor, labels: Tensor, classes: Classes) ->
 
 class _LogitParts(Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: Classes, tile: Tile | None) -> Parts:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, classes: Classes, tile: Tile | None
+    ) -> Parts:
         rows = matrix(logits, logits.shape[-1])
         parts = new_parts(rows)
         add_parts(rows, labels.reshape(-1).contiguous(), parts, classes, tile)

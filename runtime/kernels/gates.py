@@ -2,7 +2,8 @@
 
     silu(a) = a · σ(a)                         slope σ(a) · (1 + a · (1 − σ(a)))
     gelu(a) = a · Φ(a)                         slope Φ(a) + a · φ(a)
-    gelu(a) = a · (1 + tanh(w)) / 2            w = √(2/π) · (a + 0.044715 · a³)   (Hendrycks, Gimpel, arXiv:1606.08415)
+    gelu(a) = a · (1 + tanh(w)) / 2            w = √(2/π) · (a + 0.044715 · a³)   (Hendrycks,
+        Gimpel, arXiv:1606.08415)
 
     da = g · b · slope(a)      db = g · activation(a)
 
@@ -71,7 +72,9 @@ def gate_backward(
     gate = tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32)
     value, slope = _activated(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
     other = tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(da + row * d_stride + column, (grad * other * slope).to(da.dtype.element_ty), mask=inside)
+    tl.store(
+        da + row * d_stride + column, (grad * other * slope).to(da.dtype.element_ty), mask=inside
+    )
     tl.store(db + row * d_stride + column, (grad * value).to(db.dtype.element_ty), mask=inside)
 
 
@@ -86,7 +89,9 @@ class SiluMul(Tiled[Tile]):
 class GeluMul(Tiled[Tile]):
     """gelu(a) · b; tiles by the size of the last dim.  Saves a and b."""
 
-    def __call__(self, a: Tensor, b: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    def __call__(
+        self, a: Tensor, b: Tensor, approximate: Literal["none", "tanh"] = "none"
+    ) -> Tensor:
         """a and b [..., f], of one shape; approximate as in torch.nn.functional.gelu."""
         return _gated(a, b, _KINDS[approximate], self.tile_for(a.shape[-1], a, b))
 
@@ -104,20 +109,29 @@ class _Gate(Function):
         ctx.save_for_backward(a, b)
         ctx.how = (kind, tile)
         if tile is None:
-            return distinct((_activated_torch(a, kind)[0] * b).to(torch.promote_types(a.dtype, b.dtype)))
+            return distinct(
+                (_activated_torch(a, kind)[0] * b).to(torch.promote_types(a.dtype, b.dtype))
+            )
         out = torch.empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
         _launch(gate_forward, (a, b), (out,), (), kind, tile)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (a, b), (kind, tile) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
+        (g,), (a, b), (kind, tile) = (
+            grad_outputs,
+            cast(tuple[Tensor, ...], ctx.saved_tensors),
+            ctx.how,
+        )
         if tile is None:
             value, slope = _activated_torch(a, kind)
-            da, db = beside([a, b])  # not before: the activation takes more memory while it is computed
+            # not before: the activation takes more memory while it is computed
+            da, db = beside([a, b])
             return da.copy_(slope.mul_(g).mul_(b)), db.copy_(value.mul_(g)), None, None
         da, db = beside([a, b])
-        _launch(gate_backward, (g, a, b), (da, db), (matrix(da, a.shape[-1]).stride(0),), kind, tile)
+        _launch(
+            gate_backward, (g, a, b), (da, db), (matrix(da, a.shape[-1]).stride(0),), kind, tile
+        )
         return da, db, None, None
 
 

@@ -1,7 +1,7 @@
 """Launches the kernels of this package, and says which calls they support.
 
-Where they do not, the torch twin of the same op does: on the CPU always, and on a GPU for what the table of tiles or
-the dtypes leave out, which the log says once.
+Where they do not, the torch twin of the same op does: on the CPU always, and on a GPU for what the
+table of tiles or the dtypes leave out, which the log says once.
 """
 
 import logging
@@ -25,10 +25,12 @@ AnyTile = TypeVar("AnyTile")
 
 @dataclass(frozen=True)
 class Tile:
-    """The part that one program of a kernel works on at a time: `rows` rows, each whole or in blocks of `columns`.
+    """The part that one program of a kernel works on at a time: `rows` rows, each whole or in
+    blocks of `columns`.
 
-    columns: 0 for whole rows, else a power of two.  programs: how many there are where each takes several tiles in
-    turn; all should fit on the chip at once.  The default is two for each multiprocessor of an H100.
+    columns: 0 for whole rows, else a power of two.  programs: how many there are where each takes
+    several tiles in turn; all should fit on the chip at once.  The default is two for each
+    multiprocessor of an H100.
     """
 
     rows: int
@@ -41,25 +43,38 @@ class Tile:
         return self.columns or padded(width)
 
     def options(self, width: int, columns: int) -> dict[str, int]:
-        """As kernels of rows of this width, in blocks of so many columns, and `launch` name them."""
+        """As kernels of rows of this width, in blocks of so many columns, and `launch` name
+        them.
+        """
         return {"WIDTH": width, "COLUMNS": columns, "ROWS": self.rows, "warps": self.warps}
 
 
 @dataclass(frozen=True, eq=False)
 class Tiled(Generic[AnyTile]):
-    """An op of emitted programs, with the tiles of its kernel by the size that each op's docstring names."""
+    """An op of emitted programs, with the tiles of its kernel by the size that each op's
+    docstring names.
+    """
 
     tiles: Mapping[int, AnyTile]
 
-    def tile_for(self, size: int, *tensors: Tensor | None, dtypes: Collection[torch.dtype] = DTYPES) -> AnyTile | None:
+    def tile_for(
+        self, size: int, *tensors: Tensor | None, dtypes: Collection[torch.dtype] = DTYPES
+    ) -> AnyTile | None:
         """The tile for some tensors, as `tile_for` of this module."""
         return tile_for(self, self.tiles, size, *tensors, dtypes=dtypes)
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, stages: int | None = None, **constants: Any
+    kernel: Any,
+    grid: tuple[int, ...],
+    *args: Any,
+    warps: int,
+    stages: int | None = None,
+    **constants: Any,
 ) -> None:
-    """Starts `kernel` on the current device, with its constexpr parameters by name; an empty grid starts nothing."""
+    """Starts `kernel` on the current device, with its constexpr parameters by name; an empty
+    grid starts nothing.
+    """
     if 0 in grid:
         return
     options = {"num_warps": warps} if stages is None else {"num_warps": warps, "num_stages": stages}
@@ -73,7 +88,8 @@ def tile_for(
     *tensors: Tensor | None,
     dtypes: Collection[torch.dtype] = DTYPES,
 ) -> AnyTile | None:
-    """The tile with which the kernel of `op` serves these tensors, some of which may lack, or None where torch does.
+    """The tile with which the kernel of `op` serves these tensors, some of which may lack, or None
+    where torch does.
 
     A tensor on the meta device counts as one on a GPU, so that launches can be listed without one.
     """
@@ -95,7 +111,9 @@ def _say(op: str, reason: str) -> None:
 
 
 def matrix(x: Tensor, width: int) -> Tensor:
-    """x as [rows, width] with neighbours in memory along the width; a copy where its rows are not evenly spaced."""
+    """x as [rows, width] with neighbours in memory along the width; a copy where its rows are
+    not evenly spaced.
+    """
     flat = x.reshape(x.numel() // width, width)
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
@@ -103,8 +121,8 @@ def matrix(x: Tensor, width: int) -> Tensor:
 def evenly(size: int) -> list[slice]:
     """As many of `size` elements as 16 divides, and the rest.
 
-    For numbers that 16 divides Triton compiles another kernel, with accesses of 16 bytes; after a mask by any other
-    number they are of one element.
+    For numbers that 16 divides Triton compiles another kernel, with accesses of 16 bytes; after a
+    mask by any other number they are of one element.
     """
     even = size - size % 16
     return [part for part in (slice(0, even), slice(even, size)) if part.start < part.stop]

@@ -1,9 +1,11 @@
 """A linear layer and the cross entropy of its logits, which are never all in memory.
 
-With 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their gradient; a product with
-the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at a time, and there are two ways:
+With 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their
+gradient; a product with the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at
+a time, and there are two ways:
 
-                                unfused   LinearSoftmaxStats, chunk 8064   LinearCrossEntropy, chunk 1024
+                                unfused   LinearSoftmaxStats, chunk 8064   LinearCrossEntropy,
+                                    chunk 1024
     products                    3         4; 5 if W is delayed             3
     saved for backward          2.1 GB    m                                dx 67 MB, dW 1.05 GB
     at most, beside dx and dW   3.1 GB    0.27 GB                          0.26 GB
@@ -11,17 +13,19 @@ the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at a tim
     classes that a rank has     any       any                              all
     gradient of the loss        any       any, for each token              one factor
 
-`LinearSoftmaxStats` iterates over chunks of classes, and recomputes logits in backward, since their gradient needs the
-statistics of other chunks and ranks.  A row of dW is computed and rounded once, as unfused; dx is a sum over chunks.
-`LinearCrossEntropy` iterates over chunks of tokens, and has all of a token's logits at a time; so forward computes
-their gradient too, and from it dx and dW, and backward multiplies them by the factor.  dW is a sum over chunks.
+`LinearSoftmaxStats` iterates over chunks of classes, and recomputes logits in backward, since their
+gradient needs the statistics of other chunks and ranks.  A row of dW is computed and rounded once,
+as unfused; dx is a sum over chunks.  `LinearCrossEntropy` iterates over chunks of tokens, and has
+all of a token's logits at a time; so forward computes their gradient too, and from it dx and dW,
+and backward multiplies them by the factor.  dW is a sum over chunks.
 
-The second is for whole vocabularies whose backward follows forward at once, without stages or in the last one; it
-takes no more time than unfused.  The first is for all others, as dW would be saved for each microbatch in flight; where
-the vocabulary is sharded, logits are smaller by the same factor, and unfused may do.
+The second is for whole vocabularies whose backward follows forward at once, without stages or in
+the last one; it takes no more time than unfused.  The first is for all others, as dW would be saved
+for each microbatch in flight; where the vocabulary is sharded, logits are smaller by the same
+factor, and unfused may do.
 
-Sources: Wijmans et al. 2024 (arXiv:2411.09009), but no small gradients are skipped here; Hsu et al. 2024
-(arXiv:2410.10989).
+Sources: Wijmans et al. 2024 (arXiv:2411.09009), but no small gradients are skipped here; Hsu et al.
+2024 (arXiv:2410.10989).
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,14 +46,17 @@ from .logits import Classes, Parts, add_parts, classes_of, new_parts, product, p
 
 @dataclass(frozen=True, eq=False)
 class LinearCrossEntropy(Tiled[Tile]):
-    """Sum of token losses of the logits x · weightᵀ + bias, 0-dim, as `CrossEntropy` has it, without the logits.
+    """Sum of token losses of the logits x · weightᵀ + bias, 0-dim, as `CrossEntropy` has it,
+    without the logits.
 
-    x [..., h], weight [v, h] and bias [v], if there is one, with the whole vocabulary, labels [...], < 0 for none.
-    Logits of `chunk` tokens are made at a time, 1024 or more for large products.
+    x [..., h], weight [v, h] and bias [v], if there is one, with the whole vocabulary, labels
+    [...], < 0 for none.  Logits of `chunk` tokens are made at a time, 1024 or more for large
+    products.
 
-    Where gradients will be asked for, saves those of x, weight and bias of a loss that counts once, in their element
-    types; the weight's adds up chunks in it, each sum rounded, the bias' in float32, each chunk rounded.  Backward
-    multiplies them in place, and runs only once; within `set_apart` those of weight and bias are put off.
+    Where gradients will be asked for, saves those of x, weight and bias of a loss that counts once,
+    in their element types; the weight's adds up chunks in it, each sum rounded, the bias' in
+    float32, each chunk rounded.  Backward multiplies them in place, and runs only once; within
+    `set_apart` those of weight and bias are put off.
     """
 
     chunk: int
@@ -67,7 +74,10 @@ class LinearCrossEntropy(Tiled[Tile]):
     ) -> Tensor:
         """The loss; `z` weighs the z-loss."""
         given = (it for it in (x, weight, bias) if it is not None)
-        columns, wanted = weight.shape[0], torch.is_grad_enabled() and any(it.requires_grad for it in given)
+        columns, wanted = (
+            weight.shape[0],
+            torch.is_grad_enabled() and any(it.requires_grad for it in given),
+        )
         here = classes_of(columns, None, classes, smoothing, cap)
         tokenwise = _Tokenwise(here, self.chunk, self.tile_for(columns, x), z, wanted)
         return cast(Any, _LinearCrossEntropy).apply(x, weight, bias, labels, tokenwise)
@@ -75,7 +85,9 @@ class LinearCrossEntropy(Tiled[Tile]):
 
 @dataclass(frozen=True)
 class _Tokenwise:
-    """The computation of a loss, `chunk` tokens at a time; `differentiated` says whether with gradients."""
+    """The computation of a loss, `chunk` tokens at a time; `differentiated` says whether with
+    gradients.
+    """
 
     classes: Classes
     chunk: int
@@ -86,7 +98,9 @@ class _Tokenwise:
     def chunks(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows of x, their loss, and the gradient of their logits; the next lie in the same memory."""
+        """Rows of x, their loss, and the gradient of their logits; the next lie in the same
+        memory.
+        """
         memory = x.new_empty(min(self.chunk, x.shape[0]), weight.shape[0])
         for start in range(0, max(x.shape[0], 1), self.chunk):
             rows = slice(start, min(start + self.chunk, x.shape[0]))
@@ -106,15 +120,24 @@ class _Tokenwise:
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokenwise: _Tokenwise
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        tokenwise: _Tokenwise,
     ) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])
-        of_x, of_weight, of_bias = (tokenwise.differentiated and needed for needed in ctx.needs_input_grad[:3])
+        of_x, of_weight, of_bias = (
+            tokenwise.differentiated and needed for needed in ctx.needs_input_grad[:3]
+        )
         dx = torch.empty_like(tokens) if of_x else None
         dw = torch.empty_like(weight) if of_weight else None
         db = weight.new_zeros(weight.shape[0], dtype=wide(x.dtype)) if of_bias else None
         total = tokens.new_zeros((), dtype=wide(x.dtype))
-        for rows, loss, gradient in tokenwise.chunks(tokens, weight, bias, labels.reshape(-1).contiguous()):
+        for rows, loss, gradient in tokenwise.chunks(
+            tokens, weight, bias, labels.reshape(-1).contiguous()
+        ):
             total += loss
             if dx is not None:
                 torch.mm(gradient, weight, out=dx[rows])
@@ -139,17 +162,19 @@ class _LinearCrossEntropy(Function):
 
 @dataclass(frozen=True, eq=False)
 class LinearSoftmaxStats(Tiled[Tile]):
-    """m, z and t of the logits x · weightᵀ + bias, as `LogitSoftmaxStats` has them, without the logits.
+    """m, z and t of the logits x · weightᵀ + bias, as `LogitSoftmaxStats` has them, without the
+    logits.
 
-    x [..., h], weight [v, h] and bias [v], if there is one, with this rank's part of the vocabulary, labels [...];
-    m, z, t [...].  `chunk` columns of logits are made at a time, in the element type of x: a multiple of 128 near
-    v / 16, but 4096 or more, keeps products large.
+    x [..., h], weight [v, h] and bias [v], if there is one, with this rank's part of the
+    vocabulary, labels [...]; m, z, t [...].  `chunk` columns of logits are made at a time, in the
+    element type of x: a multiple of 128 near v / 16, but 4096 or more, keeps products large.
 
-    Saves x, weight, bias, labels and m; backward recomputes each chunk's logits, puts their gradient in their place,
-    multiplies it by weight and x, and adds up its rows for the bias.  The gradient of x, P over the axis, adds up
-    chunks in float32, each rounded to the element type first; those of weight and bias have their element type.
-    Within `set_apart` (`ops/delayed_wgrad`) these two are delayed, with nothing but the saved tensors and the gradients
-    of z and t kept for them; they recompute the logits together, once.
+    Saves x, weight, bias, labels and m; backward recomputes each chunk's logits, puts their
+    gradient in their place, multiplies it by weight and x, and adds up its rows for the bias.  The
+    gradient of x, P over the axis, adds up chunks in float32, each rounded to the element type
+    first; those of weight and bias have their element type.  Within `set_apart`
+    (`ops/delayed_wgrad`) these two are delayed, with nothing but the saved tensors and the
+    gradients of z and t kept for them; they recompute the logits together, once.
     """
 
     chunk: int
@@ -169,7 +194,9 @@ class LinearSoftmaxStats(Tiled[Tile]):
         columns = weight.shape[0]
         here = classes_of(columns, axis, classes, smoothing, cap)
         tile = self.tile_for(columns, x)
-        return cast(Any, _LinearParts).apply(x, weight, bias, labels, _Classwise(here, self.chunk, tile))
+        return cast(Any, _LinearParts).apply(
+            x, weight, bias, labels, _Classwise(here, self.chunk, tile)
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +207,9 @@ class _Classwise:
     chunk: int
     tile: Tile | None
 
-    def logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    def logits(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Iterator[tuple[slice, Tensor]]:
         """Columns, and their logits [rows, columns]; the next lie in the same memory."""
         (rows, _), columns = x.shape, weight.shape[0]
         memory = x.new_empty(rows * min(self.chunk, columns))
@@ -201,17 +230,22 @@ def _gradients(
     classwise: _Classwise,
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Gradients of x, weight and bias, as far as `wanted`, all from the same logits; tokens are in rows."""
+    """Gradients of x, weight and bias, as far as `wanted`, all from the same logits; tokens are
+    in rows.
+    """
     of_x, of_weight, of_bias = wanted
     dx = torch.zeros_like(x, dtype=wide(x.dtype)) if of_x else None
     dw = torch.empty_like(weight) if of_weight else None
     db = weight.new_empty(weight.shape[0]) if of_bias else None
     for columns, logits in classwise.logits(x, weight, bias) if any(wanted) else ():
-        put_gradient(logits, logits, labels, m, of_parts, classwise.classes.part(columns), classwise.tile)
+        put_gradient(
+            logits, logits, labels, m, of_parts, classwise.classes.part(columns), classwise.tile
+        )
         if dx is not None and dx.dtype == x.dtype:
             dx.addmm_(logits, weight[columns])
         elif dx is not None:
-            dx.add_(logits @ weight[columns])  # not all torch versions add bfloat16 to float32 without rounding first
+            # not all torch versions add bfloat16 to float32 without rounding first
+            dx.add_(logits @ weight[columns])
         if dw is not None:
             torch.mm(logits.mT, x, out=dw[columns])
         if db is not None:
@@ -222,7 +256,12 @@ def _gradients(
 class _LinearParts(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, classwise: _Classwise
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        classwise: _Classwise,
     ) -> Parts:
         rows, classes = x.reshape(-1, x.shape[-1]), labels.reshape(-1).contiguous()
         parts = new_parts(rows)
@@ -241,7 +280,15 @@ class _LinearParts(Function):
         x, weight, bias, labels, m = cast(tuple[Any, ...], ctx.saved_tensors)
         rows, bias = x.detach().reshape(-1, x.shape[-1]), bias if bias is None else bias.detach()
         g_z, g_t = (of_part.reshape(-1).contiguous() for of_part in grad_outputs[1:])
-        given = rows, weight.detach(), bias, labels.reshape(-1).contiguous(), m.view(-1), (g_z, g_t), ctx.classwise
+        given = (
+            rows,
+            weight.detach(),
+            bias,
+            labels.reshape(-1).contiguous(),
+            m.view(-1),
+            (g_z, g_t),
+            ctx.classwise,
+        )
         of_x, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad[:3])
         delayed = [weight for weight, of in zip(ctx.weights, of_weights, strict=True) if of]
         later = partial(_gradients, *given, (False, *of_weights))

@@ -1,7 +1,7 @@
 """The kernels of `logits`: softmax statistics of rows, and the logits' gradient.
 
-Inside they are in float32.  `stride` is that of the rows of logits.  `size` of the `width` columns are classes, `first`
-the first of them; smoothing, each and CAP are those of `Classes`.
+Inside they are in float32.  `stride` is that of the rows of logits.  `size` of the `width` columns
+are classes, `first` the first of them; smoothing, each and CAP are those of `Classes`.
 """
 # pyright: basic
 
@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-"""Below every logit, and finite: from what has it as its maximum, lanes and ranks without classes, no NaN comes."""
+"""Below every logit, and finite: from what has it as its maximum, lanes and ranks without
+classes, no NaN comes.
+"""
 
 
 @triton.jit
@@ -22,7 +24,9 @@ def _capped(x, CAP: tl.constexpr):
 
 @triton.jit
 def _joined(m, z, x):
-    """m and z of each lane with those of its row of x: one exponential for each element, and one for the lane."""
+    """m and z of each lane with those of its row of x: one exponential for each element, and
+    one for the lane.
+    """
     peak = tl.maximum(m, tl.max(x, axis=1))
     return peak, z * tl.exp(m - peak) + tl.sum(tl.exp(x - peak[:, None]), axis=1)
 
@@ -30,12 +34,13 @@ def _joined(m, z, x):
 @triton.jit
 def logit_softmax_stats(
     logits, labels, m_parts, z_parts, t_parts, stride, first, size, width, smoothing, each,
-    CAP: tl.constexpr, SMOOTHED: tl.constexpr, BEGINS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    CAP: tl.constexpr, SMOOTHED: tl.constexpr, BEGINS: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One row for each program.
 
-    Each of its lanes has m and z of its own until the end, and takes WIDTH neighbouring columns, one load of 16 bytes,
-    at a time: in the loop no thread waits for another.
+    Each of its lanes has m and z of its own until the end, and takes WIDTH neighbouring columns,
+    one load of 16 bytes, at a time: in the loop no thread waits for another.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -52,7 +57,8 @@ def logit_softmax_stats(
         if SMOOTHED:
             total += tl.sum(x, axis=1)
     if whole < size:
-        there = whole + columns < width  # padding too: of a width that 16 divides, no load of 16 bytes is cut
+        # padding too: of a width that 16 divides, no load of 16 bytes is cut
+        there = whole + columns < width
         x = _capped(tl.load(logits + whole + columns, mask=there, other=0.0).to(tl.float32), CAP)
         real = whole + columns < size
         m, z = _joined(m, z, tl.where(real, x, float("-inf")))

@@ -2,9 +2,10 @@
 
 For each row of logits [rows, columns], with l = cap · tanh(logit / cap) where there is a cap:
     m = max l,   z = Σ exp(l − m),   t = (1 − smoothing) · l[label] + each · Σ l,
-sums over the columns that are classes (`Classes`); l[label] is 0 for a label elsewhere.  m and z are made together,
-from block to block (arXiv:1805.02867).  With m taken as constant,
-    dl = dz · exp(l − m) + dt · ((1 − smoothing) · [column = label] + each),   dlogit = dl · (1 − (l / cap)²).
+sums over the columns that are classes (`Classes`); l[label] is 0 for a label elsewhere.  m and z
+are made together, from block to block (arXiv:1805.02867).  With m taken as constant,
+    dl = dz · exp(l − m) + dt · ((1 − smoothing) · [column = label] + each),   dlogit = dl · (1
+        − (l / cap)²).
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +28,8 @@ class Classes:
     size       how many columns are classes; those after them are padding
     smoothing  the share of each label that goes to all classes alike (arXiv:1512.00567)
     each       what of it goes to each class
-    cap        logits are bounded by ±cap, cap · tanh(logit / cap), if it is not 0 (Gemma 2, arXiv:2408.00118)
+    cap        logits are bounded by ±cap, cap · tanh(logit / cap), if it is not 0 (Gemma 2,
+               arXiv:2408.00118)
     """
 
     first: int
@@ -48,15 +50,23 @@ class Classes:
         return local.masked_fill_(~here, 0), here
 
     def weight(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weight of each label in these classes: 1 − smoothing if it is here, and `each` for every class."""
+        """The weight of each label in these classes: 1 − smoothing if it is here, and `each`
+        for every class.
+        """
         _, here = self.column(labels)
         return (1 - self.smoothing) * here.to(dtype) + self.each * self.size
 
 
 def classes_of(
-    columns: int, axis: Axis | None = None, classes: int | None = None, smoothing: float = 0.0, cap: float = 0.0
+    columns: int,
+    axis: Axis | None = None,
+    classes: int | None = None,
+    smoothing: float = 0.0,
+    cap: float = 0.0,
 ) -> Classes:
-    """Classes of this rank's `columns` of the vocabulary; the first `classes` of all ranks are no padding."""
+    """Classes of this rank's `columns` of the vocabulary; the first `classes` of all ranks are
+    no padding.
+    """
     first, every = (axis.rank * columns, axis.size * columns) if axis else (0, columns)
     count = every if classes is None else classes
     return Classes(first, max(0, min(columns, count - first)), smoothing, smoothing / count, cap)
@@ -69,7 +79,9 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """The logits x · weightᵀ + bias, in the memory of `out`.  x [rows, h], weight [columns, h], bias [columns]."""
+    """The logits x · weightᵀ + bias, in the memory of `out`.  x [rows, h], weight [columns, h],
+    bias [columns].
+    """
     if bias is None:
         return torch.mm(x, weight.mT, out=out)
     return torch.addmm(bias, x, weight.mT, out=out)
@@ -82,7 +94,12 @@ def new_parts(logits: Tensor) -> Parts:
 
 
 def add_parts(
-    logits: Tensor, labels: Tensor, parts: Parts, classes: Classes, tile: Tile | None, begins: bool = True
+    logits: Tensor,
+    labels: Tensor,
+    parts: Parts,
+    classes: Classes,
+    tile: Tile | None,
+    begins: bool = True,
 ) -> None:
     """Brings logits [rows, columns] into the parts of their rows, the first of them or `begins`.
 
@@ -114,9 +131,11 @@ def put_gradient(
     classes: Classes,
     tile: Tile | None,
 ) -> None:
-    """Fills `out`, [rows, columns] without gaps, with the logits' gradient from those of z and t; 0 for padding.
+    """Fills `out`, [rows, columns] without gaps, with the logits' gradient from those of z and t; 0
+    for padding.
 
-    m is that of `add_parts` or any other from which z was made.  `out` may be the logits themselves.
+    m is that of `add_parts` or any other from which z was made.  `out` may be the logits
+    themselves.
     """
     if tile is None:
         _put_gradient(out, logits, labels, m, gradients, classes)
@@ -133,7 +152,9 @@ def put_gradient(
     )
 
 
-def _add_parts(logits: Tensor, labels: Tensor, parts: Parts, classes: Classes, begins: bool) -> None:
+def _add_parts(
+    logits: Tensor, labels: Tensor, parts: Parts, classes: Classes, begins: bool
+) -> None:
     m, z, t = parts
     if begins:
         m.fill_(torch.finfo(torch.float32).min)
@@ -153,7 +174,12 @@ def _add_parts(logits: Tensor, labels: Tensor, parts: Parts, classes: Classes, b
 
 
 def _put_gradient(
-    out: Tensor, logits: Tensor, labels: Tensor, m: Tensor, gradients: tuple[Tensor, Tensor], classes: Classes
+    out: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    m: Tensor,
+    gradients: tuple[Tensor, Tensor],
+    classes: Classes,
 ) -> None:
     g_z, g_t = (gradient.unsqueeze(-1) for gradient in gradients)
     if classes.size == 0:

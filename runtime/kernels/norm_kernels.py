@@ -1,4 +1,6 @@
-"""The two kernels of all norms, by the formulas in `norms`; what is None (y, bias, mean, gs) is left out."""
+"""The two kernels of all norms, by the formulas in `norms`; what is None (y, bias, mean, gs) is
+left out.
+"""
 # pyright: basic
 # (Triton has no types.)
 
@@ -30,10 +32,14 @@ def norm_forward(
     out = (
         u
         * r[:, None]
-        * tl.load(tl.broadcast_to(weight + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
+        * tl.load(tl.broadcast_to(weight + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(
+            tl.float32
+        )
     )
     if bias is not None:
-        out += tl.load(tl.broadcast_to(bias + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(tl.float32)
+        out += tl.load(tl.broadcast_to(bias + column, [ROWS, COLUMNS]), mask=inside, other=0.0).to(
+            tl.float32
+        )
     tl.store(a + start * WIDTH + column, out.to(a.dtype.element_ty), mask=inside)
 
 
@@ -51,7 +57,9 @@ def norm_backward(
     da, gs, s, weight, mean, root, ds, dweight, dbias, da_stride, gs_stride, s_stride, rows,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """AGAIN: rows are read twice, for their sums and, from the L1 cache, for the rest, instead of kept in registers."""
+    """AGAIN: rows are read twice, for their sums and, from the L1 cache, for the rest, instead
+    of kept in registers.
+    """
     column = tl.arange(0, COLUMNS)[None, :]
     to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)
     to_bias = tl.zeros([ROWS, COLUMNS], tl.float32)

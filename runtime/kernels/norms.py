@@ -1,5 +1,5 @@
-"""Root-mean-square and layer norms of rows, with or without a residual added first: autograd, and a torch twin
-(Ba et al., arXiv:1607.06450; Zhang and Sennrich, arXiv:1910.07467).
+"""Root-mean-square and layer norms of rows, with or without a residual added first: autograd, and a
+torch twin (Ba et al., arXiv:1607.06450; Zhang and Sennrich, arXiv:1910.07467).
 
     s = x + y                                        where a residual is added, else s = x
     u = s − mean(s)                                  where centered (layer norm), else u = s
@@ -8,10 +8,12 @@
 
 With n = u · r and d = da · weight, the gradients are
 
-    ds = r · (d − n · mean(d · n) − mean(d)) + gs    mean(d) where centered; gs is what arrives for s itself
+    ds = r · (d − n · mean(d · n) − mean(d)) + gs    mean(d) where centered; gs is what arrives
+        for s itself
     dweight = Σ da · n    dbias = Σ da               over rows
 
-The sums over rows are taken in two stages: each program adds up its rows, then torch the programs; always in one order.
+The sums over rows are taken in two stages: each program adds up its rows, then torch the programs;
+always in one order.
 """
 
 from functools import partial
@@ -25,7 +27,9 @@ from . import launching, norm_kernels
 from .launching import Tile, Tiled, blocks, matrix, padded
 
 KEPT = 4096
-"""Elements of rows that a program's registers hold in backward, beside sums of as many; of more it reads rows twice."""
+"""Elements of rows that a program's registers hold in backward, beside sums of as many; of more
+it reads rows twice.
+"""
 
 
 class _Norm(Function):
@@ -56,18 +60,30 @@ class _Norm(Function):
         s, weight, mean, root = cast(tuple[Any, ...], ctx.saved_tensors)
         bias, tile = ctx.how
         backward = _backward_torch if tile is None else partial(_backward, tile=tile)
-        ds, *sums = backward(da, gs[0] if gs else None, s, weight, mean, root, biased=bias is not None)
+        ds, *sums = backward(
+            da, gs[0] if gs else None, s, weight, mean, root, biased=bias is not None
+        )
         dweight = sums[0].to(weight.dtype).view(weight.shape)
         dbias = sums[1].to(bias).view(weight.shape) if bias is not None else None
         return ds, ds if gs else None, dweight, dbias, None, None, None
 
 
 def _forward(
-    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, centered: bool, tile: Tile
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centered: bool,
+    tile: Tile,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     width = weight.numel()
     rows = x.numel() // width
-    s = x if y is None else torch.empty(x.shape, dtype=torch.promote_types(x.dtype, y.dtype), device=x.device)
+    s = (
+        x
+        if y is None
+        else torch.empty(x.shape, dtype=torch.promote_types(x.dtype, y.dtype), device=x.device)
+    )
     a = torch.empty(x.shape, dtype=s.dtype, device=x.device)
     root = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty_like(root) if centered else None
@@ -76,7 +92,14 @@ def _forward(
     launching.launch(
         norm_kernels.norm_forward,  # pyright: ignore[reportUnknownMemberType]
         (blocks(rows, tile.rows),),
-        *(x, y, weight.contiguous(), None if bias is None else bias.contiguous(), None if y is None else s, a),
+        *(
+            x,
+            y,
+            weight.contiguous(),
+            None if bias is None else bias.contiguous(),
+            None if y is None else s,
+            a,
+        ),
         *(mean, root, x.stride(0), 0 if y is None else y.stride(0), rows, eps),
         **tile.options(width, padded(width)),
     )
@@ -125,9 +148,16 @@ def _forward_torch(
 
 
 def _backward_torch(
-    da: Tensor, gs: Tensor | None, s: Tensor, weight: Tensor, mean: Tensor | None, root: Tensor, biased: bool
+    da: Tensor,
+    gs: Tensor | None,
+    s: Tensor,
+    weight: Tensor,
+    mean: Tensor | None,
+    root: Tensor,
+    biased: bool,
 ) -> tuple[Tensor, ...]:
-    g, u = [matrix(it, weight.numel()).to(root.dtype) for it in (da, s)]  # a generator stops torch 2.14 in a graph
+    # a generator stops torch 2.14 in a graph
+    g, u = [matrix(it, weight.numel()).to(root.dtype) for it in (da, s)]
     n = (u if mean is None else u - mean.unsqueeze(1)) * root.unsqueeze(1)
     d = g * weight.flatten()
     back = d - n * (d * n).mean(1, keepdim=True)
@@ -139,29 +169,42 @@ def _backward_torch(
 
 
 def _normed(
-    op: Tiled[Tile], x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, centered: bool
+    op: Tiled[Tile],
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centered: bool,
 ) -> Any:
     """a, [...] as x and in its element type; with y (s, a), in the element type of their sum.
 
-    Saved for backward: s, weight, of each row 1 / root and, where centered, mean.  Without a tile torch computes it.
+    Saved for backward: s, weight, of each row 1 / root and, where centered, mean.  Without a tile
+    torch computes it.
     """
     assert y is None or y.shape == x.shape, "norms: a residual is added element by element"
-    return cast(Any, _Norm).apply(x, y, weight, bias, eps, centered, op.tile_for(weight.numel(), x, y, weight, bias))
+    return cast(Any, _Norm).apply(
+        x, y, weight, bias, eps, centered, op.tile_for(weight.numel(), x, y, weight, bias)
+    )
 
 
 class LayerNorm(Tiled[Tile]):
-    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x; tiles by its elements.
+    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x;
+    tiles by its elements.
 
     Saves x, weight and two numbers in float32 for each row.
     """
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float
+    ) -> Tensor:
         """As `scalec.runtime.layer_norm`; x [..., *weight.shape]."""
         return _normed(self, x, None, weight, bias, eps, True)
 
 
 class AddLayerNorm(Tiled[Tile]):
-    """s = x + y and a = layer_norm(s), of s as it is rounded; one pass over memory, and one for their gradients.
+    """s = x + y and a = layer_norm(s), of s as it is rounded; one pass over memory, and one for
+    their gradients.
 
     Saves s, weight and two numbers in float32 for each row.
     """
@@ -174,7 +217,8 @@ class AddLayerNorm(Tiled[Tile]):
 
 
 class RMSNorm(Tiled[Tile]):
-    """x / sqrt(mean(x²) + eps) · weight over the weight's dims, the last of x; tiles by the number of its elements.
+    """x / sqrt(mean(x²) + eps) · weight over the weight's dims, the last of x; tiles by the number
+    of its elements.
 
     Saves x, weight and one number in float32 for each row.
     """
@@ -185,7 +229,8 @@ class RMSNorm(Tiled[Tile]):
 
 
 class AddRMSNorm(Tiled[Tile]):
-    """s = x + y and a = rms_norm(s), of s as it is rounded; one pass over memory, and one for their gradients.
+    """s = x + y and a = rms_norm(s), of s as it is rounded; one pass over memory, and one for their
+    gradients.
 
     Saves s, weight and one number in float32 for each row.
     """

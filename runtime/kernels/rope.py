@@ -1,8 +1,10 @@
-"""Rotary positions (Su et al., arXiv:2104.09864) of one tensor, or of queries and keys in one launch.
+"""Rotary positions (Su et al., arXiv:2104.09864) of one tensor, or of queries and keys in one
+launch.
 
     (u, v) → (u · cos − v · sin, v · cos + u · sin)
 
-for u and v the halves of the last dim, or of its first part, by the angle of the position.  Backward rotates them back.
+for u and v the halves of the last dim, or of its first part, by the angle of the position.
+Backward rotates them back.
 """
 # pyright: basic
 # (Triton has no types.)
@@ -24,10 +26,13 @@ from .launching import Tile, Tiled, blocks, padded
 @triton.jit
 def _turn(
     x, out, table, first, rows, heads, between, seq, x_token, x_head, plane,
-    SIZE: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
+    SIZE: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    ROWS: tl.constexpr,
     SIGN: tl.constexpr,
 ):  # fmt: skip
-    """Turns `ROWS` rows of x [tokens, heads, SIZE], dense along the last dim, from the row `first`."""
+    """Turns `ROWS` rows of x [tokens, heads, SIZE], dense along the last dim, from the row
+    `first`.
+    """
     row = first + tl.arange(0, ROWS)
     real = (row < rows)[:, None]
     token = row // heads
@@ -41,7 +46,9 @@ def _turn(
     u = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(source + TURNED // 2 + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(target + column, (u * cosine - v * sine).to(out.dtype.element_ty), mask=inside)
-    tl.store(target + TURNED // 2 + column, (v * cosine + u * sine).to(out.dtype.element_ty), mask=inside)
+    tl.store(
+        target + TURNED // 2 + column, (v * cosine + u * sine).to(out.dtype.element_ty), mask=inside
+    )
     if REST > 0:
         column = TURNED + tl.arange(0, REST)[None, :]
         inside = real & (column < SIZE)
@@ -50,8 +57,10 @@ def _turn(
 
 @triton.jit
 def rope_kernel(
-    q, k, q_out, k_out, table, q_rows, k_rows, q_heads, k_heads, q_token, q_head, k_token, k_head, between, seq, plane,
-    SIZE: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
+    q, k, q_out, k_out, table, q_rows, k_rows, q_heads, k_heads, q_token, q_head, k_token, k_head,
+    between, seq, plane,
+    SIZE: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    ROWS: tl.constexpr,
     SIGN: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -71,19 +80,29 @@ def rope_kernel(
 
 
 class Rope(Tiled[Tile]):
-    """`scalec.runtime.rope` in one pass over memory; tiles by the size of the last dim.  Saves the table alone."""
+    """`scalec.runtime.rope` in one pass over memory; tiles by the size of the last dim.
+
+    Saves the table alone.
+    """
 
     def __call__(self, x: Tensor, table: Tensor) -> Tensor:
-        """x and the result [..., seq, between, d], table [2, seq, 1 …, d or less] of `rope_frequencies`."""
+        """x and the result [..., seq, between, d], table [2, seq, 1 …, d or less] of
+        `rope_frequencies`.
+        """
         (out,) = cast(Any, _Rope).apply(table, self.tile_for(x.shape[-1], x, table), x)
         return out
 
 
 class RopePair(Tiled[Tile]):
-    """`rope` of queries and keys, which may have fewer heads, in one launch; the same tiles.  Saves the table alone."""
+    """`rope` of queries and keys, which may have fewer heads, in one launch; the same tiles.
+
+    Saves the table alone.
+    """
 
     def __call__(self, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """q [..., seq, between, d], k the same but for the last dim between; the results are as q and k."""
+        """q [..., seq, between, d], k the same but for the last dim between; the results are as
+        q and k.
+        """
         return cast(Any, _Rope).apply(table, self.tile_for(q.shape[-1], q, k, table), q, k)
 
 
@@ -102,7 +121,9 @@ class _Rope(Function):
         return None, None, *_turned(grad_outputs, table, ctx.tile, -1)
 
 
-def _turned(tensors: tuple[Tensor, ...], table: Tensor, tile: Tile | None, sign: int) -> tuple[Tensor, ...]:
+def _turned(
+    tensors: tuple[Tensor, ...], table: Tensor, tile: Tile | None, sign: int
+) -> tuple[Tensor, ...]:
     if tile is None:
         return tuple(_turned_torch(x, table, sign) for x in tensors)
     return _launched(tensors[0], tensors[1] if len(tensors) > 1 else None, table, tile, sign)
@@ -116,17 +137,22 @@ def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
     return out if turned == x.shape[-1] else torch.cat([out, x[..., turned:]], -1)
 
 
-def _launched(q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int) -> tuple[Tensor, ...]:
+def _launched(
+    q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int
+) -> tuple[Tensor, ...]:
     seq, size, turned, dims = table.shape[1], q.shape[-1], table.shape[-1], table.ndim - 3
     assert q.shape[-2 - dims] == seq, "rope: a table of another length"
-    assert k is None or (k.shape[: -1 - dims], k.shape[-1]) == (q.shape[: -1 - dims], size), "rope: q and k differ"
+    assert k is None or (k.shape[: -1 - dims], k.shape[-1]) == (q.shape[: -1 - dims], size), (
+        "rope: q and k differ"
+    )
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k) if x is not None]
     between = prod(q.shape[-1 - dims : -2])
     table, q = table.contiguous(), _by_head(q, dims)
     k = None if k is None else _by_head(k, dims)
     q_rows, k_rows = (0 if x is None else x.shape[0] * x.shape[1] for x in (q, k))
     half = padded(turned // 2)
-    parts = tile.rows * half * q.element_size() // 16  # more threads would have less than 16 bytes each
+    # more threads would have less than 16 bytes each
+    parts = tile.rows * half * q.element_size() // 16
     launching.launch(
         rope_kernel,
         (blocks(q_rows, tile.rows) + blocks(k_rows, tile.rows),),
@@ -146,7 +172,8 @@ def _launched(q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int)
 
 
 def _by_head(x: Tensor, between: int) -> Tensor:
-    """x as [tokens, heads, d], dense along d: the last of the dims between sequence and d is the heads, if any is.
+    """x as [tokens, heads, d], dense along d: the last of the dims between sequence and d is the
+    heads, if any is.
 
     A copy where tokens are not evenly spaced.
     """

@@ -13,7 +13,10 @@ from .launching import Tile
 
 
 def read_tiles(name: str, beside: str, sha256: str) -> dict[str, Any]:
-    """By the class of each kernel its tiles by size, or the one of an optimizer.  Exit status 2 as `read_schedule`."""
+    """By the class of each kernel its tiles by size, or the one of an optimizer.
+
+    Exit status 2 as `read_schedule`.
+    """
     classes: dict[str, Any] = json.loads(text_beside(name, beside, sha256))["tiles"]
     return {kernel: _tiles(said) for kernel, said in classes.items()}
 

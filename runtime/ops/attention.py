@@ -31,26 +31,38 @@ def rope_frequencies(
     positions: Positions | None = None,
     seq_dim: int = -3,
 ) -> Tensor:
-    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope` (arXiv:2104.09864).
+    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope`
+    (arXiv:2104.09864).
 
-    `seq_dim` is the dim of the sequence in the tensors to rotate, counted from their end: for -4 the table is
-    [2, seq, 1, 1, dim].  With `positions` it has rows of these alone, [2, local, …].  `scaling` slows rotations down by
-    `factor`: linear all of them (arXiv:2306.15595); llama3 those that go round less than `low` times over `original`
-    positions, none of more than `high` times, and those between in part (arXiv:2407.21783, section 3.4.1); yarn
-    likewise, in equal steps between whole pairs (arXiv:2309.00071, section 3.2).
+    `seq_dim` is the dim of the sequence in the tensors to rotate, counted from their end: for -4
+    the table is [2, seq, 1, 1, dim].  With `positions` it has rows of these alone, [2, local, …].
+    `scaling` slows rotations down by `factor`: linear all of them (arXiv:2306.15595); llama3 those
+    that go round less than `low` times over `original` positions, none of more than `high` times,
+    and those between in part (arXiv:2407.21783, section 3.4.1); yarn likewise, in equal steps
+    between whole pairs (arXiv:2309.00071, section 3.2).
     """
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=mesh.device) / dim)
     if scaling != "none":
         turns = original * frequency / (2 * math.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else torch.zeros_like(turns)
+        kept = (
+            ((turns - low) / (high - low)).clamp(0, 1)
+            if scaling == "llama3"
+            else torch.zeros_like(turns)
+        )
         if scaling == "yarn":
-            often, seldom = (dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low))
+            often, seldom = (
+                dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low)
+            )
             first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
             pairs = torch.arange(dim // 2, dtype=torch.float64, device=mesh.device)
             kept = 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
         frequency = frequency * (kept + (1 - kept) / factor)
     assert positions is None or positions.size == seq, "rope: positions of another sequence"
-    places = torch.arange(seq, device=mesh.device) if positions is None else positions.indices(mesh.device)
+    places = (
+        torch.arange(seq, device=mesh.device)
+        if positions is None
+        else positions.indices(mesh.device)
+    )
     angle = places.double().outer(frequency)
     sine = angle.sin()
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)])
@@ -58,7 +70,9 @@ def rope_frequencies(
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:
-    """Rotary positions: rotates (x[i], x[i + d/2]) of the last dim, or of its first d, by a table's angles."""
+    """Rotary positions: rotates (x[i], x[i + d/2]) of the last dim, or of its first d, by a
+    table's angles.
+    """
     turned = table.shape[-1]
     if turned < x.shape[-1]:
         return torch.cat([rope(x[..., :turned], table), x[..., turned:]], -1)
@@ -83,26 +97,30 @@ def attention(
     positions: Positions | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """softmax(cap(q·kᵀ · scale) + mask)·v of [batch, seq, heads, head_dim], or as `layout` orders these.
+    """softmax(cap(q·kᵀ · scale) + mask)·v of [batch, seq, heads, head_dim], or as `layout` orders
+    these.
 
-    k and v may have fewer heads: head i of q attends to head i // (n / k) of k.  A query sees keys less than `window`
-    away, 0 for all, with `causal` none ahead, and only those of its own document, by the ids `documents` [s, b] or
-    [b, s].  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
+    k and v may have fewer heads: head i of q attends to head i // (n / k) of k.  A query sees keys
+    less than `window` away, 0 for all, with `causal` none ahead, and only those of its own
+    document, by the ids `documents` [s, b] or [b, s].  scale is d^-1/2 by default; softcap c is c ·
+    tanh(x / c), 0 none.
 
-    v may have another last dim than q and k, which the result has.  Torch's attention for CPUs has one for all: there
-    the narrower are padded with zeros.
+    v may have another last dim than q and k, which the result has.  Torch's attention for CPUs has
+    one for all: there the narrower are padded with zeros.
 
-    With `positions`, q has queries of these alone, and k, v and documents are of all; so each chunk of a causal
-    sequence is a call on a prefix of the keys.
+    With `positions`, q has queries of these alone, and k, v and documents are of all; so each chunk
+    of a causal sequence is a call on a prefix of the keys.
 
-    With `draws`, a share `dropout` of the weights is dropped, as `dropout` drops; `heads` is the axis
-    over which heads are sharded.  Then, and with a softcap, all weights are in memory: n · b · s² of them, several
-    times over, and as many for backward.
+    With `draws`, a share `dropout` of the weights is dropped, as `dropout` drops; `heads` is the
+    axis over which heads are sharded.  Then, and with a softcap, all weights are in memory: n · b ·
+    s² of them, several times over, and as many for backward.
 
-    A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its backward; torch has
-    no flash attention with a mask.  On CPUs and in graphs a prefix makes one too.
+    A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its
+    backward; torch has no flash attention with a mask.  On CPUs and in graphs a prefix makes one
+    too.
 
-    `deterministic`: gradients have the same bits each time on GPUs too, where they else add up in any order.
+    `deterministic`: gradients have the same bits each time on GPUs too, where they else add up in
+    any order.
     """
     seq = layout.index("s")
     window = window if window < k.shape[seq] else 0
@@ -110,9 +128,26 @@ def attention(
         if q.shape[-1] != v.shape[-1] and not q.is_cuda:
             scale = q.shape[-1] ** -0.5 if scale is None else scale
             width = max(q.shape[-1], v.shape[-1])
-            given = padded(q, width), padded(k, width), padded(v, width), layout, causal, window, scale
+            given = (
+                padded(q, width),
+                padded(k, width),
+                padded(v, width),
+                layout,
+                causal,
+                window,
+                scale,
+            )
             return attention(*given, documents=documents, positions=positions)[..., : v.shape[-1]]
-        fused = partial(_fused, k=k, v=v, seq=seq, documents=documents, causal=causal, window=window, scale=scale)
+        fused = partial(
+            _fused,
+            k=k,
+            v=v,
+            seq=seq,
+            documents=documents,
+            causal=causal,
+            window=window,
+            scale=scale,
+        )
         fused = partial(fused, deterministic=deterministic and q.is_cuda)
         if positions is None:
             return fused(q, 0, documents)
@@ -130,12 +165,17 @@ def by_chunks(
     positions: Positions,
     places_matter: bool,
 ) -> Tensor:
-    """`attend(queries, their first position, their documents)` for each chunk of q's positions, as one result.
+    """`attend(queries, their first position, their documents)` for each chunk of q's positions, as
+    one result.
 
     One call does for all chunks where a mask asks for no positions.
     """
     if not places_matter:
-        own = None if documents is None else torch.cat([documents.narrow(seq, *run) for run in positions.chunks], seq)
+        own = (
+            None
+            if documents is None
+            else torch.cat([documents.narrow(seq, *run) for run in positions.chunks], seq)
+        )
         return attend(q, 0, own)
     outs: list[Tensor] = []
     at = 0
@@ -159,7 +199,9 @@ def _fused(
     scale: float | None,
     deterministic: bool,
 ) -> Tensor:
-    """Attention by what torch has for it; the queries are those from `start` on, their documents `own`."""
+    """Attention by what torch has for it; the queries are those from `start` on, their
+    documents `own`.
+    """
     size, stop = k.shape[seq], start + q.shape[seq]
     first = max(start + 1 - window, 0) if window else 0
     last = min(stop if causal else stop + window - 1, size) if causal or window else size
@@ -170,7 +212,9 @@ def _fused(
     mask: Tensor | None = None
     aligned = q.is_cuda and not is_compiling()  # torch traces no bias that is a class of its own
     if window or documents is not None or (causal and start and not aligned):
-        rows, keys = (torch.arange(*ends, device=q.device) for ends in ((start, stop), (first, last)))
+        rows, keys = (
+            torch.arange(*ends, device=q.device) for ends in ((start, stop), (first, last))
+        )
         mask = _seen(rows, keys, causal, window, own, documents, seq)
     elif causal and start:
         from torch.nn.attention import bias  # which loads sympy and more: on CUDA alone
@@ -184,9 +228,17 @@ def _fused(
 
 
 def _seen(
-    queries: Tensor, keys: Tensor, causal: bool, window: int, own: Tensor | None, theirs: Tensor | None, seq: int
+    queries: Tensor,
+    keys: Tensor,
+    causal: bool,
+    window: int,
+    own: Tensor | None,
+    theirs: Tensor | None,
+    seq: int,
 ) -> Tensor:
-    """Which keys each query sees, by positions [q] and [k], and documents of both: [q, k] or [b, 1, q, k]."""
+    """Which keys each query sees, by positions [q] and [k], and documents of both: [q, k] or
+    [b, 1, q, k].
+    """
     ahead = queries.unsqueeze(1) - keys
     seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
     seen = seen & (ahead.abs() < window) if window else seen
@@ -209,7 +261,9 @@ def _unfused(
     cap: float,
     kept: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Attention for which torch has no kernel: all scores in memory, in float32 at least; `kept` drops weights."""
+    """Attention for which torch has no kernel: all scores in memory, in float32 at least;
+    `kept` drops weights.
+    """
     keys = torch.arange(k.shape[seq], device=q.device)
     rows = keys if positions is None else positions.indices(q.device)
     own = documents if positions is None or documents is None else documents.index_select(seq, rows)
@@ -219,4 +273,6 @@ def _unfused(
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = (q @ k.mT).to(wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = cap * torch.tanh(scores / cap) if cap else scores
-    return (kept(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v).movedim(-2, seq)
+    return (kept(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v).movedim(
+        -2, seq
+    )

@@ -29,7 +29,9 @@ def uniform(key: int | Tensor, counter: Tensor) -> Tensor:
 
 
 def happens(chance: float, key: int | Tensor, counter: Tensor) -> Tensor:
-    """Whether what has this chance happens for each counter: a comparison of integers, alike on all devices."""
+    """Whether what has this chance happens for each counter: a comparison of integers, alike on
+    all devices.
+    """
     return _shift(words(key, counter), 11) < round(chance * 2**53)
 
 

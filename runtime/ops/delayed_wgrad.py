@@ -1,9 +1,11 @@
-"""Delayed weight gradients: the input part of backward leaves them for its weight part (arXiv:2401.10241).
+"""Delayed weight gradients: the input part of backward leaves them for its weight part
+(arXiv:2401.10241).
 
-Purpose: `split_linear` and `split_embedding`, whose backward, within `set_apart`, makes the gradient of the input alone
-and leaves a call that makes that of the weight.  Elsewhere they are torch's own functions, backward too.  `put_off` is
-for ops that have a backward of their own.
-Non-goals: when each part runs (`pipeline`); gradients of other ops, which are computed with the input's.
+Purpose: `split_linear` and `split_embedding`, whose backward, within `set_apart`, makes the
+gradient of the input alone and leaves a call that makes that of the weight.  Elsewhere they are
+torch's own functions, backward too.  `put_off` is for ops that have a backward of their own.
+Non-goals: when each part runs (`pipeline`); gradients of other ops, which are computed with the
+input's.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -22,8 +24,9 @@ from .functional import embedding
 Part = Callable[[], None]
 """Makes the gradients of some weights, one for most, and adds them where autograd would."""
 
-# Where input parts under way leave calls, the innermost last.  Of the module, as on CUDA a thread of autograd's own
-# runs backward, which sees neither what is local to the caller's thread nor its context variables.
+# Where input parts under way leave calls, the innermost last.  Of the module, as on CUDA a thread
+# of autograd's own runs backward, which sees neither what is local to the caller's thread nor its
+# context variables.
 _left: list[list[Part]] = []
 _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 _embedding_backward: Callable[..., Tensor] = cast(Any, torch.ops).aten.embedding_dense_backward
@@ -40,11 +43,15 @@ def set_apart(parts: list[Part]) -> Generator[None]:
 
 
 def put_off(
-    weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], left: list[Part] | None = None
+    weights: Sequence[Tensor],
+    gradients: Callable[[], Sequence[Tensor]],
+    left: list[Part] | None = None,
 ) -> bool:
-    """Leaves gradients of weights to be made later, together, within `set_apart`, or else in `left`, if it is given.
+    """Leaves gradients of weights to be made later, together, within `set_apart`, or else in
+    `left`, if it is given.
 
-    It does not where one of the weights is no parameter; and of no weights there is nothing to leave.
+    It does not where one of the weights is no parameter; and of no weights there is nothing to
+    leave.
     """
     left = _left[-1] if _left else left
     if left is None or not weights or not all(weight.is_leaf for weight in weights):
@@ -56,7 +63,8 @@ def put_off(
 def split_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x · weightᵀ.  x [..., i], weight [o, i].
 
-    If the weight is no parameter but computed from one, backward goes on to that, and nothing is delayed.
+    If the weight is no parameter but computed from one, backward goes on to that, and nothing is
+    delayed.
     """
     return cast(Any, _Linear).apply(x, weight) if weight.is_leaf else F.linear(x, weight)
 
@@ -80,7 +88,8 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
-        make = partial(_linear_gradient, gradient, x.detach())  # without what x was made by, which would stay too
+        # without what x was made by, which would stay too
+        make = partial(_linear_gradient, gradient, x.detach())
         of_weight = now_or_later(ctx.weight, make)
         return gradient @ weight if ctx.needs_input_grad[0] else None, of_weight
 
@@ -96,27 +105,35 @@ class _Rows(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (tokens,) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
         size = ctx.table.shape[0]
-        return None, now_or_later(ctx.table, partial(_embedding_backward, gradient, tokens, size, -1, False))
+        return None, now_or_later(
+            ctx.table, partial(_embedding_backward, gradient, tokens, size, -1, False)
+        )
 
 
 def _linear_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.flatten(0, -2).mT @ x.flatten(0, -2)
 
 
-def now_or_later(weight: Tensor, gradient: Callable[[], Tensor], left: list[Part] | None = None) -> Tensor | None:
+def now_or_later(
+    weight: Tensor, gradient: Callable[[], Tensor], left: list[Part] | None = None
+) -> Tensor | None:
     """A weight's gradient; None where it is put off."""
     return None if put_off([weight], lambda: [gradient()], left) else gradient()
 
 
 def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> None:
-    """As autograd does it, with the weights' hooks: where gradients are wider than weights, those add."""
+    """As autograd does it, with the weights' hooks: where gradients are wider than weights,
+    those add.
+    """
     with torch.enable_grad():
         later = cast(Any, _Later).apply(gradients, *weights)
     _backward(later, later.detach())
 
 
 class _Later(Function):
-    """Makes gradients of weights within autograd, which takes them as they are; those that it is given it copies."""
+    """Makes gradients of weights within autograd, which takes them as they are; those that it
+    is given it copies.
+    """
 
     @staticmethod
     def forward(ctx: Any, gradients: Callable[[], Sequence[Tensor]], *weights: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""Ops whose kernels on GPUs give the same bits each time, forward and backward, while others are free to.
+"""Ops whose kernels on GPUs give the same bits each time, forward and backward, while others are
+free to.
 
-torch has one switch for all of a process (`torch.use_deterministic_algorithms`), which kernels look at when they start.
-Non-goals: which ops need it (the compiler says), ops that have no deterministic kernel.
+torch has one switch for all of a process (`torch.use_deterministic_algorithms`), which kernels look
+at when they start.  Non-goals: which ops need it (the compiler says), ops that have no
+deterministic kernel.
 """
 
 from collections.abc import Callable, Generator
@@ -26,7 +28,11 @@ class _Switch:
 
     def on(self) -> None:
         fills = _C._get_deterministic_fill_uninitialized_memory()
-        self._was = _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only(), fills
+        self._was = (
+            _C._get_deterministic_algorithms(),
+            _C._get_deterministic_algorithms_warn_only(),
+            fills,
+        )
         _C._set_deterministic_algorithms(True, warn_only=False)
         _C._set_deterministic_fill_uninitialized_memory(False)
 
@@ -56,15 +62,25 @@ def by_deterministic_kernels(op: Callable[..., Tensor], *operands: Tensor) -> Te
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float | None, enable_gqa: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
 ) -> Tensor:
-    """As `scaled_dot_product_attention`, by a kernel of torch's that has a deterministic form, flash or
-    memory-efficient attention, or where neither takes the call by products, which add in one order anyway.
+    """As `scaled_dot_product_attention`, by a kernel of torch's that has a deterministic form,
+    flash or memory-efficient attention, or where neither takes the call by products, which add in
+    one order anyway.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel  # which loads sympy and more
 
-    call = partial(_SDPA, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-    is_bias = attn_mask is not None and type(attn_mask) is not Tensor  # torch's, of a causal mask that ends lower right
+    call = partial(
+        _SDPA, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    # torch's, of a causal mask that ends lower right
+    is_bias = attn_mask is not None and type(attn_mask) is not Tensor
     seen = (None, 0.0, True) if is_bias else (attn_mask, 0.0, is_causal)
     params = _CUDA.SDPAParams(q, k, v, *seen, enable_gqa)
     for kernel, takes in (

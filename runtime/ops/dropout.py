@@ -1,9 +1,12 @@
-"""Stateless dropout: the mask is a hash of the sample's seed and the element's global index in the sample.
+"""Stateless dropout: the mask is a hash of the sample's seed and the element's global index in the
+sample.
 
-A draw is a key made of the seed and the sample's number in the run.  So the same elements are dropped on every mesh,
-in every placement, in backward, when a call is recomputed, and after a restart.
+A draw is a key made of the seed and the sample's number in the run.  So the same elements are
+dropped on every mesh, in every placement, in backward, when a call is recomputed, and after a
+restart.
 
-Non-goals: speed: bits are made by a dozen elementwise kernels on 8 bytes an element, which no kernel of ours fuses yet.
+Non-goals: speed: bits are made by a dozen elementwise kernels on 8 bytes an element, which no
+kernel of ours fuses yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,15 +33,19 @@ def fork(draws: Tensor | None, count: int) -> Sequence[Tensor | None]:
     """Draws for each of `count` repetitions, [batch] each; none where nothing is dropped."""
     if draws is None:
         return [None] * count
-    return words(draws, -torch.arange(1, count + 1, device=draws.device).unsqueeze(1)).unbind()  # sites are positive
+    # sites are positive
+    return words(draws, -torch.arange(1, count + 1, device=draws.device).unsqueeze(1)).unbind()
 
 
-def dropout(x: Tensor, draws: Tensor | None, p: float, site: int, batch: int, split: Split = _WHOLE) -> Tensor:
-    """x / (1 − p) with elements zeroed, each with probability p (arXiv:1207.0580); x itself without draws.
+def dropout(
+    x: Tensor, draws: Tensor | None, p: float, site: int, batch: int, split: Split = _WHOLE
+) -> Tensor:
+    """x / (1 − p) with elements zeroed, each with probability p (arXiv:1207.0580); x itself without
+    draws.
 
-    draws: [b], int64.  `site` counts the model's dropouts, from 1; `batch` is the dim of samples.  `split` has, of dims
-    but for batch that are sharded, the axis or the positions that x has.  Elements are numbered row-major, in the order
-    in which the dims lie.
+    draws: [b], int64.  `site` counts the model's dropouts, from 1; `batch` is the dim of samples.
+    `split` has, of dims but for batch that are sharded, the axis or the positions that x has.
+    Elements are numbered row-major, in the order in which the dims lie.
     """
     return x if draws is None else cast(Any, _Dropout).apply(x, draws, p, site, batch, split)
 
@@ -47,7 +54,9 @@ class _Dropout(Function):
     """Linear and diagonal, so its own backward; nothing of x's size is saved."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Split) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Split
+    ) -> Tensor:
         ctx.save_for_backward(draws)
         ctx.how = (p, site, batch, split)
         return _dropped(x, draws, p, site, batch, split)

@@ -1,9 +1,10 @@
-"""torch's own flash attention, forward and backward apart, with the log-sum-exp by which results are merged.
+"""torch's own flash attention, forward and backward apart, with the log-sum-exp by which results
+are merged.
 
-For calls on all keys, and for causal ones whose query i is at key i; k and v may have fewer heads than q.  Where v has
-another last dim than q and k, the narrower are padded with zeros.  On CUDA
-results and gradients of a call are in q's dtype.  On the CPU they are in float32 at least, which is also faster there
-than bfloat16.
+For calls on all keys, and for causal ones whose query i is at key i; k and v may have fewer heads
+than q.  Where v has another last dim than q and k, the narrower are padded with zeros.  On CUDA
+results and gradients of a call are in q's dtype.  On the CPU they are in float32 at least, which is
+also faster there than bfloat16.
 """
 
 from typing import Any, cast
@@ -20,13 +21,22 @@ OPERATORS = {
     "cpu": "_scaled_dot_product_flash_attention_for_cpu",
     "cuda": "_scaled_dot_product_flash_attention",
 }
-"""By device; that of backward has `_backward` after its name.  They are private: a test knows their signatures."""
+"""By device; that of backward has `_backward` after its name.
+
+They are private: a test knows their signatures.
+"""
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, how: Setting) -> bool:
     """Whether torch has a kernel for a call."""
     name = OPERATORS.get(q.device.type)
-    if not name or not hasattr(_ATEN, f"{name}_backward") or documents is not None or how.cap or how.back >= 0:
+    if (
+        not name
+        or not hasattr(_ATEN, f"{name}_backward")
+        or documents is not None
+        or how.cap
+        or how.back >= 0
+    ):
         return False
     causal = how.forth == 0
     if how.forth > 0 or (causal and (how.shift or q.shape[how.seq] != k.shape[how.seq])):
@@ -40,7 +50,13 @@ def takes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, how: Settin
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, q_ids: None, k_ids: None, how: Setting, dtype: torch.dtype | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ids: None,
+    k_ids: None,
+    how: Setting,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `plain_attention.forward`."""
     operator = getattr(_ATEN, OPERATORS[_kind(q)])
@@ -52,7 +68,9 @@ def forward(
 def backward(
     saved: Saved, g_out: Tensor, how: Setting, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `plain_attention.backward`; the result and its log-sum-exp may be of more keys than these."""
+    """As `plain_attention.backward`; the result and its log-sum-exp may be of more keys than
+    these.
+    """
     q, k, v, _, _, out, lse = saved
     operator = getattr(_ATEN, f"{OPERATORS[_kind(q)]}_backward")
     given = (*(_by_head(it, how, _width(q, v)) for it in (g_out, q, k, v, out)), lse)
@@ -79,6 +97,8 @@ def _width(q: Tensor, v: Tensor) -> int:
 
 
 def _by_head(x: Tensor, how: Setting, width: int) -> Tensor:
-    """[b, n, s, width] with neighbours in memory along the last, which kernels take for granted; a view if it can."""
+    """[b, n, s, width] with neighbours in memory along the last, which kernels take for
+    granted; a view if it can.
+    """
     x = padded(x.to(wide(x.dtype)) if _kind(x) == "cpu" else x, width)
     return (x if x.stride(-1) == 1 else x.contiguous()).movedim(how.seq, -2)

@@ -1,6 +1,7 @@
 """The ops of emitted programs, on local tensors, that plain torch does not have.
 
-Non-goals: no communication; what must be reduced over an axis is returned as a partial value and reduced in sight.
+Non-goals: no communication; what must be reduced over an axis is returned as a partial value and
+reduced in sight.
 """
 
 from collections.abc import Callable
@@ -19,22 +20,29 @@ _vector_norm: Callable[..., Tensor] = cast(Any, torch.linalg).vector_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the weight's dims, inside in float32 at least (arXiv:1910.07467)."""
+    """x / sqrt(mean(x²) + eps) · weight over the weight's dims, inside in float32 at least
+    (arXiv:1910.07467).
+    """
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
-    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x (arXiv:1607.06450)."""
+    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x
+    (arXiv:1607.06450).
+    """
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def mean_square(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
-    """Σ x² / size over some dims, float32 at least; of global size `size`, so P over an axis that shards them."""
+    """Σ x² / size over some dims, float32 at least; of global size `size`, so P over an axis
+    that shards them.
+    """
     return x.to(wide(x.dtype)).square().sum(dim) / size
 
 
 def rms_scaled(x: Tensor, weight: Tensor, square: Tensor, eps: float) -> Tensor:
-    """x / sqrt(square + eps) · weight: `rms_norm` over the weight's dims where no rank holds all of x.
+    """x / sqrt(square + eps) · weight: `rms_norm` over the weight's dims where no rank holds all of
+    x.
 
     square: the mean of x² over these, whole, for each element of the other dims.
     """
@@ -48,7 +56,9 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 
 
 def concat(*tensors: Tensor) -> Tensor:
-    """Tensors concatenated along their last dims, and repeated along others in which they have size 1."""
+    """Tensors concatenated along their last dims, and repeated along others in which they have
+    size 1.
+    """
     if len({x.shape[:-1] for x in tensors}) > 1:
         before: torch.Size = cast(Any, torch).broadcast_shapes(*(x.shape[:-1] for x in tensors))
         tensors = tuple(x.expand(*before, x.shape[-1]) for x in tensors)
@@ -66,9 +76,14 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 
 
 def embedding(
-    tokens: Tensor, table: Tensor, axis: Axis | None = None, lookup: Callable[..., Tensor] = F.embedding
+    tokens: Tensor,
+    table: Tensor,
+    axis: Axis | None = None,
+    lookup: Callable[..., Tensor] = F.embedding,
 ) -> Tensor:
-    """Rows of `table` [v, h]; with an axis it holds this rank's part of the vocabulary, and the result is P over it."""
+    """Rows of `table` [v, h]; with an axis it holds this rank's part of the vocabulary, and the
+    result is P over it.
+    """
     if axis is None or axis.size == 1:
         return lookup(tokens, table)
     local = tokens - axis.rank * table.shape[0]
@@ -82,12 +97,16 @@ def count_valid(labels: Tensor) -> Tensor:
 
 
 def sum_squares(*tensors: Tensor, once: Axis | None = None) -> Tensor:
-    """Sum of squares of all elements, 0-dim, float32 at least; zero but on the first of the ranks of `once`."""
+    """Sum of squares of all elements, 0-dim, float32 at least; zero but on the first of the
+    ranks of `once`.
+    """
     norms: list[Tensor] = [_vector_norm(tensor, dtype=wide(tensor.dtype)) for tensor in tensors]
     squares = torch.stack(norms).square().sum()
     return squares if once is None or once.rank == 0 else torch.zeros_like(squares)
 
 
 def clip_scale(norm: Tensor, limit: float) -> Tensor:
-    """The factor, at most 1, that brings a gradient of this norm to `limit` (as torch.nn.utils.clip_grad_norm_)."""
+    """The factor, at most 1, that brings a gradient of this norm to `limit` (as
+    torch.nn.utils.clip_grad_norm_).
+    """
     return (limit / (norm + 1e-6)).clamp(max=1.0)

@@ -1,7 +1,8 @@
 """Several linear layers of one value as one product, for weights adjacent in memory.
 
-Purpose: forward is one product, and so is backward for each of x and the weights, where that costs no more memory
-traffic than it saves.  Non-goals: which products go together (the compiler's), where weights lie (`state.layout`).
+Purpose: forward is one product, and so is backward for each of x and the weights, where that costs
+no more memory traffic than it saves.  Non-goals: which products go together (the compiler's), where
+weights lie (`state.layout`).
 """
 
 from collections.abc import Sequence
@@ -19,24 +20,31 @@ from .delayed_wgrad import put_off
 
 
 def join(first: Tensor, whole: Tensor) -> None:
-    """Makes `fused_linear` take `whole` [Σn, k], their common memory, for the weights that begin with `first`."""
+    """Makes `fused_linear` take `whole` [Σn, k], their common memory, for the weights that
+    begin with `first`.
+    """
     cast(Any, first).whole = whole
 
 
 def fused_linear(
-    x: Tensor, *weights: Tensor, into: Sequence[Sequence[int]] | None = None, apart: Sequence[int] = ()
+    x: Tensor,
+    *weights: Tensor,
+    into: Sequence[Sequence[int]] | None = None,
+    apart: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
-    """x · wᵀ for each of `weights` [n, k]: x [..., k], results [..., n], or the last dim unflattened `into` dims.
+    """x · wᵀ for each of `weights` [n, k]: x [..., k], results [..., n], or the last dim
+    unflattened `into` dims.
 
-    It is one product with the matrix that the weights were joined to (`ParamGroup`), also in a graph of torch.compile:
-    it is an input of that like each weight.  The results are slices that keep all of the product alive; those in
-    `apart` are copies.
+    It is one product with the matrix that the weights were joined to (`ParamGroup`), also in a
+    graph of torch.compile: it is an input of that like each weight.  The results are slices that
+    keep all of the product alive; those in `apart` are copies.
 
-    Gradients of the results, [rows, n], may come as slices of one tensor, as `silu_mul` gives them; then backward too
-    is one product for x and one for all weights.  Else they are copied into one, which reads and writes rows · Σn
-    elements, where that is no more than it saves: of m products for x all but one read and write the sum so far, rows ·
-    k · (m - 1) elements.  So queries, keys and values are one product if keys have fewer heads (Σn = 1.5 k of 8 : 2 :
-    2 heads), or over several ranks; gates of 3.5 k each are not.  In a graph nobody sees where gradients lie.
+    Gradients of the results, [rows, n], may come as slices of one tensor, as `silu_mul` gives them;
+    then backward too is one product for x and one for all weights.  Else they are copied into one,
+    which reads and writes rows · Σn elements, where that is no more than it saves: of m products
+    for x all but one read and write the sum so far, rows · k · (m - 1) elements.  So queries, keys
+    and values are one product if keys have fewer heads (Σn = 1.5 k of 8 : 2 : 2 heads), or over
+    several ranks; gates of 3.5 k each are not.  In a graph nobody sees where gradients lie.
     """
     whole: Tensor | None = getattr(weights[0], "whole", None)
     assert whole is not None, "fused_linear: weights that no group has side by side"
@@ -48,11 +56,15 @@ def fused_linear(
 
 class _Linears(Function):
     @staticmethod
-    def forward(ctx: Any, apart: Sequence[int], x: Tensor, whole: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, apart: Sequence[int], x: Tensor, whole: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, whole)
         ctx.weights = weights
         sizes = [weight.shape[0] for weight in weights]
-        assert sum(sizes) == whole.shape[0], "fused_linear: other weights than those that are joined"
+        assert sum(sizes) == whole.shape[0], (
+            "fused_linear: other weights than those that are joined"
+        )
         results = F.linear(x, whole).split_with_sizes(sizes, dim=-1)
         return tuple(y.contiguous() if i in apart else y for i, y in enumerate(results))
 
@@ -60,17 +72,27 @@ class _Linears(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, whole = cast(tuple[Tensor, ...], ctx.saved_tensors)
         _, of_x, _, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad)
-        rows = x.detach().reshape(-1, x.shape[-1])  # without what x was made by, which would stay if it is put off
-        grads = _together([grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs], whole.shape[1])
+        # without what x was made by, which would stay if it is put off
+        rows = x.detach().reshape(-1, x.shape[-1])
+        grads = _together(
+            [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs], whole.shape[1]
+        )
         d_x = _summed(grads, whole).view(x.shape) if of_x else None
         make = partial(_of_weights, grads, rows, [weight.shape[0] for weight in ctx.weights])
         if not any(of_weights) or put_off(ctx.weights, make):
             return None, d_x, None, *([None] * len(of_weights))
-        return None, d_x, None, *(grad if of else None for grad, of in zip(make(), of_weights, strict=True))
+        return (
+            None,
+            d_x,
+            None,
+            *(grad if of else None for grad, of in zip(make(), of_weights, strict=True)),
+        )
 
 
 def _together(grads: list[Tensor], width: int) -> list[Tensor]:
-    """Gradients [rows, n] as one [rows, Σn], if they lie so or a copy costs no more than it saves; else as they are."""
+    """Gradients [rows, n] as one [rows, Σn], if they lie so or a copy costs no more than it
+    saves; else as they are.
+    """
     if (whole := joint(grads)) is not None:
         return [whole]
     saves = copies_into_one([grad.shape[1] for grad in grads], width)
@@ -78,13 +100,17 @@ def _together(grads: list[Tensor], width: int) -> list[Tensor]:
 
 
 def copies_into_one(sizes: Sequence[int], width: int) -> bool:
-    """Whether gradients of these sizes, for weights [n, width], are copied into one: by a count of what is moved."""
+    """Whether gradients of these sizes, for weights [n, width], are copied into one: by a count
+    of what is moved.
+    """
     return sum(sizes) <= width * (len(sizes) - 1)
 
 
 def _summed(grads: Sequence[Tensor], whole: Tensor) -> Tensor:
     """The sum of the products of gradients [rows, n] with the parts of the weights [Σn, k]."""
-    first, *rest = zip(grads, whole.split_with_sizes([grad.shape[1] for grad in grads]), strict=True)
+    first, *rest = zip(
+        grads, whole.split_with_sizes([grad.shape[1] for grad in grads]), strict=True
+    )
     total = first[0] @ first[1]
     for grad, weight in rest:
         total.addmm_(grad, weight)
@@ -105,11 +131,15 @@ def joint(parts: Sequence[Tensor]) -> Tensor | None:
     if not are_beside(parts):
         return None
     first = parts[0]
-    return first.as_strided((*first.shape[:-1], sum(part.shape[-1] for part in parts)), first.stride())
+    return first.as_strided(
+        (*first.shape[:-1], sum(part.shape[-1] for part in parts)), first.stride()
+    )
 
 
 def are_beside(parts: Sequence[Tensor]) -> bool:
-    """Whether each begins where the one before ends, in each row of one piece of memory; in a graph nobody can say."""
+    """Whether each begins where the one before ends, in each row of one piece of memory; in a
+    graph nobody can say.
+    """
     if is_compiling() or any(part.stride(-1) != 1 for part in parts):
         return False
     return all(
@@ -126,7 +156,9 @@ def _storage(x: Tensor) -> int:
 
 
 def beside(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Empty tensors like `parts` [..., n], which lie as those do: as slices of one, or each in memory of its own."""
+    """Empty tensors like `parts` [..., n], which lie as those do: as slices of one, or each in
+    memory of its own.
+    """
     if not are_beside(parts):
         return [part.new_empty(part.shape) for part in parts]
     sizes = [part.shape[-1] for part in parts]

@@ -1,7 +1,7 @@
 """A linear layer for each expert, on rows that lie expert by expert, or on as many rows of each.
 
-`grouped_mm` of torch multiplies where it is right and has a kernel: bfloat16, rows of whole 16 bytes, compute
-capability 9 or 10.  Elsewhere there is a product for each expert.
+`grouped_mm` of torch multiplies where it is right and has a kernel: bfloat16, rows of whole 16
+bytes, compute capability 9 or 10.  Elsewhere there is a product for each expert.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,9 @@ def products(x: Tensor, weight: Tensor, held: Groups | None) -> Tensor:
 
 
 def of_weight(gradient: Tensor, x: Tensor, held: Groups | None) -> Tensor:
-    """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i]; zeros where it has none."""
+    """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i]; zeros
+    where it has none.
+    """
     if held is None:
         return torch.bmm(gradient.mT, x)
     if is_torchs(gradient, x):
@@ -55,13 +57,22 @@ def of_weight(gradient: Tensor, x: Tensor, held: Groups | None) -> Tensor:
 
 def is_torchs(*operands: Tensor) -> bool:
     """Whether `grouped_mm` multiplies these."""
-    return operands[0].is_cuda and _has_kernel(operands[0].device) and all(map(_is_aligned, operands))
+    return (
+        operands[0].is_cuda and _has_kernel(operands[0].device) and all(map(_is_aligned, operands))
+    )
 
 
 def _is_aligned(x: Tensor) -> bool:
-    """Whether it is of bfloat16, some, and all of its rows begin at multiples of 16 bytes, as does the whole."""
+    """Whether it is of bfloat16, some, and all of its rows begin at multiples of 16 bytes, as
+    does the whole.
+    """
     apart = (stride for stride in x.stride() if stride != 1)
-    return x.dtype == torch.bfloat16 and x.numel() > 0 and not x.data_ptr() % 16 and not any(it % 8 for it in apart)
+    return (
+        x.dtype == torch.bfloat16
+        and x.numel() > 0
+        and not x.data_ptr() % 16
+        and not any(it % 8 for it in apart)
+    )
 
 
 @cache
@@ -77,17 +88,23 @@ def _spans(held: Groups) -> list[tuple[int, int]]:
 PLAIN = Backend(products, of_weight)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, held: Groups | None = None, backend: Backend = PLAIN) -> Tensor:
-    """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i] or [experts · o, i].
+def grouped_linear(
+    x: Tensor, weight: Tensor, held: Groups | None = None, backend: Backend = PLAIN
+) -> Tensor:
+    """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i]
+    or [experts · o, i].
 
-    Without `held` all experts have as many rows, x [experts, rows, i].  Saves both.  An expert without rows has
-    gradients of zero.
+    Without `held` all experts have as many rows, x [experts, rows, i].  Saves both.  An expert
+    without rows has gradients of zero.
     """
     return cast(Any, _GroupedLinear).apply(x, weight, held, backend)
 
 
 def grouped_bias(x: Tensor, bias: Tensor, held: Groups | None = None) -> Tensor:
-    """x + bias[e] for the rows of each expert e, as in `grouped_linear`.  bias [experts, o].  Saves nothing."""
+    """x + bias[e] for the rows of each expert e, as in `grouped_linear`.  bias [experts, o].
+
+    Saves nothing.
+    """
     if held is None:
         return x + bias.unsqueeze(1)
     return cast(Any, _GroupedBias).apply(x, bias, held)
@@ -95,11 +112,14 @@ def grouped_bias(x: Tensor, bias: Tensor, held: Groups | None = None) -> Tensor:
 
 class _GroupedLinear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, held: Groups | None, backend: Backend) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, held: Groups | None, backend: Backend
+    ) -> Tensor:
         rows = None if held is None else held.total
         assert rows in (None, len(x)), f"grouped_linear: {len(x)} rows where {rows} were counted"
         ctx.save_for_backward(x, weight)
-        ctx.how, ctx.weight = (held, backend), weight  # hooks may give back another tensor than the parameter
+        # hooks may give back another tensor than the parameter
+        ctx.how, ctx.weight = (held, backend), weight
         return backend.products(x, _by_expert(x, weight, held).mT, held)
 
     @staticmethod

@@ -1,8 +1,9 @@
 """Attention in plain torch, in chunks of queries: the kernels' twin, which saves the same tensors.
 
-In float64 for float64, else in float32, whatever q, k and v are in.  Tensors are [s, b, n, d] with seq 0, [b, s, n, d]
-with seq 1; v and the result may have another last dim than q and k; rows of numbers are [b, n, s].  Letters of dims: b
-samples, h heads of keys, g heads of queries for each, q queries, k keys, d.
+In float64 for float64, else in float32, whatever q, k and v are in.  Tensors are [s, b, n, d] with
+seq 0, [b, s, n, d] with seq 1; v and the result may have another last dim than q and k; rows of
+numbers are [b, n, s].  Letters of dims: b samples, h heads of keys, g heads of queries for each, q
+queries, k keys, d.
 """
 
 from collections.abc import Iterator
@@ -16,12 +17,15 @@ _QUERIES = 256
 """How many queries have their scores in memory at a time."""
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
-"""Saved for backward: q, k, v, the documents of queries and of keys, the result and its log-sum-exp."""
+"""Saved for backward: q, k, v, the documents of queries and of keys, the result and its
+log-sum-exp.
+"""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The query of row r is at r + shift among the keys, and sees from `back` behind that to `forth` ahead.
+    """The query of row r is at r + shift among the keys, and sees from `back` behind that to
+    `forth` ahead.
 
     back or forth -1 is no limit, cap 0 none.
     """
@@ -53,17 +57,23 @@ def forward(
     how: Setting,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The result in `dtype`, by default q's, with q's rows, and its log-sum-exp, float32 at least, [b, n, s]."""
+    """The result in `dtype`, by default q's, with q's rows, and its log-sum-exp, float32 at
+    least, [b, n, s].
+    """
     batch, queries, heads = sizes(q, how.seq)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     lse = q.new_empty((batch, heads, queries), dtype=wide(q.dtype))
     q_heads, k_heads, v_heads = _queries(q, k, how), _keys(k, how), _keys(v, how)
     out_heads, lse_heads = _queries(out, k, how), lse.view(*q_heads.shape[:-1])
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
-        scores = _scores(q_heads[..., rows, :], k_heads[..., columns, :], how).masked_fill(~pairs, -torch.inf)
+        scores = _scores(q_heads[..., rows, :], k_heads[..., columns, :], how).masked_fill(
+            ~pairs, -torch.inf
+        )
         lse_heads[..., rows] = sums = scores.logsumexp(-1)
         weights = (scores - _finite(sums)).exp()
-        out_heads[..., rows, :] = torch.einsum("bhgqk,bhkd->bhgqd", weights, _widened(v_heads[..., columns, :]))
+        out_heads[..., rows, :] = torch.einsum(
+            "bhgqk,bhkd->bhgqd", weights, _widened(v_heads[..., columns, :])
+        )
     return out, lse
 
 
@@ -72,10 +82,17 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each as it is shaped, in `dtype`, by default its own."""
     q, k, v, q_ids, k_ids, out, lse = saved
-    q_heads, k_heads, v_heads, g_heads = _queries(q, k, how), _keys(k, how), _keys(v, how), _queries(g_out, k, how)
+    q_heads, k_heads, v_heads, g_heads = (
+        _queries(q, k, how),
+        _keys(k, how),
+        _keys(v, how),
+        _queries(g_out, k, how),
+    )
     lse_heads = lse.view(*q_heads.shape[:-1])
     delta = (_widened(g_heads) * _queries(out, k, how)).sum(-1)
-    g_q, g_k, g_v = (torch.zeros(each.shape, dtype=wide(q.dtype), device=q.device) for each in (q, k, v))
+    g_q, g_k, g_v = (
+        torch.zeros(each.shape, dtype=wide(q.dtype), device=q.device) for each in (q, k, v)
+    )
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
         q_part, g_part = _widened(q_heads[..., rows, :]), _widened(g_heads[..., rows, :])
         k_part, v_part = _widened(k_heads[..., columns, :]), _widened(v_heads[..., columns, :])
@@ -129,7 +146,9 @@ def _finite(lse: Tensor) -> Tensor:
 def _parts(
     q: Tensor, k: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Some queries, the keys that one of them may see, and which sees which: [q, k], or [b, 1, 1, q, k]."""
+    """Some queries, the keys that one of them may see, and which sees which: [q, k], or [b, 1,
+    1, q, k].
+    """
     queries, keys = q.shape[how.seq], k.shape[how.seq]
     for first in range(0, queries, _QUERIES):
         last = min(first + _QUERIES, queries)

@@ -1,17 +1,20 @@
-"""Attention over a sequence that an axis shards: keys and values go around the ring of its ranks (arXiv:2310.01889).
+"""Attention over a sequence that an axis shards: keys and values go around the ring of its ranks
+(arXiv:2310.01889).
 
-On hop i rank r has the keys of rank r − i, while those of the next hop are under way.  Results of hops are merged by
-their log-sum-exp; backward needs only the final one, since each pair's weight is exp(score − log-sum-exp).
+On hop i rank r has the keys of rank r − i, while those of the next hop are under way.  Results of
+hops are merged by their log-sum-exp; backward needs only the final one, since each pair's weight is
+exp(score − log-sum-exp).
 
 On n ranks, with h hops after the first, every rank begins these calls in this order:
 
 forward   h rotations of keys and values by 1
-backward  h times: a rotation of keys and values by 1, one of gradients by 1; then one of gradients by −h
+backward  h times: a rotation of keys and values by 1, one of gradients by 1; then one of gradients
+          by −h
 
-Without a window h is n − 1.  With one it is that of the furthest keys that any rank sees: 0 for a window of 1; for a
-causal sequence in contiguous parts of c positions min(n − 1, ⌈(window − 1) / c⌉); else n − 1.  A rotation sends a flat
-tensor, k and then v or their gradients, as long as both together; gradients in float32, or float64 for float64.  Where
-h is 0 there is no call.
+Without a window h is n − 1.  With one it is that of the furthest keys that any rank sees: 0 for a
+window of 1; for a causal sequence in contiguous parts of c positions min(n − 1, ⌈(window − 1) /
+c⌉); else n − 1.  A rotation sends a flat tensor, k and then v or their gradients, as long as both
+together; gradients in float32, or float64 for float64.  Where h is 0 there is no call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,9 +47,11 @@ class Backend(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Some of a rank's queries against some of the keys that it has: of each the first, and how many.
+    """Some of a rank's queries against some of the keys that it has: of each the first, and how
+    many.
 
-    shift: how far the first query is behind the first key.  masked: whether the mask hides any of the pairs.
+    shift: how far the first query is behind the first key.  masked: whether the mask hides any of
+    the pairs.
     """
 
     rows: tuple[int, int]
@@ -75,14 +80,17 @@ def ring_attention(
     deterministic: bool = False,
     backend: Backend = PLAIN,
 ) -> Tensor:
-    """`attention` where q, k and v have this rank's part of a sequence that `axis` shards, contiguous or `zigzag`.
+    """`attention` where q, k and v have this rank's part of a sequence that `axis` shards,
+    contiguous or `zigzag`.
 
-    `documents` are those of the whole sequence.  Saves q, k, v, the result and its log-sum-exp, all of this rank's
-    part.  torch's flash attention does the calls that it takes, `backend` the others.  `deterministic`: with the same
-    bits each time, on GPUs too.  Not for graphs.
+    `documents` are those of the whole sequence.  Saves q, k, v, the result and its log-sum-exp, all
+    of this rank's part.  torch's flash attention does the calls that it takes, `backend` the
+    others.  `deterministic`: with the same bits each time, on GPUs too.  Not for graphs.
     """
     if axis.size == 1:
-        return attention(q, k, v, layout, causal, window, scale, softcap, documents, deterministic=deterministic)
+        return attention(
+            q, k, v, layout, causal, window, scale, softcap, documents, deterministic=deterministic
+        )
     assert not is_compiling(), "ring_attention: a ring cannot be in a graph"
     seq = layout.index("s")
     size = q.shape[seq] * axis.size
@@ -90,15 +98,24 @@ def ring_attention(
     assert documents is None or documents.shape[seq] == size, "ring_attention: documents of a part"
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     backends = FLASH_IN_ORDER if deterministic else FLASH, backend
-    how = _Ring(axis, parts, causal, window if window < size else 0, Setting(seq, factor, -1, -1, softcap), *backends)
+    how = _Ring(
+        axis,
+        parts,
+        causal,
+        window if window < size else 0,
+        Setting(seq, factor, -1, -1, softcap),
+        *backends,
+    )
     return cast(Any, _RingAttention).apply(q, k, v, documents, how)
 
 
 @cache
 def calls(own: Chunks, theirs: Chunks, causal: bool, window: int) -> tuple[Call, ...]:
-    """The calls for queries at `own` positions and keys at `theirs`, one for each two chunks that see each other.
+    """The calls for queries at `own` positions and keys at `theirs`, one for each two chunks that
+    see each other.
 
-    Neighbours of which the mask hides nothing are one, as are a rank's own where it only hides what is ahead.
+    Neighbours of which the mask hides nothing are one, as are a rank's own where it only hides what
+    is ahead.
     """
     if own == theirs and causal and not window:
         whole = (0, sum(length for _, length in own))
@@ -131,7 +148,9 @@ def _joined(found: Sequence[Call]) -> list[Call]:
             if last.columns == call.columns and sum(last.rows) == call.rows[0]:
                 call = done.pop()._replace(rows=(last.rows[0], last.rows[1] + call.rows[1]))
             elif last.rows == call.rows and sum(last.columns) == call.columns[0]:
-                call = done.pop()._replace(columns=(last.columns[0], last.columns[1] + call.columns[1]))
+                call = done.pop()._replace(
+                    columns=(last.columns[0], last.columns[1] + call.columns[1])
+                )
         done.append(call)
     return done
 
@@ -140,12 +159,18 @@ def _joined(found: Sequence[Call]) -> list[Call]:
 def hops(parts: tuple[Chunks, ...], causal: bool, window: int) -> int:
     """The last hop that brings any rank keys that its queries see."""
     ranks = range(len(parts))
-    return next(hop for hop in reversed(ranks) if any(calls(parts[r], parts[r - hop], causal, window) for r in ranks))
+    return next(
+        hop
+        for hop in reversed(ranks)
+        if any(calls(parts[r], parts[r - hop], causal, window) for r in ranks)
+    )
 
 
 @dataclass(frozen=True)
 class _Ring:
-    """A ring as this rank goes through it.  parts: each rank's positions; how: of a call without a mask."""
+    """A ring as this rank goes through it.  parts: each rank's positions; how: of a call
+    without a mask.
+    """
 
     axis: Axis
     parts: tuple[Chunks, ...]
@@ -155,19 +180,31 @@ class _Ring:
     flash: Backend
     backend: Backend
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The result, in q's dtype, and its log-sum-exp."""
         batch, queries, heads = sizes(q, self.how.seq)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide(q.dtype))
         lse = out.new_full((batch, heads, queries), -torch.inf)
         for hop, (keys, values) in enumerate(self._around(k, v)):
             for call, ids, how in self._calls(hop, documents):
-                given = (self._rows(q, call.rows), self._rows(keys, call.columns), self._rows(values, call.columns))
+                given = (
+                    self._rows(q, call.rows),
+                    self._rows(keys, call.columns),
+                    self._rows(values, call.columns),
+                )
                 totals = self._rows(out, call.rows), lse.narrow(-1, *call.rows)
-                _merge(*totals, *self._of(*given, ids, how).forward(*given, *ids, how, dtype=out.dtype), how.seq)
+                _merge(
+                    *totals,
+                    *self._of(*given, ids, how).forward(*given, *ids, how, dtype=out.dtype),
+                    how.seq,
+                )
         return out.to(q.dtype), lse
 
-    def backward(self, saved: Sequence[Tensor], documents: Tensor | None, g_out: Tensor) -> tuple[Tensor, ...]:
+    def backward(
+        self, saved: Sequence[Tensor], documents: Tensor | None, g_out: Tensor
+    ) -> tuple[Tensor, ...]:
         """Gradients of q, k and v, in their dtypes."""
         q, k, v, out, lse = saved
         last = hops(self.parts, self.causal, self.window)
@@ -179,8 +216,17 @@ class _Ring:
             g_k, g_v = _unpacked(flat, k, v)
             for call, ids, how in self._calls(hop, documents):
                 rows, columns = call.rows, call.columns
-                given = (self._rows(q, rows), self._rows(keys, columns), self._rows(values, columns))
-                saved_here = (*given, *ids, self._rows(out, rows), lse.narrow(-1, *rows).contiguous())
+                given = (
+                    self._rows(q, rows),
+                    self._rows(keys, columns),
+                    self._rows(values, columns),
+                )
+                saved_here = (
+                    *given,
+                    *ids,
+                    self._rows(out, rows),
+                    lse.narrow(-1, *rows).contiguous(),
+                )
                 back = self._of(*given, ids, how).backward
                 totals = self._rows(g_q, rows), self._rows(g_k, columns), self._rows(g_v, columns)
                 _add(totals, back(saved_here, self._rows(g_out, rows), how, dtype=g_q.dtype))
@@ -194,10 +240,15 @@ class _Ring:
         if last:
             work.wait()
             sent = arriving
-        return tuple(total.to(x.dtype) for total, x in zip((g_q, *_unpacked(sent, k, v)), (q, k, v), strict=True))
+        return tuple(
+            total.to(x.dtype)
+            for total, x in zip((g_q, *_unpacked(sent, k, v)), (q, k, v), strict=True)
+        )
 
     def _around(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The keys and values of each hop; those of the next are under way until it is asked for."""
+        """The keys and values of each hop; those of the next are under way until it is asked
+        for.
+        """
         last = hops(self.parts, self.causal, self.window)
         here = torch.cat([k.flatten(), v.flatten()])
         there = torch.empty_like(here) if last else here
@@ -223,11 +274,17 @@ class _Ring:
             )
             yield call, ids, replace(limited, shift=call.shift) if call.masked else self.how
 
-    def _of(self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor | None, ...], how: Setting) -> Backend:
+    def _of(
+        self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor | None, ...], how: Setting
+    ) -> Backend:
         return self.flash if flash_attention.takes(q, k, v, ids[0], how) else self.backend
 
     def _documents(self, documents: Tensor | None, part: Chunks) -> Tensor | None:
-        return None if documents is None else torch.cat([self._rows(documents, run) for run in part], self.how.seq)
+        return (
+            None
+            if documents is None
+            else torch.cat([self._rows(documents, run) for run in part], self.how.seq)
+        )
 
     def _rows(self, x: Tensor, run: tuple[int, int]) -> Tensor:
         return x.narrow(self.how.seq, *run)
@@ -237,7 +294,9 @@ class _RingAttention(Function):
     """Saves what attention saves, of this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, ring: _Ring) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, ring: _Ring
+    ) -> Tensor:
         out, lse = ring.forward(q, k, v, documents)
         ctx.save_for_backward(q, k, v, out, lse, documents)
         ctx.ring = ring
@@ -263,5 +322,7 @@ def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, seq: int) -
     """Attention to further keys into that to some, in place (arXiv:2205.14135)."""
     both = lse.logaddexp(more_lse)
     finite = both.masked_fill(both == -torch.inf, 0)
-    out.mul_(across((lse - finite).exp(), seq)).addcmul_(more, across((more_lse - finite).exp(), seq))
+    out.mul_(across((lse - finite).exp(), seq)).addcmul_(
+        more, across((more_lse - finite).exp(), seq)
+    )
     lse.copy_(both)

@@ -1,6 +1,8 @@
-"""Tokens to rows of their experts, and rows back to tokens: copies and sums by index, in one order, without atomics.
+"""Tokens to rows of their experts, and rows back to tokens: copies and sums by index, in one order,
+without atomics.
 
-Both take indices of `sort_by_expert` and save them alone, but for `combine`, which saves rows and gates.
+Both take indices of `sort_by_expert` and save them alone, but for `combine`, which saves rows and
+gates.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,9 @@ def taken(x: Tensor, order: Order) -> Tensor:
 
 
 def summed(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
-    """[rows, h] → [tokens, h]: of each token its rows, each times its gate [tokens, k], in the order of its choices."""
+    """[rows, h] → [tokens, h]: of each token its rows, each times its gate [tokens, k], in the
+    order of its choices.
+    """
     total = rows.new_zeros((len(order.rows), rows.shape[-1]), dtype=wide(rows.dtype))
     if not len(rows):
         return total.to(rows.dtype)
@@ -52,7 +56,9 @@ def spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order) -> tuple
     else:
         of_gates = gates.new_zeros(gates.numel())
         of_gates[choices] = products
-    return (of_rows * gates.flatten()[choices].unsqueeze(-1)).to(rows.dtype), of_gates.view_as(gates)
+    return (of_rows * gates.flatten()[choices].unsqueeze(-1)).to(rows.dtype), of_gates.view_as(
+        gates
+    )
 
 
 def _tokens(order: Order) -> Tensor:
@@ -64,13 +70,19 @@ PLAIN = Backend(taken, summed, spread)
 
 
 def dispatch(x: Tensor, order: Order, backend: Backend = PLAIN) -> Tensor:
-    """[tokens…, h] → [rows, h]: each token's row for each of its experts; padded, [experts, rows, h]."""
+    """[tokens…, h] → [rows, h]: each token's row for each of its experts; padded, [experts,
+    rows, h].
+    """
     return cast(Any, _Dispatch).apply(x, order, backend)
 
 
 def combine(rows: Tensor, gates: Tensor, order: Order, backend: Backend = PLAIN) -> Tensor:
-    """[rows, h], [tokens…, k] → [tokens…, h]: Σ gate · row over a token's choices in order, in float32 at least."""
-    assert rows.shape[:-1] == order.shape, f"combine: rows {[*rows.shape[:-1]]} where {[*order.shape]} were counted"
+    """[rows, h], [tokens…, k] → [tokens…, h]: Σ gate · row over a token's choices in order, in
+    float32 at least.
+    """
+    assert rows.shape[:-1] == order.shape, (
+        f"combine: rows {[*rows.shape[:-1]]} where {[*order.shape]} were counted"
+    )
     return cast(Any, _Combine).apply(rows, gates, order, backend)
 
 
@@ -93,7 +105,9 @@ class _Combine(Function):
         ctx.save_for_backward(rows, gates)
         ctx.how = order, backend
         matrix = rows.reshape(-1, rows.shape[-1])
-        return backend.summed(matrix, gates.reshape(order.rows.shape), order).view(*gates.shape[:-1], rows.shape[-1])
+        return backend.summed(matrix, gates.reshape(order.rows.shape), order).view(
+            *gates.shape[:-1], rows.shape[-1]
+        )
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,7 +1,8 @@
 """A router's choice of experts for each token, their gates, and its losses.
 
-Scores are softmax(logits) over all experts, or sigmoid(logits).  Ties go to the lower index.  All is in
-float32 at least.  Choices are decisions: a call that backward does again gets those of its first run (`decided`).
+Scores are softmax(logits) over all experts, or sigmoid(logits).  Ties go to the lower index.  All
+is in float32 at least.  Choices are decisions: a call that backward does again gets those of its
+first run (`decided`).
 """
 
 from collections.abc import Callable
@@ -24,8 +25,9 @@ Score = Literal["softmax", "sigmoid"]
 class Choice(NamedTuple):
     """How experts are chosen and weighed.
 
-    normalise: gates are divided by their sum.  scale: a factor on gates.  groups: experts in as many equal groups, of
-    which only the `from_groups` with the largest sum of their two best scores are chosen from.
+    normalise: gates are divided by their sum.  scale: a factor on gates.  groups: experts in as
+    many equal groups, of which only the `from_groups` with the largest sum of their two best scores
+    are chosen from.
     """
 
     k: int
@@ -50,7 +52,9 @@ class Backend(NamedTuple):
 def chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
     """Gates and ids.  Logits are in the order of scores, and are not rounded as those are."""
     wider = logits.to(wide(logits.dtype))
-    ids = _best(wider if how.is_plain(bias) else _eligible(_scores(wider, how.score), bias, how), how.k)
+    ids = _best(
+        wider if how.is_plain(bias) else _eligible(_scores(wider, how.score), bias, how), how.k
+    )
     if how.normalise:
         picked = wider.gather(-1, ids)
         gates = (picked if how.score == "softmax" else F.logsigmoid(picked)).softmax(-1)
@@ -86,17 +90,23 @@ def top_k(
     from_groups: int = 1,
     backend: Backend = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """The k experts of each token with the largest scores: gates, float32 at least, and ids, int64, both [..., k].
+    """The k experts of each token with the largest scores: gates, float32 at least, and ids, int64,
+    both [..., k].
 
-    logits [..., experts].  `bias` [experts] is added to scores to choose, also among groups, never to gates
-    (arXiv:2408.15664); groups are those of arXiv:2412.19437, section 2.1.2.  Saves logits, gates and ids.
+    logits [..., experts].  `bias` [experts] is added to scores to choose, also among groups, never
+    to gates (arXiv:2408.15664); groups are those of arXiv:2412.19437, section 2.1.2.  Saves logits,
+    gates and ids.
     """
-    return cast(Any, _TopK).apply(logits, bias, Choice(k, score, normalise, scale, groups, from_groups), backend)
+    return cast(Any, _TopK).apply(
+        logits, bias, Choice(k, score, normalise, scale, groups, from_groups), backend
+    )
 
 
 class _TopK(Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, bias: Tensor | None, how: Choice, backend: Backend) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, bias: Tensor | None, how: Choice, backend: Backend
+    ) -> tuple[Tensor, Tensor]:
         gates, ids = decided(lambda: backend.chosen(logits, bias, how))
         ctx.save_for_backward(logits, gates, ids)
         ctx.mark_non_differentiable(ids)
@@ -128,8 +138,13 @@ def _scores(logits: Tensor, score: Score) -> Tensor:
 
 
 def no_loss(x: Tensor) -> Tensor:
-    """Zero, as routers add their losses to it: float32 at least.  It has a gradient, also where no router adds one."""
-    return torch.zeros((), dtype=wide(x.dtype), device=x.device, requires_grad=torch.is_grad_enabled())
+    """Zero, as routers add their losses to it: float32 at least.
+
+    It has a gradient, also where no router adds one.
+    """
+    return torch.zeros(
+        (), dtype=wide(x.dtype), device=x.device, requires_grad=torch.is_grad_enabled()
+    )
 
 
 def no_load(x: Tensor, *shape: int) -> Tensor:
@@ -138,10 +153,11 @@ def no_load(x: Tensor, *shape: int) -> Tensor:
 
 
 def add_load(load: Tensor, ids: Tensor) -> Tensor:
-    """The rows of `load` [layers, experts] after its first, and then how many tokens chose each expert.
+    """The rows of `load` [layers, experts] after its first, and then how many tokens chose each
+    expert.
 
-    ids [..., k], of no expert where below 0.  After as many calls as there are rows, each row is that of its call; it
-    may have several dims of layers, or none.
+    ids [..., k], of no expert where below 0.  After as many calls as there are rows, each row is
+    that of its call; it may have several dims of layers, or none.
     """
     counts = is_chosen(ids, load.shape[-1]).flatten(0, -2).sum(0, keepdim=True)
     return torch.cat([load.reshape(-1, load.shape[-1])[1:], counts]).view(load.shape)
@@ -157,7 +173,9 @@ class Losses(NamedTuple):
 
 
 def sums(logits: Tensor, ids: Tensor, score: Score, seq: int) -> tuple[Tensor, Tensor]:
-    """The sum of each expert's shares of tokens' scores, and how many tokens chose it, int64, by sequence."""
+    """The sum of each expert's shares of tokens' scores, and how many tokens chose it, int64,
+    by sequence.
+    """
     return _normalised(logits, score).sum(seq), is_chosen(ids, logits.shape[-1]).sum(seq)
 
 
@@ -193,13 +211,15 @@ def balance(
     over: Axis | None = None,
     backend: Losses = PLAIN_LOSSES,
 ) -> Tensor:
-    """by · Σ over sequences and experts of f · P: a loss that is least where a sequence's tokens are spread evenly.
+    """by · Σ over sequences and experts of f · P: a loss that is least where a sequence's tokens
+    are spread evenly.
 
-    f is experts / (k · length) times how many tokens of the sequence chose the expert, without a gradient; P the mean
-    over the sequence of its score, divided by the sum of all experts' (arXiv:2412.19437, section 2.1.2).  logits
-    [batch and seq, experts]; ids [batch and seq, k], of each token different ones; seq the dim of that number.  Where
-    an axis shards the sequence, `over` is it: one all-reduce of counts, forward alone, and the result is P over it.
-    Saves logits, and f.
+    f is experts / (k · length) times how many tokens of the sequence chose the expert, without a
+    gradient; P the mean over the sequence of its score, divided by the sum of all experts'
+    (arXiv:2412.19437, section 2.1.2).  logits [batch and seq, experts]; ids [batch and seq, k], of
+    each token different ones; seq the dim of that number.  Where an axis shards the sequence,
+    `over` is it: one all-reduce of counts, forward alone, and the result is P over it.  Saves
+    logits, and f.
     """
     return cast(Any, _Balance).apply(logits, ids, by, score, seq, over, backend)
 
@@ -207,7 +227,14 @@ def balance(
 class _Balance(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None, backend: Losses
+        ctx: Any,
+        logits: Tensor,
+        ids: Tensor,
+        by: float,
+        score: Score,
+        seq: int,
+        over: Axis | None,
+        backend: Losses,
     ) -> Tensor:
         shares, counts = backend.sums(logits, ids, score, seq)
         if over is not None:
@@ -222,7 +249,15 @@ class _Balance(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         logits, f = cast(tuple[Tensor, ...], ctx.saved_tensors)
         score, seq, backend = ctx.how
-        return backend.of_sums(f * grad_outputs[0], logits, score, seq), None, None, None, None, None, None
+        return (
+            backend.of_sums(f * grad_outputs[0], logits, score, seq),
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def no_scores(tokens: Tensor, experts: int, batch: int = 0, double: bool = False) -> Tensor:
@@ -232,7 +267,9 @@ def no_scores(tokens: Tensor, experts: int, batch: int = 0, double: bool = False
     """
     dtype = torch.float64 if double else torch.float32
     shape = tokens.shape[batch], experts
-    return torch.zeros(shape, dtype=dtype, device=tokens.device, requires_grad=torch.is_grad_enabled())
+    return torch.zeros(
+        shape, dtype=dtype, device=tokens.device, requires_grad=torch.is_grad_enabled()
+    )
 
 
 def no_choices(tokens: Tensor, experts: int, batch: int = 0) -> Tensor:
@@ -241,7 +278,8 @@ def no_choices(tokens: Tensor, experts: int, batch: int = 0) -> Tensor:
 
 
 def sum_scores(logits: Tensor, score: Score = "softmax", seq: int = 1) -> Tensor:
-    """The sum over each sequence's tokens of their scores of each expert, [batch, experts], float32 at least.
+    """The sum over each sequence's tokens of their scores of each expert, [batch, experts], float32
+    at least.
 
     logits [batch and seq, experts], seq the dim of that number.  Saves logits.
     """
@@ -262,7 +300,8 @@ class _SumScores(Function):
 
 
 def add_choices(choices: Tensor, ids: Tensor, seq: int = 1) -> Tensor:
-    """The counts `choices` [batch, experts], and how many tokens of each sequence chose each expert.
+    """The counts `choices` [batch, experts], and how many tokens of each sequence chose each
+    expert.
 
     ids [batch and seq, k], seq the dim of that number.
     """
@@ -270,11 +309,12 @@ def add_choices(choices: Tensor, ids: Tensor, seq: int = 1) -> Tensor:
 
 
 def aux_loss(scores: Tensor, choices: Tensor, by: float, rows: int, sequences: int = 1) -> Tensor:
-    """by · experts · Σ over groups of `sequences` and over experts of f · P (arXiv:2101.03961, equations 4 to 6).
+    """by · experts · Σ over groups of `sequences` and over experts of f · P (arXiv:2101.03961,
+    equations 4 to 6).
 
-    f is the part of the group's `rows`, its tokens in all layers, that chose the expert, without a gradient; P the
-    mean of its score.  scores and choices [batch, experts] are sums over a sequence's tokens and over layers.
-    Saves the choices of each group.
+    f is the part of the group's `rows`, its tokens in all layers, that chose the expert, without a
+    gradient; P the mean of its score.  scores and choices [batch, experts] are sums over a
+    sequence's tokens and over layers.  Saves the choices of each group.
     """
     by_group: Tensor = cast(Any, choices).unflatten(0, (-1, sequences)).sum(1)
     chosen = by_group.repeat_interleave(sequences, 0).to(scores.dtype)
@@ -282,7 +322,8 @@ def aux_loss(scores: Tensor, choices: Tensor, by: float, rows: int, sequences: i
 
 
 def router_z(logits: Tensor, by: float, backend: Losses = PLAIN_LOSSES) -> Tensor:
-    """by · Σ over tokens of (log Σ exp logits)²: a loss that keeps logits small (arXiv:2202.08906, section 3.3).
+    """by · Σ over tokens of (log Σ exp logits)²: a loss that keeps logits small (arXiv:2202.08906,
+    section 3.3).
 
     Saves logits, and the logarithms.
     """
@@ -317,16 +358,22 @@ def limit_capacity(
     positions: Positions | None = None,
     over: Axis | None = None,
 ) -> Tensor:
-    """ids, with −1 where `capacity` tokens of the sequence at earlier positions chose the expert (arXiv:2101.03961).
+    """ids, with −1 where `capacity` tokens of the sequence at earlier positions chose the expert
+    (arXiv:2101.03961).
 
-    ids [batch and seq, k], seq the dim of that number.  Where an axis shards the sequence, `over` is it, and
-    `positions` are those that this rank has: one all-gather of counts.
+    ids [batch and seq, k], seq the dim of that number.  Where an axis shards the sequence, `over`
+    is it, and `positions` are those that this rank has: one all-gather of counts.
     """
     return decided(lambda: _limited(ids, experts, capacity, seq, positions, over))
 
 
 def _limited(
-    ids: Tensor, experts: int, capacity: int, seq: int, positions: Positions | None, over: Axis | None
+    ids: Tensor,
+    experts: int,
+    capacity: int,
+    seq: int,
+    positions: Positions | None,
+    over: Axis | None,
 ) -> Tensor:
     choices = is_chosen(ids, experts)
     if positions is None or over is None or over.size == 1:
@@ -334,18 +381,25 @@ def _limited(
     else:
         runs = choices.split_with_sizes([length for _, length in positions.chunks], seq)
         before = _before(torch.stack([run.sum(seq) for run in runs]), positions, over)
-        places = torch.cat([run.cumsum(seq) + base.unsqueeze(seq) for run, base in zip(runs, before, strict=True)], seq)
+        places = torch.cat(
+            [run.cumsum(seq) + base.unsqueeze(seq) for run, base in zip(runs, before, strict=True)],
+            seq,
+        )
     return ids.masked_fill(places.gather(-1, ids.clamp(min=0)) > capacity, -1)
 
 
 def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
-    """The sum of the counts of all chunks of the sequence before each of this rank's: [chunks, …], as `counts`."""
+    """The sum of the counts of all chunks of the sequence before each of this rank's: [chunks,
+    …], as `counts`.
+    """
     by_rank = positions.of_ranks()
     most = max(map(len, by_rank))
     whole = counts.new_zeros((over.size, most, *counts.shape[1:]))
     whole[over.rank, : len(counts)] = counts
     all_gather_(whole.view(-1), over)
-    ordered = sorted((start, rank, at) for rank, runs in enumerate(by_rank) for at, (start, _) in enumerate(runs))
+    ordered = sorted(
+        (start, rank, at) for rank, runs in enumerate(by_rank) for at, (start, _) in enumerate(runs)
+    )
     ends = torch.stack([whole[rank, at] for _, rank, at in ordered]).cumsum(0)
     place = {start: number for number, (start, *_) in enumerate(ordered)}
     return torch.stack([ends[place[start]] for start, _ in positions.chunks]) - counts

@@ -1,4 +1,6 @@
-"""Losses of tokens and the statistics that they are made of, over a vocabulary that ranks may share out."""
+"""Losses of tokens and the statistics that they are made of, over a vocabulary that ranks may
+share out.
+"""
 
 from typing import Any, cast
 
@@ -11,13 +13,18 @@ from .plain_attention import wide
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, classes: int | None = None, smoothing: float = 0.0, z: float = 0.0
+    logits: Tensor,
+    labels: Tensor,
+    classes: int | None = None,
+    smoothing: float = 0.0,
+    z: float = 0.0,
 ) -> Tensor:
-    """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are ignored.
+    """Sum of token losses, 0-dim, float32 at least.  logits [..., v], labels [...]; labels < 0 are
+    ignored.
 
-    The first `classes` columns of v are classes, by default all; the others are padding, of probability 0.  A share
-    `smoothing` of each label goes to all classes alike (arXiv:1512.00567); z · (log Σ exp(logits))² is added
-    (arXiv:2204.02311).
+    The first `classes` columns of v are classes, by default all; the others are padding, of
+    probability 0.  A share `smoothing` of each label goes to all classes alike (arXiv:1512.00567);
+    z · (log Σ exp(logits))² is added (arXiv:2204.02311).
     """
     if smoothing or z:
         peak = max_logit(logits, classes=classes)
@@ -28,9 +35,11 @@ def cross_entropy(
 
 
 def max_logit(logits: Tensor, axis: Axis | None = None, classes: int | None = None) -> Tensor:
-    """The largest logit [...] of [..., v], float32 at least, without gradient; max-partial over a sharded v.
+    """The largest logit [...] of [..., v], float32 at least, without gradient; max-partial over a
+    sharded v.
 
-    Only the first `classes` columns of the full vocabulary are real, by default all; the rest is padding.
+    Only the first `classes` columns of the full vocabulary are real, by default all; the rest is
+    padding.
     """
     return _real(logits, axis, classes).detach().amax(-1).to(wide(logits.dtype))
 
@@ -51,16 +60,19 @@ def local_softmax_stats(
     classes: int | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P over the axis of v.
+    """z = Σ exp(logit − m) and t = the label's logit − m, or 0 for a label elsewhere, both [...]; P
+    over the axis of v.
 
-    m is taken as constant: its gradients through z and through `token_loss` cancel.  The first `classes` of the v of
-    all ranks of the axis are classes, by default all.  With `smoothing` s, t is (1 − s) of that and s of
-    Σ (logit − m) / classes.
+    m is taken as constant: its gradients through z and through `token_loss` cancel.  The first
+    `classes` of the v of all ranks of the axis are classes, by default all.  With `smoothing` s, t
+    is (1 − s) of that and s of Σ (logit − m) / classes.
     """
     size = logits.shape[-1]
     first, every = (axis.rank * size, axis.size * size) if axis else (0, size)
     each = smoothing / (every if classes is None else classes)
-    return cast(Any, _SoftmaxParts).apply(_real(logits, axis, classes), m, labels - first, smoothing, each)
+    return cast(Any, _SoftmaxParts).apply(
+        _real(logits, axis, classes), m, labels - first, smoothing, each
+    )
 
 
 class _SoftmaxParts(Function):
@@ -92,11 +104,13 @@ class _SoftmaxParts(Function):
         return gradient.to(logits.dtype), None, None, None, None
 
 
-def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
+def token_loss(
+    z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0
+) -> Tensor:
     """Σ log z − t over tokens with label ≥ 0, 0-dim; the others add nothing to value or gradient.
 
-    m: the value subtracted from the logits, as in `local_softmax_stats`; with it, z_loss · (log z + m)² is added
-    (arXiv:2204.02311).
+    m: the value subtracted from the logits, as in `local_softmax_stats`; with it, z_loss · (log z +
+    m)² is added (arXiv:2204.02311).
     """
     log = z.log()
     loss = log - t if m is None else log - t + z_loss * (log + m).square()

@@ -1,15 +1,17 @@
-"""Runs the rows of a pipeline's schedule: what this rank does for which stage and microbatch, in this order.
+"""Runs the rows of a pipeline's schedule: what this rank does for which stage and microbatch, in
+this order.
 
-Actions are written as torch.distributed.pipelining writes them, `1F3` for stage 1 and microbatch 3: F forward, B
-backward, or its parts I, of the input, and W, of the weights; SEND_F and RECV_F of what forward makes, SEND_B and
-RECV_B of gradients.  Between stages of one rank values are handed over without a message.
+Actions are written as torch.distributed.pipelining writes them, `1F3` for stage 1 and microbatch 3:
+F forward, B backward, or its parts I, of the input, and W, of the weights; SEND_F and RECV_F of
+what forward makes, SEND_B and RECV_B of gradients.  Between stages of one rank values are handed
+over without a message.
 
-Rows and message groups are texts of the compiler's file, and are read here; the messages of a group begin as one.
-A row's references are bound once, on the first step; then an action is one call.  Dropout is a function of the sample
-(`ops.dropout`), so that there is no random state to save.
+Rows and message groups are texts of the compiler's file, and are read here; the messages of a group
+begin as one.  A row's references are bound once, on the first step; then an action is one call.
+Dropout is a function of the sample (`ops.dropout`), so that there is no random state to save.
 
-Non-goals: whether rows and groups are right, and cannot deadlock (the compiler has checked them); the weights and
-gradients of a stage (`stage_step`).
+Non-goals: whether rows and groups are right, and cannot deadlock (the compiler has checked them);
+the weights and gradients of a stage (`stage_step`).
 """
 
 import re
@@ -25,7 +27,16 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.mesh import Axis, Crossing, Mesh
-from ..comm.p2p import Exchange, Message, Slot, StageInput, received, sent, watched_receive, watched_send
+from ..comm.p2p import (
+    Exchange,
+    Message,
+    Slot,
+    StageInput,
+    received,
+    sent,
+    watched_receive,
+    watched_send,
+)
 from ..data.loader import Batch
 from ..state.buckets import Holders
 from ..state.flat_param_group import NOTHING, FlatParams
@@ -66,7 +77,9 @@ def _action(word: str) -> Action:
 
 
 def grouped(actions: Sequence[Action], groups: str) -> Iterator[list[Action]]:
-    """A row's actions in their order, those together that begin as one; `groups` is the rank's line."""
+    """A row's actions in their order, those together that begin as one; `groups` is the rank's
+    line.
+    """
     of = {_action(word): group for group in groups.split(",") for word in group.split()}
     return (list(each) for _, each in groupby(actions, lambda action: of.get(action, action)))
 
@@ -77,11 +90,14 @@ class Pipeline:
     stage_to_rank  the rank of each stage
     stage_inputs   what a stage makes for the next, in this order at every cut that it crosses
     schedule       each rank's row of actions, between commas
-    message_groups of each rank those messages that begin as one: groups between commas, messages between spaces
-    smaller        rows and groups where a mesh with fewer ranks has more microbatches, by their number
+    message_groups of each rank those messages that begin as one: groups between commas, messages
+    between spaces
+    smaller        rows and groups where a mesh with fewer ranks has more microbatches, by their
+                   number
 
-    The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
-    a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
+    The model is called with a stage's number, what the stage before has made (nothing for the
+    first; several values in a tuple), and a microbatch's inputs.  The last stage makes a part of
+    the loss.
     """
 
     def __init__(
@@ -96,7 +112,9 @@ class Pipeline:
         self._axis, self._stage_to_rank, self._stage_inputs = axis, stage_to_rank, stage_inputs
         self._rows, self._smaller = (schedule, message_groups or [""] * len(schedule)), smaller
         # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
-        self._wide = reduce(torch.promote_types, (each.dtype for each in stage_inputs), torch.float32)
+        self._wide = reduce(
+            torch.promote_types, (each.dtype for each in stage_inputs), torch.float32
+        )
         self._bound: tuple[Mesh, _Row] | None = None
 
     def stages(self, mesh: Mesh) -> tuple[int, ...]:
@@ -104,8 +122,12 @@ class Pipeline:
         rank = mesh.rank(self._axis)
         return tuple(stage for stage, its in enumerate(self._stage_to_rank) if its == rank)
 
-    def build(self, kind: Callable[[Mesh, tuple[int, ...]], nn.Module], mesh: Mesh) -> tuple[nn.Module, Holders]:
-        """The model with this rank's stages, and of each of its parameters the stages that have it."""
+    def build(
+        self, kind: Callable[[Mesh, tuple[int, ...]], nn.Module], mesh: Mesh
+    ) -> tuple[nn.Module, Holders]:
+        """The model with this rank's stages, and of each of its parameters the stages that have
+        it.
+        """
         stages_of_param: dict[str, tuple[int, ...]] = {}
         for stage in self.stages(mesh):
             for name, _ in kind(mesh, (stage,)).named_parameters():
@@ -122,12 +144,13 @@ class Pipeline:
         router_share: float | Tensor | None = None,
         loads: tuple[Tensor, ...] = (),
     ) -> Any:
-        """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
+        """Forward and backward of all microbatches; the sum of losses, zero on ranks without the
+        last stage.
 
-        `share` is the gradient of each part of the loss; with a `router_share`, that of the routers' losses, whose sum
-        is a second result.  To `loads`, results as well, the last stage adds those of microbatches.  Parameters'
-        gradients are added up.  `flat_params` are waited for where their stages begin, and their gradients are reduced
-        where these end.
+        `share` is the gradient of each part of the loss; with a `router_share`, that of the
+        routers' losses, whose sum is a second result.  To `loads`, results as well, the last stage
+        adds those of microbatches.  Parameters' gradients are added up.  `flat_params` are waited
+        for where their stages begin, and their gradients are reduced where these end.
         """
         inputs = [*batch.microbatches()]
         routers = () if router_share is None else (torch.zeros_like(share) + router_share,)
@@ -139,7 +162,9 @@ class Pipeline:
         return sums if sums[1:] else sums[0]
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flat_params: FlatParams = NOTHING) -> Tensor:
+    def evaluate(
+        self, model: nn.Module, batch: Batch, mesh: Mesh, flat_params: FlatParams = NOTHING
+    ) -> Tensor:
         """The sum of losses, without any gradients; nothing is dropped."""
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
         inputs = [*batch.microbatches()]
@@ -153,12 +178,16 @@ class Pipeline:
         if self._bound is None or self._bound[0] is not mesh:
             axis = mesh.messages(self._axis)
             row, groups = (each[axis.rank] for each in self._smaller.get(microbatches, self._rows))
-            self._bound = mesh, _Row(row, groups, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
+            self._bound = (
+                mesh,
+                _Row(row, groups, self._stage_to_rank, self._stage_inputs, axis, mesh.device),
+            )
         return self._bound[1]
 
 
 def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
-    """The actions, and where stages begin and end: before the first of each, and before what is computed next.
+    """The actions, and where stages begin and end: before the first of each, and before what is
+    computed next.
 
     A last action's result is sent before its stage's end begins a reduction.
     """
@@ -175,8 +204,8 @@ def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
 class _Row:
     """A row's calls, in order: `all`, and the `forwards` alone.
 
-    All rows are parts of one order, in which a group of messages is one event of both its ranks (the compiler's check),
-    and their forwards are too: evaluation cannot deadlock either.
+    All rows are parts of one order, in which a group of messages is one event of both its ranks
+    (the compiler's check), and their forwards are too: evaluation cannot deadlock either.
     """
 
     def __init__(
@@ -189,22 +218,30 @@ class _Row:
         device: torch.device,
     ) -> None:
         self._stage_to_rank, self._axis, self._device = stage_to_rank, axis, device
-        cuts = [[each for each in stage_inputs if each.at(cut)] for cut in range(len(stage_to_rank) - 1)]
-        self._crossing = [[], *cuts, []]  # by the stage that it enters; nothing enters the first, or leaves the last
-        # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of this rank too, it
-        # has the same slots, and values are handed over.
+        cuts = [
+            [each for each in stage_inputs if each.at(cut)] for cut in range(len(stage_to_rank) - 1)
+        ]
+        # by the stage that it enters; nothing enters the first, or leaves the last
+        self._crossing = [[], *cuts, []]
+        # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of
+        # this rank too, it has the same slots, and values are handed over.
         self._entering = defaultdict[tuple[int, int], Slot](Slot)
         self._returning = defaultdict[tuple[int, int], Slot](Slot)
-        self._under_way = defaultdict[tuple[int, str], Slot](Slot)  # by the sending stage and direction
+        # by the sending stage and direction
+        self._under_way = defaultdict[tuple[int, str], Slot](Slot)
         actions = read(row)
-        self._cells = {(each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"}
+        self._cells = {
+            (each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"
+        }
         self._microbatches = len({microbatch for _, microbatch in self._cells})
         self.all = self._calls(actions, groups)
         self.forwards = self._calls([each for each in actions if each.is_forward], groups)
 
     def go(self, calls: Sequence[_Call], now: Pass) -> None:
         """Does them."""
-        assert len(now.inputs) == self._microbatches, "pipeline: the rows are for another number of microbatches"
+        assert len(now.inputs) == self._microbatches, (
+            "pipeline: the rows are for another number of microbatches"
+        )
         for call in calls:
             call(now)
         for slot in self._under_way.values():
@@ -214,7 +251,12 @@ class _Row:
         here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
         kind = LastCell if after[0] == len(self._stage_to_rank) else Cell
         entering, returning = self._entering, self._returning
-        slots = {"x": entering[here], "y": entering[after], "dy": returning[after], "dx": returning[here]}
+        slots = {
+            "x": entering[here],
+            "y": entering[after],
+            "dy": returning[after],
+            "dx": returning[here],
+        }
         crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
         return kind(*here, *crossing, self._axis.watch, **slots)
 
@@ -233,13 +275,17 @@ class _Row:
         if action.work == _END:
             return lambda now: now.chunks.end(action.stage)
         cell = self._cells[action.stage, action.microbatch]
-        return {"F": cell.forward, "B": cell.backward, "I": cell.input_part, "W": cell.weight_part}[action.work]
+        return {"F": cell.forward, "B": cell.backward, "I": cell.input_part, "W": cell.weight_part}[
+            action.work
+        ]
 
     def _message(self, action: Action) -> Message:
         """Moves what enters a stage, or its gradient: this stage, or the one after it."""
         sends, values = action.work.startswith("SEND"), action.work.endswith("F")
         ahead = sends == values  # the other end is the stage after
-        slot = (self._entering if values else self._returning)[action.stage + ahead, action.microbatch]
+        slot = (self._entering if values else self._returning)[
+            action.stage + ahead, action.microbatch
+        ]
         peer = self._stage_to_rank[action.stage + (1 if ahead else -1)]
         watch = self._axis.watch
         if sends:

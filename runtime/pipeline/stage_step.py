@@ -1,13 +1,14 @@
-"""Forward and backward of one stage for one microbatch, the tensors saved in between, and the stage's buckets.
+"""Forward and backward of one stage for one microbatch, the tensors saved in between, and the
+stage's buckets.
 
-Weights are gathered before a stage's first forward, gradients are reduced after its last backward, while the rank's
-other stages work.  A rank has a `FlatParam` of a bucket for each of its stages, the stage's chunk; parameters that
-several of its stages share are one chunk of all these.  Chunks are gathered in the order in which stages begin
-(`unshard_ahead`), which on every rank is that of their numbers.  A stage ends before the next action that computes,
-after its sends have begun.
+Weights are gathered before a stage's first forward, gradients are reduced after its last backward,
+while the rank's other stages work.  A rank has a `FlatParam` of a bucket for each of its stages,
+the stage's chunk; parameters that several of its stages share are one chunk of all these.  Chunks
+are gathered in the order in which stages begin (`unshard_ahead`), which on every rank is that of
+their numbers.  A stage ends before the next action that computes, after its sends have begun.
 
-Non-goals: in which order stages work (`executor`), values of other ranks (`comm.p2p`), parameters that several ranks
-share, which the step sums explicitly.
+Non-goals: in which order stages work (`executor`), values of other ranks (`comm.p2p`), parameters
+that several ranks share, which the step sums explicitly.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +29,16 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 
 class Chunks:
-    """The chunks of one pass, which reduces gradients if it `trains`: stages `begin` and `end`, each once."""
+    """The chunks of one pass, which reduces gradients if it `trains`: stages `begin` and `end`,
+    each once.
+    """
 
     def __init__(self, flat_params: FlatParams, trains: bool = False) -> None:
         self._flats = [own for each in flat_params.values() for own in in_order(each) if own.place]
         self._reduced = (
-            [own for own in self._flats if own.bucket.shard_axes or own.bucket.reduce_axes] if trains else []
+            [own for own in self._flats if own.bucket.shard_axes or own.bucket.reduce_axes]
+            if trains
+            else []
         )
         watch = self._flats[0].mesh.watch if self._flats else None
         self._line = watch.here() if watch is not None else None
@@ -46,7 +51,9 @@ class Chunks:
                 own.wait_for_unshard()
 
     def end(self, stage: int) -> None:
-        """Begins to reduce the gradients, and frees the weights, of chunks whose last stage this was."""
+        """Begins to reduce the gradients, and frees the weights, of chunks whose last stage
+        this was.
+        """
         self._ended.add(stage)
         for own in self._reduced:
             if self._is_last(stage, own):
@@ -61,7 +68,8 @@ class Chunks:
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """State that a step's actions share: `shares` are the losses' gradients, `sums` those of losses and of loads.
+    """State that a step's actions share: `shares` are the losses' gradients, `sums` those of losses
+    and of loads.
 
     `chunks` are the buckets.
     """
@@ -74,10 +82,11 @@ class Pass:
 
 
 class Cell:
-    """A stage of a microbatch.  x enters it and y leaves it, as dy does and dx, their gradients, in backward.
+    """A stage of a microbatch.  x enters it and y leaves it, as dy does and dx, their gradients, in
+    backward.
 
-    From forward to backward it keeps x and the graph.  y it keeps only as far as its own graph does, so that the memory
-    is free when it is sent or the next stage has done with it.
+    From forward to backward it keeps x and the graph.  y it keeps only as far as its own graph
+    does, so that the memory is free when it is sent or the next stage has done with it.
     """
 
     def __init__(
@@ -114,7 +123,9 @@ class Cell:
         self._leave(now, ys)
 
     def _edges(self, now: Pass, ys: Values) -> Sequence[GradientEdge]:
-        return [get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient]
+        return [
+            get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient
+        ]
 
     def _leave(self, now: Pass, ys: Values) -> None:
         self._y.put(tuple(y.detach() for y in ys))
@@ -125,7 +136,13 @@ class Cell:
         _backward(graph, self._gradients(now))
         entered, self._entered = self._entered, ()
         # Zeros where a stage does not use what all stages are given.
-        self._dx.put(tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in entered if x.requires_grad))
+        self._dx.put(
+            tuple(
+                torch.zeros_like(x) if x.grad is None else x.grad
+                for x in entered
+                if x.requires_grad
+            )
+        )
 
     def _gradients(self, now: Pass) -> Values:
         return self._dy.take()

@@ -1,4 +1,5 @@
-"""The biases by which routers choose: buffers of a model, moved after each step so that loads become even.
+"""The biases by which routers choose: buffers of a model, moved after each step so that loads
+become even.
 
 Without a gradient, float32, equal on all ranks that have them (Wang et al. 2024, arXiv:2408.15664).
 """
@@ -17,14 +18,19 @@ class Biases:
     def __init__(self, model: nn.Module) -> None:
         params = dict(model.named_parameters(remove_duplicate=False))
         held = model.state_dict(keep_vars=True).items()
-        self.by_name: Mapping[str, Tensor] = {name: buffer for name, buffer in held if name not in params}
+        self.by_name: Mapping[str, Tensor] = {
+            name: buffer for name, buffer in held if name not in params
+        }
 
     def balance(self, pattern: str, load: Tensor, rate: float, skip: Tensor) -> None:
-        """Adds rate · sign(mean − load), in rows of `load`, to those that match `pattern`; nothing where `skip` holds.
+        """Adds rate · sign(mean − load), in rows of `load`, to those that match `pattern`; nothing
+        where `skip` holds.
 
-        load [layers, experts], int64; the text that the `*` of the pattern match are the indices of the row.
+        load [layers, experts], int64; the text that the `*` of the pattern match are the indices of
+        the row.
         """
-        below = (load.sum(-1, keepdim=True) - load * load.shape[-1]).sign()  # in whole numbers, which are exact
+        # in whole numbers, which are exact
+        below = (load.sum(-1, keepdim=True) - load * load.shape[-1]).sign()
         moved = (below * rate).masked_fill(skip, 0)
         for layer, bias in self._matching(pattern):
             bias += moved[layer]

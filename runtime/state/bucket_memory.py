@@ -1,8 +1,9 @@
 """The memory of buckets.
 
-The buffers of all layers of a repeat lie in one tensor per kind, layer after layer: a step zeroes, scales and updates
-all layers at once, while each one's weights are gathered, and its gradients reduced, by themselves
-(`flat_param_group`).  A chunk of a pipeline has memory of its own, and moves likewise (`pipeline.stage_step`).
+The buffers of all layers of a repeat lie in one tensor per kind, layer after layer: a step zeroes,
+scales and updates all layers at once, while each one's weights are gathered, and its gradients
+reduced, by themselves (`flat_param_group`).  A chunk of a pipeline has memory of its own, and moves
+likewise (`pipeline.stage_step`).
 
 Non-goals: which parameters a bucket has (`buckets`), no communication.
 """
@@ -27,7 +28,8 @@ from .parameters import Spec
 
 @dataclass(frozen=True)
 class Elements:
-    """Properties of each element: the types of the model's and of master weights, and an optimizer's slots.
+    """Properties of each element: the types of the model's and of master weights, and an
+    optimizer's slots.
 
     accumulate  how gradients of the one type are added to sums of the other
     """
@@ -58,23 +60,29 @@ class Memory:
         self._products, self.reductions = products, reductions
         axis = mesh.axis(*bucket.shard_axes)
         layouts = [Layout(claims, mesh, axis) for claims in layers.values()]
-        assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, (
-            "bucket: layers differ"
-        )
+        assert (
+            len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1
+        ), "bucket: layers differ"
         self._layout = layout = layouts[0]
 
         def zeros(length: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*self._shape, length, dtype=dtype, device=mesh.device)
 
         dtype, master = elements.dtype, elements.master
-        self._whole = None if bucket.reshard_after_forward and axis.size > 1 else zeros(layout.size, dtype)
-        self._part = zeros(layout.part, dtype) if self._whole is None else self._whole[..., layout.own]
+        self._whole = (
+            None if bucket.reshard_after_forward and axis.size > 1 else zeros(layout.size, dtype)
+        )
+        self._part = (
+            zeros(layout.part, dtype) if self._whole is None else self._whole[..., layout.own]
+        )
         self._master = zeros(layout.part, master) if dtype != master else self._part
         self._gradient = zeros(layout.part if bucket.shard_gradients else layout.size, master)
         self._slots = {slot: zeros(layout.part, master) for slot in elements.slots}
         self._accumulate = elements.accumulate
         indices = product(*map(range, self._shape))
-        self.flat_params = [self._flat(index, each) for index, each in zip(indices, layouts, strict=True)]
+        self.flat_params = [
+            self._flat(index, each) for index, each in zip(indices, layouts, strict=True)
+        ]
         for one, next_ in pairwise(self.flat_params):
             one.after, next_.before = next_, one
 
@@ -82,7 +90,9 @@ class Memory:
         """One layer's memory."""
         whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
-        buffers = Buffers(whole, self._part[index], self._gradient[index], self._master[index], slots)
+        buffers = Buffers(
+            whole, self._part[index], self._gradient[index], self._master[index], slots
+        )
         of = layout, self._mesh, self.bucket, buffers, self.reductions, self._accumulate
         return FlatParam(index or self._stages, *of, self._products)
 
@@ -92,21 +102,29 @@ class Memory:
         return bool(self.bucket.stages) and not self.bucket.among
 
     def nested(self, each: Sequence[Any]) -> list[Any]:
-        """The values of each layer as a program iterates over them: lists in lists, the outermost repeat outside."""
+        """The values of each layer as a program iterates over them: lists in lists, the
+        outermost repeat outside.
+        """
         nested = [*each]
         for size in reversed(self._shape[1:]):
             nested = [nested[i : i + size] for i in range(0, len(nested), size)]
         return nested
 
     def gradient(self) -> Tensor:
-        """The gradient of record, [layers, …]: this rank's part; the whole where the step itself reduces it."""
+        """The gradient of record, [layers, …]: this rank's part; the whole where the step
+        itself reduces it.
+        """
         return self._own_gradient() if self.bucket.moves else self._gradient
 
     def _own_gradient(self) -> Tensor:
-        return self._gradient if self.bucket.shard_gradients else self._gradient[..., self._layout.own]
+        return (
+            self._gradient if self.bucket.shard_gradients else self._gradient[..., self._layout.own]
+        )
 
     def copies(self) -> Iterator[Copies]:
-        """The copies that ranks have in common: those of a stage, and those of stages that share parameters."""
+        """The copies that ranks have in common: those of a stage, and those of stages that
+        share parameters.
+        """
         among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
         for flat in self.flat_params:
             for each in flat.copies():
@@ -148,12 +166,18 @@ def memories(
     mesh: Mesh,
     elements: Elements,
 ) -> dict[str, list[Memory]]:
-    """Each bucket's memory, or of a pipeline its chunks'; asserts that buckets share out all parameters."""
+    """Each bucket's memory, or of a pipeline its chunks'; asserts that buckets share out all
+    parameters.
+    """
     left, found = dict(specs), dict[str, list[Memory]]()
     for name, bucket in buckets.items():
         claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
-        chunks = by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
+        chunks = (
+            by_stages(claims, holders, together=bool(bucket.among))
+            if bucket.stages
+            else {(): claims}
+        )
         for stages, own in chunks.items():
             layers = split_by(own, lambda each: each.layer) if bucket.per_layer else {(): own}
             memory = Memory(bucket, layers, products(own), mesh, elements, stages, reductions)

@@ -1,6 +1,8 @@
-"""Buckets: a program's groups of parameters, and which parameters these are, layer by layer or stage by stage.
+"""Buckets: a program's groups of parameters, and which parameters these are, layer by layer or
+stage by stage.
 
-Non-goals: no choice of what goes together (the plan's), where parameters lie (`layout`), memory (`bucket_memory`).
+Non-goals: no choice of what goes together (the plan's), where parameters lie (`layout`), memory
+(`bucket_memory`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,13 +27,15 @@ Holders = Mapping[str, tuple[int, ...]]
 class Bucket:
     """Groups of parameters of one placement; each rank along `shard_axes` has a shard of them.
 
-    With `per_layer`, each iteration of the repeats that the patterns' `*` run over is moved by itself, or of a pipeline
-    each stage: its gradient is reduced over `shard_axes` and `reduce_axes`, as `reduce_dtype` if given.  With
-    `shard_gradients` a rank keeps only its part of gradients, with `reshard_after_forward` of weights, and the whole of
-    a layer while it is at work on it; weights are gathered `prefetch` layers ahead.
+    With `per_layer`, each iteration of the repeats that the patterns' `*` run over is moved by
+    itself, or of a pipeline each stage: its gradient is reduced over `shard_axes` and
+    `reduce_axes`, as `reduce_dtype` if given.  With `shard_gradients` a rank keeps only its part of
+    gradients, with `reshard_after_forward` of weights, and the whole of a layer while it is at work
+    on it; weights are gathered `prefetch` layers ahead.
 
-    Each rank along the axis `stages` has the parameters of its own stages alone, which may be none: a chunk of those of
-    each stage, moved by itself.  Parameters that several ranks use are on all ranks `among` alike, as one chunk.
+    Each rank along the axis `stages` has the parameters of its own stages alone, which may be none:
+    a chunk of those of each stage, moved by itself.  Parameters that several ranks use are on all
+    ranks `among` alike, as one chunk.
     """
 
     def __init__(
@@ -89,7 +93,10 @@ def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) 
 def split_by(claims: Claims, key: Callable[[Claimed], _Key]) -> dict[_Key, Claims]:
     """The claims of each key, in the order in which keys first appear."""
     keys = dict.fromkeys(key(each) for _, claimed in claims for each in claimed)
-    return {own: [(group, [each for each in claimed if key(each) == own]) for group, claimed in claims] for own in keys}
+    return {
+        own: [(group, [each for each in claimed if key(each) == own]) for group, claimed in claims]
+        for own in keys
+    }
 
 
 def products(claims: Claims) -> list[tuple[str, ...]]:
@@ -100,7 +107,9 @@ def products(claims: Claims) -> list[tuple[str, ...]]:
 
 
 def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
-    """The claims of each chunk, by the stages that have its parameters: one at least, and one for all `together`."""
+    """The claims of each chunk, by the stages that have its parameters: one at least, and one
+    for all `together`.
+    """
     found = split_by(claims, lambda each: holders[each.name])
     if together or not found:
         return {tuple(sorted({stage for stages in found for stage in stages})): claims}
@@ -108,24 +117,34 @@ def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[in
 
 
 def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Claimed]:
-    """Takes out of `left` what a group's patterns match; asserts that each does, but where a model is `partial`."""
+    """Takes out of `left` what a group's patterns match; asserts that each does, but where a
+    model is `partial`.
+    """
     claimed: list[Claimed] = []
     for patterns in group.patterns:
         found: list[Claimed] = []
         for pattern in patterns:
             names = [name for name in left if _matches(name, pattern)]
-            assert names or partial, f"state: `{pattern}` matches no parameter that is not in a bucket already"
-            found += [Claimed(name, left.pop(name), _layer(name, pattern), patterns) for name in names]
+            assert names or partial, (
+                f"state: `{pattern}` matches no parameter that is not in a bucket already"
+            )
+            found += [
+                Claimed(name, left.pop(name), _layer(name, pattern), patterns) for name in names
+            ]
         layers = [*dict.fromkeys(each.layer for each in found)]
         claimed += sorted(found, key=lambda each: layers.index(each.layer))
     return claimed
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether each dotted part matches: `layers.*.wq` matches `layers.3.wq` but not `layers.3.attention.wq`."""
+    """Whether each dotted part matches: `layers.*.wq` matches `layers.3.wq` but not
+    `layers.3.attention.wq`.
+    """
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _layer(name: str, pattern: str) -> LayerIndex:
-    return tuple(part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*")
+    return tuple(
+        part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*"
+    )

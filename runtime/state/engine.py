@@ -1,6 +1,7 @@
 """The state engine: the state that training steps carry over, in flat buckets, with one interface.
 
-Non-goals: no communication (the program moves whole buckets in sight, `flat_param_group` layers), no files.
+Non-goals: no communication (the program moves whole buckets in sight, `flat_param_group` layers),
+no files.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,11 +31,12 @@ STEP = "optimizer/step"
 class TrainState:
     """A model's parameters, gradients and optimizer state.
 
-    Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
-    `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
-    two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  A rank
-    updates its part of buckets that are shared out, and the rest of the weights is stale until it is gathered.
-    `stages_of_param` are the stages of a pipeline that have each parameter.
+    Gives the weights that `model` declares their memory: each belongs to one group of one bucket.
+    They compute in `dtype`; gradients, optimizer state and the values that it updates are in
+    `master`, the same memory where the two agree; where not, `accumulate` is how gradients are
+    added up.  In float16 it keeps a loss scale too.  A rank updates its part of buckets that are
+    shared out, and the rest of the weights is stale until it is gathered.  `stages_of_param` are
+    the stages of a pipeline that have each parameter.
     """
 
     def __init__(
@@ -94,7 +96,8 @@ class TrainState:
         self.refresh()
 
     def flat_params(self, microbatches: int = 0) -> FlatParams:
-        """The groups of all layers by the name of their repeat, for a step with `microbatches` backwards to come.
+        """The groups of all layers by the name of their repeat, for a step with `microbatches`
+        backwards to come.
 
         With a pipeline, also the chunks of each bucket, which do not count, by the bucket's name.
         """
@@ -120,18 +123,25 @@ class TrainState:
             flat.abandon()
 
     def gradients(self) -> dict[str, Any]:
-        """Each bucket's flat gradient, by name: this rank's sum since the last update; of layers, its part, reduced.
+        """Each bucket's flat gradient, by name: this rank's sum since the last update; of layers,
+        its part, reduced.
 
-        With a pipeline a list, of this rank's part of each chunk; parameters that several ranks have are one, its part,
-        reduced but among these.
+        With a pipeline a list, of this rank's part of each chunk; parameters that several ranks
+        have are one, its part, reduced but among these.
         """
         self._finish()
-        assert all(flat.left == 0 for flat in self._flats()), "state: backward has not come by every layer"
+        assert all(flat.left == 0 for flat in self._flats()), (
+            "state: backward has not come by every layer"
+        )
         parts = {name: [memory.gradient() for memory in each] for name, each in self._of.items()}
-        return {name: part if self._of[name][0].is_chunk else part[0] for name, part in parts.items()}
+        return {
+            name: part if self._of[name][0].is_chunk else part[0] for name, part in parts.items()
+        }
 
     def loss_scale(self) -> Tensor:
-        """By what this step's gradients are multiplied (0-dim float32), of a model that computes in float16."""
+        """By what this step's gradients are multiplied (0-dim float32), of a model that
+        computes in float16.
+        """
         assert self._loss_scale, "state: only float16 needs a loss scale"
         return self._loss_scale.value()
 
@@ -145,10 +155,14 @@ class TrainState:
         return self.losses.limit(deviations)
 
     def weights(self) -> dict[str, Tensor]:
-        """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
+        """The flat parameters, as the model uses them, of each bucket that is shared out as a
+        whole, by name.
+        """
         whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
         return {
-            name: memory.flat_params[0].buffers.unsharded for name, memory in whole.items() if memory.bucket.shard_axes
+            name: memory.flat_params[0].buffers.unsharded
+            for name, memory in whole.items()
+            if memory.bucket.shard_axes
         }
 
     def zero(self) -> None:
@@ -167,10 +181,10 @@ class TrainState:
     ) -> None:
         """One optimizer step on the gradients, times `scale` (0-dim) if given, then zeroes them.
 
-        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.  Where `finite`
-        (likewise: finite, and no spike) is given and does not hold, nothing changes from then on, as `held` says.
-        Where `overflow` (likewise, of gradients with a loss scale) holds the loss scale is halved, and nothing else
-        changes.
+        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.
+        Where `finite` (likewise: finite, and no spike) is given and does not hold, nothing changes
+        from then on, as `held` says.  Where `overflow` (likewise, of gradients with a loss scale)
+        holds the loss scale is halved, and nothing else changes.
         """
         skip = skip if finite is None else skip | self.held.after(finite | skip)
         if self.mesh.watch is not None:
@@ -184,7 +198,10 @@ class TrainState:
         skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
         self._step += 1 - skipped
         for part in self._parts:
-            self.around(part, partial(self._optimizer.update, lr=lr, step=self._step, skip=skipped, scale=scale))
+            self.around(
+                part,
+                partial(self._optimizer.update, lr=lr, step=self._step, skip=skipped, scale=scale),
+            )
         self.zero()
         if self.mesh.watch is not None:
             self.mesh.watch.updated()
@@ -198,7 +215,8 @@ class TrainState:
         finite: Tensor,
         overflow: Tensor | None = None,
     ) -> None:
-        """Moves the biases of a name pattern by `rate`, to where the step's `load` [layers, experts] is below its mean.
+        """Moves the biases of a name pattern by `rate`, to where the step's `load` [layers,
+        experts] is below its mean.
 
         To be called after the step's update.  Nothing where this has changed nothing.
         """
@@ -210,7 +228,8 @@ class TrainState:
         return tuple(axis for axis in self.mesh.axes if axis != self._stages or "." not in name)
 
     def boxes(self) -> Iterator[Box]:
-        """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.
+        """This rank's parts of what outlives the run, as views: parameters (masters) by name,
+        `optimizer/…`.
 
         Call `refresh` after writing to them.
         """
@@ -218,7 +237,9 @@ class TrainState:
             yield box
 
     def shared_boxes(self) -> dict[str, list[Box]]:
-        """The boxes that other ranks have too, by the axes of these ranks: `dp*tp`, `dp*pp[0, 3]`."""
+        """The boxes that other ranks have too, by the axes of these ranks: `dp*tp`, `dp*pp[0,
+        3]`.
+        """
         shared = dict[str, list[Box]]()
         for box, holders in self._boxes_and_holders():
             if holders:
@@ -232,7 +253,9 @@ class TrainState:
             first = not among or self.mesh.rank(stages) == among[0]
             for flat in memory.flat_params:
                 for each in flat.record():
-                    split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
+                    split = {
+                        axis for axes in each.spec.split.values() for axis in axes
+                    } | flat.apart
                     along = [axis for axis in self.mesh.axes if axis not in split]
                     own = first and self._is_first(along)
                     box = Box(each.key, each.spec.shape, each.offset, each.local, own)
@@ -270,14 +293,23 @@ class TrainState:
             self.mesh.watch.updated()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors of `boxes` in the form of torch's own tools, by key: views, DTensors as `dtensors.views` says.
+        """The tensors of `boxes` in the form of torch's own tools, by key: views, DTensors as
+        `dtensors.views` says.
 
-        A rank lacks the keys of which it has no part.  Collective on first use, for torch's own mesh.
+        A rank lacks the keys of which it has no part.  Collective on first use, for torch's own
+        mesh.
         """
-        return {**dtensors.views(self._flats(), self.mesh), **self._biases.by_name, **dict(self._whole())}
+        return {
+            **dtensors.views(self._flats(), self.mesh),
+            **self._biases.by_name,
+            **dict(self._whole()),
+        }
 
     def load_state_dict(self, values: Mapping[str, Tensor]) -> None:
-        """Takes over values of the form of `state_dict`, which may be its own views, written to.  RunError."""
+        """Takes over values of the form of `state_dict`, which may be its own views, written to.
+
+        RunError.
+        """
         dtensors.take(self.state_dict(), values)
         self.refresh()
 
@@ -317,7 +349,9 @@ def _specs(model: nn.Module) -> dict[str, Spec]:
 
 
 def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:
-    """Puts the made parameters in the place of the declared ones, wherever a module refers to them."""
+    """Puts the made parameters in the place of the declared ones, wherever a module refers to
+    them.
+    """
     by_declared = {id(declared): made[name] for name, declared in model.named_parameters()}
     for name, declared in list(model.named_parameters(remove_duplicate=False)):
         owner, _, attribute = name.rpartition(".")

@@ -1,9 +1,12 @@
-"""Flat parameters: the parameters of one layer side by side, gathered when the model needs them, with their gradients.
+"""Flat parameters: the parameters of one layer side by side, gathered when the model needs them,
+with their gradients.
 
-Parameters and gradients are views, so that one collective gathers or reduces, and one kernel updates, them all.
-Gathers are begun ahead of their use and go on while the model computes; who uses the weights waits for them first.
+Parameters and gradients are views, so that one collective gathers or reduces, and one kernel
+updates, them all.  Gathers are begun ahead of their use and go on while the model computes; who
+uses the weights waits for them first.
 
-Non-goals: where what lies (`layout`), whose memory it is (`bucket_memory`), when to gather (`flat_param_group`).
+Non-goals: where what lies (`layout`), whose memory it is (`bucket_memory`), when to gather
+(`flat_param_group`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +28,9 @@ from .parameters import Spec, initialise
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """This rank's part of one tensor: some rows of its shard of the whole, whose first index there is `offset`."""
+    """This rank's part of one tensor: some rows of its shard of the whole, whose first index
+    there is `offset`.
+    """
 
     key: str
     spec: Spec
@@ -38,7 +43,8 @@ class Buffers:
     """The memory of a flat parameter.
 
     unsharded  the weights as the model computes with them, of all ranks
-    shard      this rank's part of them, from which they are gathered: memory of its own, or a part of `unsharded`
+    shard      this rank's part of them, from which they are gathered: memory of its own, or a part
+               of `unsharded`
     gradient   the gradient of record: of all, or with `shard_gradients` of this rank's part
     master     what the optimizer updates: `shard`, or a copy in another dtype
     slots      the optimizer's own, of this rank's part
@@ -54,9 +60,9 @@ class Buffers:
 class FlatParam:
     """One layer of a bucket, a chunk, or the whole of one.
 
-    `place` is the layer's index in each repeat, or the stages that a chunk is of; in its order buffers are gathered.
-    `before` and `after` are the layers around this one; `prefetch` of them are gathered ahead of their
-    use.  The weights of each product in `products` form one matrix.
+    `place` is the layer's index in each repeat, or the stages that a chunk is of; in its order
+    buffers are gathered.  `before` and `after` are the layers around this one; `prefetch` of them
+    are gathered ahead of their use.  The weights of each product in `products` form one matrix.
     """
 
     def __init__(
@@ -70,17 +76,25 @@ class FlatParam:
         accumulate: Accumulate,
         products: Sequence[tuple[str, ...]] = (),
     ) -> None:
-        self.place, self.layout, self.mesh, self.bucket, self.buffers = place, layout, mesh, bucket, buffers
+        self.place, self.layout, self.mesh, self.bucket, self.buffers = (
+            place,
+            layout,
+            mesh,
+            bucket,
+            buffers,
+        )
         self.reductions, self.accumulate = reductions, accumulate
         self.shard_axis = mesh.axis(*bucket.shard_axes)
         self.reduce_axis = mesh.axis(*bucket.reduce_axes) if bucket.reduce_axes else None
-        self.apart = {*bucket.shard_axes, *filter(None, [bucket.stages])}  # where ranks hold other parts or parameters
+        # where ranks hold other parts or parameters
+        self.apart = {*bucket.shard_axes, *filter(None, [bucket.stages])}
         self.is_mixed = buffers.master.dtype != buffers.unsharded.dtype
         self.resharded = bucket.reshard_after_forward and self.shard_axis.size > 1
         self.before: FlatParam | None = None
         self.after: FlatParam | None = None
         self.left = 0  # microbatches whose backward has not come by
-        self._gather: tuple[Any, Axis, Any, End] | None = None  # under way: its work, axis, line of the program, end
+        # under way: its work, axis, line of the program, end
+        self._gather: tuple[Any, Axis, Any, End] | None = None
         self._passing: Tensor | None = None  # the gradient of one microbatch
         self.parameters = dict(self._parameters())
         for names in products:
@@ -89,13 +103,18 @@ class FlatParam:
         self.reshard()  # memory that views cannot be made without
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters, by name: views of the weights, whose gradients arrive in `whole_gradient`."""
-        # `data`, whose versions autograd counts apart: a gather in backward brings back the values of forward.
+        """The model's parameters, by name: views of the weights, whose gradients arrive in
+        `whole_gradient`.
+        """
+        # `data`, whose versions autograd counts apart: a gather in backward brings back the values
+        # of forward.
         weights = self.buffers.unsharded.data
         for piece in self.layout.pieces:
             parameter = nn.Parameter(piece.view(weights))
             if self.is_mixed or self.bucket.shard_gradients:
-                cast(Any, parameter).register_post_accumulate_grad_hook(self._accumulator(piece.view))
+                cast(Any, parameter).register_post_accumulate_grad_hook(
+                    self._accumulator(piece.view)
+                )
             else:
                 parameter.grad = piece.view(self.buffers.gradient)  # autograd accumulates in place
             yield piece.name, parameter
@@ -104,10 +123,19 @@ class FlatParam:
         """Lets `fused_linear` have neighbours, which are rows of one length, as one matrix."""
         pieces = [piece for piece in self.layout.pieces if piece.name in names]
         first, last = pieces[0], pieces[-1]
-        assert [piece.name for piece in pieces] == [*names], f"flat: {names} of one product lie in another order"
-        assert {piece.shape[1:] for piece in pieces} == {(first.row,)}, f"flat: {names} differ in their rows"
-        assert all(a.stop == b.start for a, b in pairwise(pieces)), f"flat: {names} are no neighbours"
-        join(self.parameters[first.name], self.buffers.unsharded.data[first.start : last.stop].view(-1, first.row))
+        assert [piece.name for piece in pieces] == [*names], (
+            f"flat: {names} of one product lie in another order"
+        )
+        assert {piece.shape[1:] for piece in pieces} == {(first.row,)}, (
+            f"flat: {names} differ in their rows"
+        )
+        assert all(a.stop == b.start for a, b in pairwise(pieces)), (
+            f"flat: {names} are no neighbours"
+        )
+        join(
+            self.parameters[first.name],
+            self.buffers.unsharded.data[first.start : last.stop].view(-1, first.row),
+        )
 
     # ---- weights
 
@@ -132,7 +160,9 @@ class FlatParam:
         axis.watched(self.buffers.unsharded, end, line)
 
     def unshard(self, line: Any, end: End) -> None:
-        """Has the weights there; where they come and go, with the gathers of the next layers begun."""
+        """Has the weights there; where they come and go, with the gathers of the next layers
+        begun.
+        """
         if self.resharded:
             for each in self._upcoming(backwards=end == "result in backward"):
                 if each.is_freed:
@@ -140,7 +170,9 @@ class FlatParam:
         self.wait_for_unshard()
 
     def _upcoming(self, backwards: bool) -> Iterator["FlatParam"]:
-        """This layer, and those that come next: whose gathers should be under way when it is used."""
+        """This layer, and those that come next: whose gathers should be under way when it is
+        used.
+        """
         layer: FlatParam | None = self
         for _ in range(1 + self.bucket.prefetch):
             if layer is None:
@@ -149,14 +181,18 @@ class FlatParam:
             layer = layer.before if backwards else layer.after
 
     def reshard(self) -> None:
-        """Gives the memory of weights that come and go back until the next gather; all uses are over."""
+        """Gives the memory of weights that come and go back until the next gather; all uses are
+        over.
+        """
         if self.resharded:
             release(self.buffers.unsharded)
 
     # ---- gradients
 
     def whole_gradient(self) -> Tensor:
-        """The gradient that backward adds to; it begins with zeros; a temporary one is allocated when first used."""
+        """The gradient that backward adds to; it begins with zeros; a temporary one is
+        allocated when first used.
+        """
         if not self.bucket.shard_gradients:
             return self.buffers.gradient
         if self._passing is None:
@@ -169,13 +205,17 @@ class FlatParam:
         return kept if self.bucket.shard_gradients else kept[self.layout.own]
 
     def reduce_grad(self, line: Any) -> None:
-        """Begins to reduce the gradient: of each microbatch with `shard_gradients`, else after the last one."""
+        """Begins to reduce the gradient: of each microbatch with `shard_gradients`, else after
+        the last one.
+        """
         self.left -= 1
         if self.bucket.shard_gradients or self.left == 0:
             self.begin_reduction(line)
 
     def begin_reduction(self, line: Any) -> None:
-        """Begins to sum the gradient, complete on this rank; later additions are another microbatch's."""
+        """Begins to sum the gradient, complete on this rank; later additions are another
+        microbatch's.
+        """
         dtype = self.bucket.reduce_dtype
         if self.bucket.shard_gradients or dtype not in (None, self.buffers.gradient.dtype):
             self.reductions.make_room()
@@ -196,12 +236,16 @@ class FlatParam:
         self.left, self._passing = microbatches, None
 
     def abandon(self) -> None:
-        """Ends what a pass that was not finished has left: a gather under way would write to memory that is gone."""
+        """Ends what a pass that was not finished has left: a gather under way would write to
+        memory that is gone.
+        """
         self.wait_for_unshard()
         self.reshard()
 
     def _accumulator(self, view: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
-        """A hook that adds a parameter's gradient to its `view` of the whole, which may be wider, and frees it."""
+        """A hook that adds a parameter's gradient to its `view` of the whole, which may be
+        wider, and frees it.
+        """
 
         def hook(parameter: Tensor) -> None:
             if parameter.grad is None:
@@ -216,7 +260,10 @@ class FlatParam:
     def record(self) -> Iterator[Record]:
         """The content of a checkpoint: this rank's part of every parameter and slot."""
         for piece in self.layout.pieces:
-            slots = ((f"optimizer/{slot}/{piece.name}", flat) for slot, flat in self.buffers.slots.items())
+            slots = (
+                (f"optimizer/{slot}/{piece.name}", flat)
+                for slot, flat in self.buffers.slots.items()
+            )
             for key, flat in ((piece.name, self.buffers.master), *slots):
                 if rows := self.layout.rows(piece):
                     first, *rest = piece.spec.offsets(self.mesh)

@@ -1,11 +1,14 @@
-"""The flat parameters of a layer: weights come and go, gradients are reduced, while the model computes.
+"""The flat parameters of a layer: weights come and go, gradients are reduced, while the model
+computes.
 
-Autograd functions that leave a value as it is, and act when forward and backward come by: backward enters a layer where
-forward has left it, and autograd runs what was made last first.  So `reshard` comes before all of a layer's backward,
-`unshard` and `reduce_grads_in_backward` after all of it (FSDP, arXiv:2304.11277).  Their order follows from the
-program alone, and so is the same on all ranks.
+Autograd functions that leave a value as it is, and act when forward and backward come by: backward
+enters a layer where forward has left it, and autograd runs what was made last first.  So `reshard`
+comes before all of a layer's backward, `unshard` and `reduce_grads_in_backward` after all of it
+(FSDP, arXiv:2304.11277).  Their order follows from the program alone, and so is the same on all
+ranks.
 
-Non-goals: buckets without layers, which the step moves explicitly (`comm.collectives`); pipeline stages (`pipeline`).
+Non-goals: buckets without layers, which the step moves explicitly (`comm.collectives`); pipeline
+stages (`pipeline`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +30,9 @@ NOTHING: FlatParams = {}
 
 
 class FlatParamGroup:
-    """A layer's flat parameters, one of each bucket, in the order in which backward completes their gradients."""
+    """A layer's flat parameters, one of each bucket, in the order in which backward completes
+    their gradients.
+    """
 
     def __init__(self, flat_params: Iterable[FlatParam]) -> None:
         self.flat_params = (*flat_params,)
@@ -72,7 +77,8 @@ def reshard(x: Tensor, params: FlatParamGroup) -> Tensor:
 
 
 def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
-    """Begins to gather the weights of every layer that keeps them, layer by layer, each for its `unshard`.
+    """Begins to gather the weights of every layer that keeps them, layer by layer, each for its
+    `unshard`.
 
     The chunks of a pipeline are gathered stage by stage, each for the first forward of its stage.
     """
@@ -125,5 +131,6 @@ class _Reshard(Function):
 
 
 def _apply(function: type[Function], x: Tensor, params: FlatParamGroup) -> Tensor:
-    parent: Any = super(Function, function)  # past `Function.apply`, whose frame is not the program's
+    # past `Function.apply`, whose frame is not the program's
+    parent: Any = super(Function, function)
     return cast(Tensor, parent.apply(x, params))

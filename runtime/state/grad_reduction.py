@@ -15,12 +15,16 @@ from ..comm import c10d
 from ..comm.mesh import Axis
 
 Accumulate = Callable[[Tensor, Tensor], object]
-"""Adds to the first tensor the second, which may have a narrower element type: torch's `add_`, or a kernel."""
+"""Adds to the first tensor the second, which may have a narrower element type: torch's `add_`,
+or a kernel.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Reduction:
-    """A reduction in flight: `shard`, this rank's part of the sent tensor, becomes the sum, and goes to `keep`."""
+    """A reduction in flight: `shard`, this rank's part of the sent tensor, becomes the sum, and
+    goes to `keep`.
+    """
 
     shard: Tensor
     keep: Callable[[Tensor], None]
@@ -38,7 +42,9 @@ class _Reduction:
 
 
 class Reductions:
-    """The reductions in flight of a bucket's layers, in the order in which they began: the same on all ranks."""
+    """The reductions in flight of a bucket's layers, in the order in which they began: the same
+    on all ranks.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._under_way: list[_Reduction] = []
@@ -53,7 +59,9 @@ class Reductions:
         keep: Callable[[Tensor], None],
         line: Any,
     ) -> None:
-        """Begins to sum a gradient, complete on this rank: its part `own` over `scatter`, then over `add`."""
+        """Begins to sum a gradient, complete on this rank: its part `own` over `scatter`, then
+        over `add`.
+        """
         part, work = sent[own], None
         with self._beside():
             if scatter is not None and scatter.size > 1:
@@ -65,7 +73,9 @@ class Reductions:
         self._under_way.append(_Reduction(part, keep, work, add, line))
 
     def make_room(self) -> None:
-        """Waits, so that per bucket at most one reduction with memory of its own is in flight during backward."""
+        """Waits, so that per bucket at most one reduction with memory of its own is in flight
+        during backward.
+        """
         self.finish()
 
     def finish(self) -> None:
@@ -76,7 +86,9 @@ class Reductions:
 
     @contextmanager
     def _beside(self) -> Generator[None]:
-        """On CUDA a stream of its own, so that a sum which waits for another's end does not hold up the model."""
+        """On CUDA a stream of its own, so that a sum which waits for another's end does not
+        hold up the model.
+        """
         if self._aside is None:
             yield
             return

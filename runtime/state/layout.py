@@ -1,7 +1,9 @@
-"""Where parameters lie in a flat buffer, and which of their rows each rank keeps where ranks share it out.
+"""Where parameters lie in a flat buffer, and which of their rows each rank keeps where ranks share
+it out.
 
-The parts are equal and cut between rows of tensors (the rule is that of the compiler's `bucket_layout`), so that a
-rank's part of a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
+The parts are equal and cut between rows of tensors (the rule is that of the compiler's
+`bucket_layout`), so that a rank's part of a tensor is a box (ZeRO stage 1, Rajbhandari et al.
+2020).
 
 Non-goals: no memory (`flat_param`), no choice of what goes together (the plan's).
 """
@@ -38,7 +40,9 @@ class Piece:
         return prod(self.shape[1:])
 
     def element(self, index: int, mesh: Mesh) -> tuple[str, str]:
-        """The parameter and the global index of element `index` of the buffer, for instance `wq` and `[3, 5]`."""
+        """The parameter and the global index of element `index` of the buffer, for instance
+        `wq` and `[3, 5]`.
+        """
         rest, at = index - self.start, list[int]()
         for size in reversed(self.shape):
             rest, place = divmod(rest, size)
@@ -57,7 +61,9 @@ class Layout:
         self.groups: list[tuple[ParamGroup, slice]] = []
         self.pieces: list[Piece] = []
         for group, claimed in claims:
-            pieces = _lay_out(claimed, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1)
+            pieces = _lay_out(
+                claimed, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1
+            )
             self.pieces += pieces
             if pieces:  # a rank's stages may have none of a group
                 self.groups.append((group, slice(pieces[0].start, pieces[-1].stop)))
@@ -66,12 +72,16 @@ class Layout:
         self.own = slice(axis.rank * self.part, (axis.rank + 1) * self.part)
 
     def kept(self, start: int, stop: int) -> slice | None:
-        """This rank's part of a stretch, as a slice of its own buffer; None if it has nothing of it."""
+        """This rank's part of a stretch, as a slice of its own buffer; None if it has nothing
+        of it.
+        """
         start, stop = max(start, self.own.start), min(stop, self.own.stop)
         return slice(start - self.own.start, stop - self.own.start) if start < stop else None
 
     def rows(self, piece: Piece) -> range:
-        """Which rows of its part of a parameter this rank keeps: all, unless the buffer is shared out."""
+        """Which rows of its part of a parameter this rank keeps: all, unless the buffer is
+        shared out.
+        """
         if (kept := self.kept(piece.start, piece.stop)) is None:
             return range(0)
         before = self.own.start - piece.start
@@ -89,7 +99,9 @@ class Layout:
 
 
 def _lay_out(claimed: Sequence[Claimed], mesh: Mesh, start: int, by_rows: bool) -> list[Piece]:
-    """The parameters one after another, from `start` on, each perhaps at a multiple of its row's length."""
+    """The parameters one after another, from `start` on, each perhaps at a multiple of its
+    row's length.
+    """
     pieces: list[Piece] = []
     for each in claimed:
         shape = each.spec.local_shape(mesh)

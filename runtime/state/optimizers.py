@@ -1,6 +1,8 @@
-"""Optimizers as plans name them: torch's fused kernels on flat slices.  `kernels.AdamW` does the same in one pass.
+"""Optimizers as plans name them: torch's fused kernels on flat slices.  `kernels.AdamW` does the
+same in one pass.
 
-The kernels are called as torch.optim calls them, which itself imports torch._dynamo: seconds of each rank's start.
+The kernels are called as torch.optim calls them, which itself imports torch._dynamo: seconds of
+each rank's start.
 
 Non-goals: no update rule is written here.
 """
@@ -17,13 +19,16 @@ _fused_sgd: Callable[..., None] = cast(Any, torch)._fused_sgd_
 
 
 class ParamGroup:
-    """Parameters, by patterns such as `layers.*.wq`, that share a weight decay and a factor on the learning rate.
+    """Parameters, by patterns such as `layers.*.wq`, that share a weight decay and a factor on the
+    learning rate.
 
-    A tuple has the patterns of weights that form one product (`fused_linear`), in its order: in each layer of a
-    repeat these lie side by side.
+    A tuple has the patterns of weights that form one product (`fused_linear`), in its order: in
+    each layer of a repeat these lie side by side.
     """
 
-    def __init__(self, *patterns: str | tuple[str, ...], weight_decay: float = 0.0, lr_scale: float = 1.0) -> None:
+    def __init__(
+        self, *patterns: str | tuple[str, ...], weight_decay: float = 0.0, lr_scale: float = 1.0
+    ) -> None:
         self.patterns = tuple(each if isinstance(each, tuple) else (each,) for each in patterns)
         self.weight_decay = weight_decay
         self.lr_scale = lr_scale
@@ -31,9 +36,11 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A group's part of a bucket: its parameters, their gradients and slots, [layers, elements] each.
+    """A group's part of a bucket: its parameters, their gradients and slots, [layers, elements]
+    each.
 
-    `copies` are what the model computes with, likewise, where that is another memory than the parameters'.
+    `copies` are what the model computes with, likewise, where that is another memory than the
+    parameters'.
     """
 
     group: ParamGroup
@@ -68,17 +75,20 @@ class Part:
 
 
 class Optimizer(Protocol):
-    """The interface of an optimizer for the state engine: the names of its per-element state, and its step.
+    """The interface of an optimizer for the state engine: the names of its per-element state, and
+    its step.
 
-    `update` number `step` (from 1) changes parameters, slots and copies in place, given gradients times `scale`, and
-    may write to the gradients; where `skip` is 1 it changes nothing else.  These three are 0-dim; the first and the
-    last are float32.
+    `update` number `step` (from 1) changes parameters, slots and copies in place, given gradients
+    times `scale`, and may write to the gradients; where `skip` is 1 it changes nothing else.  These
+    three are 0-dim; the first and the last are float32.
     """
 
     @property
     def slots(self) -> tuple[str, ...]: ...
 
-    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None: ...
+    def update(
+        self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,9 @@ class AdamW:
         """The names of its per-element state."""
         return ("exp_avg", "exp_avg_sq")
 
-    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None:
+    def update(
+        self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None
+    ) -> None:
         """One update in place."""
         part.scale(scale)
         _fused_adamw(
@@ -117,7 +129,9 @@ class AdamW:
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent with momentum, as torch defines it (no dampening); weight decay adds to the gradient."""
+    """Gradient descent with momentum, as torch defines it (no dampening); weight decay adds to
+    the gradient.
+    """
 
     momentum: float = 0.0
 
@@ -126,7 +140,9 @@ class SGD:
         """The names of its per-element state."""
         return ("momentum_buffer",) if self.momentum else ()
 
-    def update(self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None) -> None:
+    def update(
+        self, part: Part, lr: float, step: Tensor, skip: Tensor, scale: Tensor | None = None
+    ) -> None:
         """One update in place, whatever its number."""
         part.scale(scale)
         _fused_sgd(

@@ -1,6 +1,8 @@
-"""Parameters as the plan declares them: a global shape, how it is split over the mesh, and its initial values.
+"""Parameters as the plan declares them: a global shape, how it is split over the mesh, and its
+initial values.
 
-Initial values are a function of (seed, name, global index), so every sharding of a model starts the same.
+Initial values are a function of (seed, name, global index), so every sharding of a model starts the
+same.
 
 Non-goals: no memory is allocated here; the state engine does that.
 """
@@ -43,7 +45,9 @@ def zeros() -> Init:
 
 @dataclass(frozen=True)
 class Spec:
-    """A parameter's global shape, the axes that split each dim (outer first), and its initial values."""
+    """A parameter's global shape, the axes that split each dim (outer first), and its initial
+    values.
+    """
 
     shape: tuple[int, ...]
     split: Mapping[int, tuple[str, ...]]
@@ -51,7 +55,9 @@ class Spec:
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """The shape of one rank's part."""
-        return tuple(size // mesh.size(*self.split.get(dim, ())) for dim, size in enumerate(self.shape))
+        return tuple(
+            size // mesh.size(*self.split.get(dim, ())) for dim, size in enumerate(self.shape)
+        )
 
     def offsets(self, mesh: Mesh) -> tuple[int, ...]:
         """Where this rank's part begins in each global dim."""
@@ -65,12 +71,18 @@ class Weight(nn.Parameter):
     spec: Spec
 
 
-def weight(mesh: Mesh, *shape: int, init: Init, shard: Mapping[int, str | tuple[str, ...]] | None = None) -> Weight:
-    """Declares a parameter of this global shape; `shard` maps a dim to the axis, or axes, outer first, over it."""
+def weight(
+    mesh: Mesh, *shape: int, init: Init, shard: Mapping[int, str | tuple[str, ...]] | None = None
+) -> Weight:
+    """Declares a parameter of this global shape; `shard` maps a dim to the axis, or axes, outer
+    first, over it.
+    """
     split = {dim: (axes,) if isinstance(axes, str) else axes for dim, axes in (shard or {}).items()}
     spec = Spec(shape, split, init)
     for dim, axes in spec.split.items():
-        assert shape[dim] % mesh.size(*axes) == 0, f"weight {shape}: dim {dim} is not divisible over {axes}"
+        assert shape[dim] % mesh.size(*axes) == 0, (
+            f"weight {shape}: dim {dim} is not divisible over {axes}"
+        )
     parameter = Weight(torch.empty(spec.local_shape(mesh), device="meta"))
     parameter.spec = spec
     return parameter
@@ -89,7 +101,9 @@ def initialise(local: Tensor, spec: Spec, mesh: Mesh, seed: int, name: str) -> N
         chunk.copy_(_normal(key, index) * spec.init.std + spec.init.mean)
 
 
-def _global_index(start: int, chunk: Tensor, shape: tuple[int, ...], spec: Spec, offsets: tuple[int, ...]) -> Tensor:
+def _global_index(
+    start: int, chunk: Tensor, shape: tuple[int, ...], spec: Spec, offsets: tuple[int, ...]
+) -> Tensor:
     """Row-major index in the whole parameter of the local elements start, start + 1, …, int64."""
     rest = torch.arange(start, start + chunk.numel(), device=chunk.device)
     index = torch.zeros_like(rest)

@@ -1,4 +1,5 @@
-"""Boxes: parts of tensors by where they lie in the whole, in which a state is saved and loaded on any mesh.
+"""Boxes: parts of tensors by where they lie in the whole, in which a state is saved and loaded on
+any mesh.
 
 Non-goals: no files, no ranks: whoever holds a box says where it lies.
 """
@@ -36,15 +37,25 @@ class Extent:
     def within(self, outer: "Extent") -> tuple[slice, ...]:
         """This part as slices of a tensor that holds `outer`."""
         starts = [a - b for a, b in zip(self.offset, outer.offset, strict=True)]
-        return tuple(slice(start, start + size) for start, size in zip(starts, self.size, strict=True))
+        return tuple(
+            slice(start, start + size) for start, size in zip(starts, self.size, strict=True)
+        )
 
     def __str__(self) -> str:
-        return "[" + ", ".join(f"{start}:{stop}" for start, stop in zip(self.offset, self.stop, strict=True)) + "]"
+        return (
+            "["
+            + ", ".join(
+                f"{start}:{stop}" for start, stop in zip(self.offset, self.stop, strict=True)
+            )
+            + "]"
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Box:
-    """This rank's part of the tensor `key` of the global `shape`; `own` on one of the ranks that hold the same part."""
+    """This rank's part of the tensor `key` of the global `shape`; `own` on one of the ranks
+    that hold the same part.
+    """
 
     key: str
     shape: Shape
@@ -70,7 +81,9 @@ def whole(shape: Shape) -> Extent:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some elements of a part, as slices of it, and where they lie in the whole of another shape."""
+    """Some elements of a part, as slices of it, and where they lie in the whole of another
+    shape.
+    """
 
     within: tuple[slice, ...]
     extent: Extent
@@ -86,24 +99,34 @@ class Piece:
 
 
 def common_shape(one: Shape, other: Shape) -> Shape | None:
-    """The longer of two shapes where the other has some neighbouring dims of it as one; None where they are at odds.
+    """The longer of two shapes where the other has some neighbouring dims of it as one; None where
+    they are at odds.
 
-    A matrix of each expert is stored in two dims, (experts · out, in), or in three where ranks have parts of each.
+    A matrix of each expert is stored in two dims, (experts · out, in), or in three where ranks have
+    parts of each.
     """
     short, long = sorted((one, other), key=len)
     if len(short) == len(long) or len(short) < 2:
         return one if one == other else None
-    return long if prod(short) == prod(long) and {*accumulate(short, mul)} <= {*accumulate(long, mul)} else None
+    return (
+        long
+        if prod(short) == prod(long) and {*accumulate(short, mul)} <= {*accumulate(long, mul)}
+        else None
+    )
 
 
 def pieces(extent: Extent, shape: Shape, common: Shape) -> list[Piece]:
-    """A part of a tensor of `shape` as parts of the same tensor in its `common_shape` with another."""
+    """A part of a tensor of `shape` as parts of the same tensor in its `common_shape` with
+    another.
+    """
     if shape == common:
         return [Piece((), extent)]
     found = [Piece((), Extent((), ()))]
     for start, stop, sizes in zip(extent.offset, extent.stop, _dims_of(shape, common), strict=True):
         found = [
-            each.along(slice(a - start, b - start), box) for each in found for a, b, box in _boxes(start, stop, sizes)
+            each.along(slice(a - start, b - start), box)
+            for each in found
+            for a, b, box in _boxes(start, stop, sizes)
         ]
     return found
 
@@ -119,7 +142,9 @@ def _dims_of(shape: Shape, common: Shape) -> list[Shape]:
 
 
 def _boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Extent]]:
-    """The stretch from `start` to `stop` along dims as one, cut into boxes of these dims: each with its own stretch."""
+    """The stretch from `start` to `stop` along dims as one, cut into boxes of these dims: each
+    with its own stretch.
+    """
     row = prod(sizes[1:])
     whole_rows = (at for at in (-(-start // row) * row, stop // row * row) if start < at < stop)
     for a, b in pairwise(sorted({start, *whole_rows, stop})):
@@ -132,10 +157,13 @@ def _boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Exte
 
 
 def fault(shape: Shape, extents: Sequence[Extent]) -> str:
-    """Why the extents are not one tensor cut into parts: one sticks out, two overlap, a gap; empty if they are."""
+    """Why the extents are not one tensor cut into parts: one sticks out, two overlap, a gap;
+    empty if they are.
+    """
     for extent in extents:
         outside = [
-            start < 0 or stop > size for start, stop, size in zip(extent.offset, extent.stop, shape, strict=True)
+            start < 0 or stop > size
+            for start, stop, size in zip(extent.offset, extent.stop, shape, strict=True)
         ]
         if any(outside):
             return f"its part {extent} lies outside of {list(shape)}"
@@ -146,7 +174,10 @@ def fault(shape: Shape, extents: Sequence[Extent]) -> str:
 
 
 def _clash(shape: Shape, extents: Sequence[Extent]) -> tuple[Extent, Extent] | None:
-    """Two that overlap.  Along the dim that is cut most, so that few are ever looked at together."""
+    """Two that overlap.
+
+    Along the dim that is cut most, so that few are ever looked at together.
+    """
     if not shape:
         return next(pairwise(extents), None)
     dim = max(range(len(shape)), key=lambda dim: len({extent.offset[dim] for extent in extents}))

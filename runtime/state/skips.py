@@ -1,9 +1,11 @@
-"""The state by which steps change nothing, or less: an adapting loss scale, held updates, a limit for losses.
+"""The state by which steps change nothing, or less: an adapting loss scale, held updates, a limit
+for losses.
 
-All of it is on the device, where no host sync decides, and the same on all ranks.  `kept` gives it to checkpoints, by
-key, as its own memory; KEYS are these keys.
+All of it is on the device, where no host sync decides, and the same on all ranks.  `kept` gives it
+to checkpoints, by key, as its own memory; KEYS are these keys.
 
-Non-goals: whether a gradient has overflowed (the norm says so), and what is then skipped (`engine`).
+Non-goals: whether a gradient has overflowed (the norm says so), and what is then skipped
+(`engine`).
 """
 
 from collections.abc import Iterator
@@ -15,15 +17,17 @@ from torch import Tensor
 class LossScale:
     """The loss scale of a model in float16: as large as it can be without gradients that overflow.
 
-    The gradient of the loss is multiplied by it, so that gradients too small for float16 are not lost; the norm and the
-    update divide by it.  It is halved after an overflow and doubled after `INTERVAL` steps without one, so that it
-    stays a power of two, which rounds nothing (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+    The gradient of the loss is multiplied by it, so that gradients too small for float16 are not
+    lost; the norm and the update divide by it.  It is halved after an overflow and doubled after
+    `INTERVAL` steps without one, so that it stays a power of two, which rounds nothing
+    (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
     """
 
     FIRST = 2.0**16
     MOST = 2.0**24  # where no gradient ever overflows, because all are 0, it would grow to infinity
     INTERVAL = 2000
-    KEYS = "optimizer/loss_scale", "optimizer/loss_scale_steps"  # the scale, and the steps since it last changed
+    # the scale, and the steps since it last changed
+    KEYS = "optimizer/loss_scale", "optimizer/loss_scale_steps"
 
     def __init__(self, device: torch.device) -> None:
         self._value = torch.full((), self.FIRST, device=device)
@@ -34,11 +38,15 @@ class LossScale:
         return self._value.clone()
 
     def update(self, overflow: Tensor, skip: Tensor) -> None:
-        """After a step in which a gradient overflowed or not (0-dim bool); nothing where `skip` (likewise) holds."""
+        """After a step in which a gradient overflowed or not (0-dim bool); nothing where `skip`
+        (likewise) holds.
+        """
         self._steps += ~skip
         halved = overflow & ~skip
         grown = (self._steps == self.INTERVAL) & ~halved
-        self._value.mul_(torch.where(halved, 0.5, torch.where(grown, 2.0, 1.0))).clamp_(max=self.MOST)
+        self._value.mul_(torch.where(halved, 0.5, torch.where(grown, 2.0, 1.0))).clamp_(
+            max=self.MOST
+        )
         self._steps.masked_fill_(halved | grown, 0)
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
@@ -47,16 +55,18 @@ class LossScale:
 
 
 class Held:
-    """Counts the steps in a row whose values are not as they should be, from which on updates may be held.
+    """Counts the steps in a row whose values are not as they should be, from which on updates may
+    be held.
 
-    Then the state remains that of before.  A rank's host learns of such a step some steps later, without waiting for
-    the device; until then nothing may change.
+    Then the state remains that of before.  A rank's host learns of such a step some steps later,
+    without waiting for the device; until then nothing may change.
     """
 
     KEYS = ("optimizer/skipped_in_a_row",)
 
     def __init__(self, device: torch.device) -> None:
-        self._row = torch.zeros((), dtype=torch.float64, device=device)  # checkpoints have no integers
+        # checkpoints have no integers
+        self._row = torch.zeros((), dtype=torch.float64, device=device)
         self._most = 0
         self.paused = False
         """Whether nothing changes for now, without being counted: a step is tried out."""
@@ -66,19 +76,25 @@ class Held:
         self._most = most
 
     def after(self, finite: Tensor) -> Tensor:
-        """Whether a step changes nothing (0-dim bool), given whether it is finite, and no spike (likewise)."""
+        """Whether a step changes nothing (0-dim bool), given whether it is finite, and no spike
+        (likewise).
+        """
         if self.paused:
             return self.holds()
         self._row.copy_(torch.where(finite & ~self.holds(), 0, self._row + 1))
         return self._row > 0
 
     def row(self) -> Tensor:
-        """How many steps in a row were skipped (0-dim float64); once updates are held, all after them count."""
+        """How many steps in a row were skipped (0-dim float64); once updates are held, all
+        after them count.
+        """
         return self._row
 
     def holds(self) -> Tensor:
         """Whether nothing changes any more."""
-        return torch.ones_like(self._row, dtype=torch.bool) if self.paused else self._row > self._most
+        return (
+            torch.ones_like(self._row, dtype=torch.bool) if self.paused else self._row > self._most
+        )
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
         """The number of steps."""
@@ -86,10 +102,12 @@ class Held:
 
 
 class Losses:
-    """The losses of the last steps, and the most that the next may be without being a spike, which is not among them.
+    """The losses of the last steps, and the most that the next may be without being a spike, which
+    is not among them.
 
-    The median of the losses, and the median of their distances from it (Hampel 1974): a loss that is above the first by
-    more than a multiple of the second is a spike.  No single loss can upset the rule.
+    The median of the losses, and the median of their distances from it (Hampel 1974): a loss that
+    is above the first by more than a multiple of the second is a spike.  No single loss can upset
+    the rule.
     """
 
     WINDOW = 64
@@ -128,4 +146,6 @@ class Losses:
 def _median(values: Tensor, count: Tensor) -> Tensor:
     """The median of the `count` (0-dim) smallest values."""
     ordered, number = values.sort().values, count.long()
-    return torch.stack([ordered.take((number - 1).clamp(min=0) // 2), ordered.take(number // 2)]).mean()
+    return torch.stack(
+        [ordered.take((number - 1).clamp(min=0) // 2), ordered.take(number // 2)]
+    ).mean()

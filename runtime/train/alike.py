@@ -1,4 +1,5 @@
-"""Agreement of ranks before the first step: a setting that differs is named, with the ranks that have each value.
+"""Agreement of ranks before the first step: a setting that differs is named, with the ranks that
+have each value.
 
 Where all agree, a rank asks the store as much whatever the number of ranks.
 """
@@ -34,8 +35,13 @@ def settings(plan: Plan, options: Options) -> Settings:
     program = Path(sys.argv[0])
     files = (program, *map(program.with_name, _COMPANIONS), *_modules_of(program.absolute().parent))
     return {
-        **{it.name: f"sha256 {sha256(it.read_bytes()).hexdigest()[:12]}" for it in files if it.is_file()},
-        "plan": f"{plan.name} on {mesh_words(plan) or 'one rank'}, batches of {plan.global_batch} x {plan.seq}",
+        **{
+            it.name: f"sha256 {sha256(it.read_bytes()).hexdigest()[:12]}"
+            for it in files
+            if it.is_file()
+        },
+        "plan": f"{plan.name} on {mesh_words(plan) or 'one rank'}, batches of {plan.global_batch}"
+        f" x {plan.seq}",
         **{
             f"--{each.name.replace('_', '-')}": _word(getattr(options, each.name))
             for each in fields(options)
@@ -50,14 +56,21 @@ def settings(plan: Plan, options: Options) -> Settings:
 
 
 def _modules_of(folder: Path) -> list[Path]:
-    """The files in the program's folder that it has imported: functions of its user ops, and what these import."""
+    """The files in the program's folder that it has imported: functions of its user ops, and
+    what these import.
+    """
     origins = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     files = {Path(origin).absolute() for origin in origins if origin}
     return sorted(file for file in files if file.parent == folder)
 
 
-def alike(mine: Settings, help: str = "start all with the same files, options and versions") -> None:
-    """RunError on all ranks, which names what differs, unless all have the same settings.  All ranks call it."""
+def alike(
+    mine: Settings, help: str = "start all with the same files, options and versions"
+) -> None:
+    """RunError on all ranks, which names what differs, unless all have the same settings.
+
+    All ranks call it.
+    """
     found = meet("alike", json.dumps(mine))
     if len(found) > 1:
         told = differences([(ranks, json.loads(word)) for word, ranks in found.items()])
@@ -72,8 +85,14 @@ def differences(found: Sequence[tuple[Sequence[int], Settings]]) -> list[str]:
         for ranks, settings in found:
             values.setdefault(settings.get(name, _NONE), []).extend(ranks)
         if len(values) > 1:
-            (least, its), *others = sorted(values.items(), key=lambda each: (len(each[1]), min(each[1])))
-            lines.append(", ".join((_has(its, f"{name} {least}"), *(_has(ranks, value) for value, ranks in others))))
+            (least, its), *others = sorted(
+                values.items(), key=lambda each: (len(each[1]), min(each[1]))
+            )
+            lines.append(
+                ", ".join(
+                    (_has(its, f"{name} {least}"), *(_has(ranks, value) for value, ranks in others))
+                )
+            )
     return lines
 
 

@@ -11,7 +11,9 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variables that set it up; torch reads the first that is set; the second is the older name."""
 
 NEAR = 0.03
-"""The part of the account by which a step may differ from it, as `tests/analysis/memory` hold it on the CPU."""
+"""The part of the account by which a step may differ from it, as `tests/analysis/memory` hold
+it on the CPU.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,11 @@ class Peak:
 
 
 def expand_segments(environment: MutableMapping[str, str]) -> None:
-    """Lets segments of memory grow, so that blocks which come and go leave no gaps that fit nothing.
+    """Lets segments of memory grow, so that blocks which come and go leave no gaps that fit
+    nothing.
 
-    Not where the user's own settings say whether they do, or take another allocator.  Before CUDA's first tensor.
+    Not where the user's own settings say whether they do, or take another allocator.  Before CUDA's
+    first tensor.
     """
     name = next((name for name in SETTINGS if environment.get(name)), SETTINGS[0])
     given = environment.get(name, "")
@@ -45,7 +49,10 @@ def forget(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> Peak | None:
-    """The peak of this process since `forget`; None on a CPU.  It waits for nothing: the host knows its allocations."""
+    """The peak of this process since `forget`; None on a CPU.
+
+    It waits for nothing: the host knows its allocations.
+    """
     if device.type != "cuda":
         return None
     return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
@@ -58,7 +65,10 @@ def line(account: tuple[int, int], of: Account, found: Peak | None) -> str:
     said += f" to {_amount(most)}, as experts are chosen" if most > least else ""
     if found is None:
         return f"memory: {said}; torch knows no peak of a CPU's memory"
-    held = f"memory: tensors took {_amount(found.allocated)}, the allocator {_amount(found.reserved)}; {said}"
+    held = (
+        f"memory: tensors took {_amount(found.allocated)}, the allocator"
+        f" {_amount(found.reserved)}; {said}"
+    )
     if not found.differs(account, of.reserve):
         return held
     return f"{held}: they differ by more than {NEAR:.0%} and the reserve of {_amount(of.reserve)}"

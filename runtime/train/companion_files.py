@@ -1,6 +1,8 @@
-"""Reads the files that lie beside a program: a pipeline's schedule, and the names that Hugging Face has for parameters.
+"""Reads the files that lie beside a program: a pipeline's schedule, and the names that Hugging Face
+has for parameters.
 
-Non-goals: tiles of kernels (`kernels.tiles_file`), whether they are right (the compiler has checked them).
+Non-goals: tiles of kernels (`kernels.tiles_file`), whether they are right (the compiler has checked
+them).
 """
 
 import json
@@ -15,7 +17,8 @@ from .shutdown import refuse
 
 
 def read_schedule(name: str, beside: str, sha256: str) -> tuple[str, ...]:
-    """The rows in a CSV file beside a program, a row for each rank: actions as torch.distributed.pipelining has them.
+    """The rows in a CSV file beside a program, a row for each rank: actions as
+    torch.distributed.pipelining has them.
 
     Exit status 2, with a line that says why, where the file is missing or has another hash.
     """
@@ -23,7 +26,10 @@ def read_schedule(name: str, beside: str, sha256: str) -> tuple[str, ...]:
 
 
 def read_hf_names(name: str, beside: str, sha256: str) -> HFNames:
-    """Where files of weights hold the parameters, by a JSON file beside a program.  Exit status 2 as above."""
+    """Where files of weights hold the parameters, by a JSON file beside a program.
+
+    Exit status 2 as above.
+    """
     said = json.loads(text_beside(name, beside, sha256))
     stored = {param: HFWeight.read(said) for param, said in said["weights"].items()}
     return HFNames(getattr(torch, said["dtype"]), stored, said["repeats"])
@@ -35,7 +41,12 @@ def text_beside(name: str, beside: str, sha256: str) -> str:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        refuse(RunError(f"{path} is missing: copy it from where the plan was compiled, or compile the plan again"))
+        refuse(
+            RunError(
+                f"{path} is missing: copy it from where the plan was compiled, or compile the"
+                " plan again"
+            )
+        )
     except OSError as error:
         refuse(error)
     if sha_256(content).hexdigest() != sha256:

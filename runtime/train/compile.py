@@ -7,12 +7,17 @@ from .launch import warn
 
 
 def compile_each(model: nn.Module, *classes: type[nn.Module], backend: str = "inductor") -> None:
-    """Has torch.compile make a graph of each module of these classes, when it is first called; shapes are constants.
+    """Has torch.compile make a graph of each module of these classes, when it is first called;
+    shapes are constants.
 
-    Within a graph nobody sees values and collectives one by one: where a variable asks for that, modules stay as they
-    are, and rank 0 says so.
+    Within a graph nobody sees values and collectives one by one: where a variable asks for that,
+    modules stay as they are, and rank 0 says so.
     """
-    asked = {"SCALEC_SANITIZE=1": sanitizing(), "SCALEC_RECORD=1": recording(), "SCALEC_LOG=trace": tracing()}
+    asked = {
+        "SCALEC_SANITIZE=1": sanitizing(),
+        "SCALEC_RECORD=1": recording(),
+        "SCALEC_LOG=trace": tracing(),
+    }
     if observer := next((name for name, is_on in asked.items() if is_on), ""):
         warn(f"note: {observer} looks into each layer, so none is compiled")
         return

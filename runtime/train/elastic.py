@@ -1,7 +1,9 @@
-"""An elastic run on the ranks that are left: the largest mesh that they make, and spare ranks that stand by.
+"""An elastic run on the ranks that are left: the largest mesh that they make, and spare ranks that
+stand by.
 
-torchrun starts WORLD_SIZE ranks, as many as its nodes have.  Ranks for which the mesh has no place wait until the run
-ends, or until their launcher, which notices that nodes go or come, starts all ranks anew.
+torchrun starts WORLD_SIZE ranks, as many as its nodes have.  Ranks for which the mesh has no place
+wait until the run ends, or until their launcher, which notices that nodes go or come, starts all
+ranks anew.
 """
 
 import os
@@ -27,10 +29,11 @@ _ENDED, _LEFT = "elastic/ended", "elastic/left"
 
 
 def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
-    """The plan on the largest of its meshes for which there are ranks, and the number of spare ones.
+    """The plan on the largest of its meshes for which there are ranks, and the number of spare
+    ones.
 
-    Spare ranks do not return; the others find WORLD_SIZE as if there were none.  RunError where a restart would not go
-    on.
+    Spare ranks do not return; the others find WORLD_SIZE as if there were none.  RunError where a
+    restart would not go on.
     """
     _check_restarts(plan, options)
     world = environment("WORLD_SIZE", 1)
@@ -42,11 +45,19 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
         _stand_by()
     os.environ["WORLD_SIZE"] = str(found.ranks)
     if found is not plan:
-        warn(f"on {mesh_words(found)}, {found.microbatches} microbatches a step, in place of {mesh_words(plan)}")
+        warn(
+            f"on {mesh_words(found)}, {found.microbatches} microbatches a step, in place of"
+            f" {mesh_words(plan)}"
+        )
     if spare:
         last = spare[-1]
-        ranks = f"ranks {spare[0]} to {last} stand by" if len(spare) > 1 else f"rank {last} stands by"
-        warn(f"{ranks}: {mesh_words(found)} has no place for more than {counted(found.ranks, 'rank')}")
+        ranks = (
+            f"ranks {spare[0]} to {last} stand by" if len(spare) > 1 else f"rank {last} stands by"
+        )
+        warn(
+            f"{ranks}: {mesh_words(found)} has no place for more than"
+            f" {counted(found.ranks, 'rank')}"
+        )
     return found, len(spare)
 
 
@@ -58,12 +69,17 @@ def _check_restarts(plan: Plan, options: Options) -> None:
     if not options.resume:
         raise RunError("after a restart this run would begin anew: start it with --resume auto")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        raise RunError(f"restarts would meet in the store of the first start: set {SEPARATE_STORES} for torchrun")
+        raise RunError(
+            f"restarts would meet in the store of the first start: set {SEPARATE_STORES} for"
+            " torchrun"
+        )
 
 
 @contextmanager
 def releasing(spare: int) -> Generator[None]:
-    """Has the spare ranks of a run that ends well, or is stopped, end likewise; the first rank tells them."""
+    """Has the spare ranks of a run that ends well, or is stopped, end likewise; the first rank
+    tells them.
+    """
     try:
         yield
     except Stopped as stopped:
@@ -85,7 +101,8 @@ def _release(spare: int, status: int) -> None:
 def _stand_by() -> NoReturn:
     """Waits until the run ends, and ends with it: with its status, or 1 where it fails.
 
-    A signal that stops the run reaches its ranks too.  This one is ended by none but torchrun's, which starts it anew.
+    A signal that stops the run reaches its ranks too.  This one is ended by none but torchrun's,
+    which starts it anew.
     """
     for each in (signal.SIGUSR1, signal.SIGINT, *(() if _under_torchrun() else (signal.SIGTERM,))):
         signal.signal(each, signal.SIG_IGN)

@@ -1,7 +1,9 @@
-"""Each rank's look at whether a step's loss and gradient norm were finite and usual, without waiting for the device.
+"""Each rank's look at whether a step's loss and gradient norm were finite and usual, without
+waiting for the device.
 
-The step itself has changed nothing then, by the `finite` of its update, nor has any step after it.  A rank reads a
-step's metrics when the next step has been handed to the device; on the CPU, where they are there, at once.
+The step itself has changed nothing then, by the `finite` of its update, nor has any step after it.
+A rank reads a step's metrics when the next step has been handed to the device; on the CPU, where
+they are there, at once.
 """
 
 from collections.abc import Callable
@@ -43,7 +45,9 @@ class Bad:
 
 @dataclass(frozen=True)
 class _Due:
-    """A step's loss, norm, tokens, loss scale, steps skipped in a row and limit, on their way to the host."""
+    """A step's loss, norm, tokens, loss scale, steps skipped in a row and limit, on their way
+    to the host.
+    """
 
     step: int
     values: Tensor
@@ -57,7 +61,8 @@ class _Due:
 
 
 class Finite:
-    """Looks every `every` steps, with `skips` in a row that may be skipped; `located` says more of a step's values.
+    """Looks every `every` steps, with `skips` in a row that may be skipped; `located` says more of
+    a step's values.
 
     All ranks read the same, and so do the same after the same step.
     """
@@ -74,7 +79,10 @@ class Finite:
         self._due: _Due | None = None
 
     def after(self, step: int, metrics: Metrics) -> Bad | None:
-        """A step that has been handed to the device.  As `settle`, for the step before it, or on the CPU for itself."""
+        """A step that has been handed to the device.
+
+        As `settle`, for the step before it, or on the CPU for itself.
+        """
         found = self.settle()
         if step % self._every == 0:
             self._due = self._begun(step, metrics)
@@ -83,20 +91,26 @@ class Finite:
         return found
 
     def settle(self) -> Bad | None:
-        """The step that was read, if it was skipped or a spike.  RunError on all ranks if no more may be skipped."""
+        """The step that was read, if it was skipped or a spike.
+
+        RunError on all ranks if no more may be skipped.
+        """
         if self._due is None:
             return None
         due, self._due = self._due, None
         loss, norm, tokens, scale, row, limit = due.read()
         bad = Bad(due.step - max(0, int(row) - 1 - self._skips), loss, norm, int(row), limit)
-        finite = isfinite(loss) and (isfinite(norm) or scale >= 1)  # a scale below 1 would not have helped
+        # a scale below 1 would not have helped
+        finite = isfinite(loss) and (isfinite(norm) or scale >= 1)
         if row > self._skips or (tokens and not finite and not row):
             raise RunError(f"{bad}; {self._why(bad)}")
         return bad if row or (tokens and bad.is_spike) else None
 
     def _why(self, bad: Bad) -> str:
         skipped = f"{self._skips} in a row were skipped; " if self._skips else ""
-        found = f"; {self._located(bad.step)}" if self._located and bad.row and not bad.is_spike else ""
+        found = (
+            f"; {self._located(bad.step)}" if self._located and bad.row and not bad.is_spike else ""
+        )
         return f"{skipped}no parameter has been updated by it; try a lower --lr{found}"
 
     def _begun(self, step: int, metrics: Metrics) -> _Due:
@@ -105,7 +119,9 @@ class Finite:
         limit = torch.full_like(loss, torch.inf) if metrics.limit is None else metrics.limit
         norm = zero if metrics.norm is None else metrics.norm
         scale = zero if metrics.loss_scale is None else metrics.loss_scale
-        values = torch.stack([each.double() for each in (loss, norm, metrics.tokens, scale, self._held.row(), limit)])
+        values = torch.stack(
+            [each.double() for each in (loss, norm, metrics.tokens, scale, self._held.row(), limit)]
+        )
         if not loss.is_cuda:
             return _Due(step, values, None)
         values, copied = values.to("cpu", non_blocking=True), torch.cuda.Event()

@@ -1,7 +1,8 @@
-"""The identity of a run's samples and model, stored in checkpoints: a resumed run must have the same.
+"""The identity of a run's samples and model, stored in checkpoints: a resumed run must have the
+same.
 
-Mesh, microbatch, precision and kernels may change: each sample is still seen once.  So may the learning rate, its
-schedule and the number of steps, which are stored to be told.
+Mesh, microbatch, precision and kernels may change: each sample is still seen once.  So may the
+learning rate, its schedule and the number of steps, which are stored to be told.
 """
 
 import json
@@ -74,19 +75,29 @@ def _sets(training: Mixture, hashes: Sequence[str]) -> Identity:
 
 
 def optimizer(program: Path) -> Identity:
-    """The optimizer's settings but for its learning rate, as plan.json beside the program has them; none without it."""
+    """The optimizer's settings but for its learning rate, as plan.json beside the program has
+    them; none without it.
+    """
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        said = json.loads(program.with_name("plan.json").read_bytes())["settings"]["train"]["optimizer"]
+        said = json.loads(program.with_name("plan.json").read_bytes())["settings"]["train"][
+            "optimizer"
+        ]
         groups = "; ".join(_group(each) for each in said["groups"]) or "none"
         names = ("betas", "eps", "momentum", "weight_decay", "clip")
-        return {"optimizer": said["kind"], **{name: f"{said[name]}" for name in names}, "groups": groups}
+        return {
+            "optimizer": said["kind"],
+            **{name: f"{said[name]}" for name in names},
+            "groups": groups,
+        }
     return {}
 
 
 def _group(said: Mapping[str, Any]) -> str:
     """For instance `norms (*norm*) with weight_decay 0.0, lr_scale 1.0`."""
     decay, scale = said["weight_decay"], said["lr_scale"]
-    return f"{said['name']} ({', '.join(said['params'])}) with weight_decay {decay}, lr_scale {scale}"
+    return (
+        f"{said['name']} ({', '.join(said['params'])}) with weight_decay {decay}, lr_scale {scale}"
+    )
 
 
 def rate(plan: Plan, lr: float, steps: int) -> Identity:
@@ -95,35 +106,53 @@ def rate(plan: Plan, lr: float, steps: int) -> Identity:
 
 
 def other_rate(then: Identity, now: Identity, step: int, lr: float) -> list[str]:
-    """A line where settings of the learning rate differ from what they were; `lr` is that of the step after `step`."""
-    changed = [f"{name} was {then[name]}, now {now[name]}" for name in _RATE if then.get(name, now[name]) != now[name]]
-    return [f"learning rate: {', '.join(changed)}; step {step + 1} takes {lr:.2e}"] if changed else []
+    """A line where settings of the learning rate differ from what they were; `lr` is that of
+    the step after `step`.
+    """
+    changed = [
+        f"{name} was {then[name]}, now {now[name]}"
+        for name in _RATE
+        if then.get(name, now[name]) != now[name]
+    ]
+    return (
+        [f"learning rate: {', '.join(changed)}; step {step + 1} takes {lr:.2e}"] if changed else []
+    )
 
 
 def differences(then: Identity, now: Identity, step: int) -> list[str]:
-    """A line for each setting that differs from what it was, of those that both have, for a run that goes on."""
+    """A line for each setting that differs from what it was, of those that both have, for a run
+    that goes on.
+    """
     return [
         f"{name} was {then[name]}, now {now[name]}: {_meaning(name, then, now, step)}"
         for name in now
-        if name in then and name not in _UNCOMPARED and then[name] != now[name] and not _is_padding(name, then, now)
+        if name in then
+        and name not in _UNCOMPARED
+        and then[name] != now[name]
+        and not _is_padding(name, then, now)
     ]
 
 
 def _is_padding(name: str, then: Identity, now: Identity) -> bool:
     """Whether models differ in their padding alone, which another mesh may need."""
-    return name == "model" and then.get("unpadded", then["model"]) == now.get("unpadded", now["model"])
+    return name == "model" and then.get("unpadded", then["model"]) == now.get(
+        "unpadded", now["model"]
+    )
 
 
 def _meaning(name: str, then: Identity, now: Identity, step: int) -> str:
     if name == "global_batch":
         first, was = (step * int(each[name] or 0) for each in (now, then))
-        missed = f"{first - was:,} are skipped" if first > was else f"{was - first:,} are seen twice"
+        missed = (
+            f"{first - was:,} are skipped" if first > was else f"{was - first:,} are seen twice"
+        )
         return f"step {step + 1} begins with sample {first:,}, not {was:,}: {missed}"
     return _MEANING[name]
 
 
 def content(training: Mixture) -> list[str]:
-    """A hash of the files of each set: of both ends of each, wherever they lie.  One rank of a node reads them.
+    """A hash of the files of each set: of both ends of each, wherever they lie.  One rank of a node
+    reads them.
 
     Collective.  RunError.
     """

@@ -1,4 +1,6 @@
-"""Options on the command line that a run cannot follow: a row for each, with the condition and the reason."""
+"""Options on the command line that a run cannot follow: a row for each, with the condition and
+the reason.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ _OF_EXPORT = ("--export", "--export-dtype", "--out", "--device")
 
 @dataclass(frozen=True)
 class Situation:
-    """A run that is about to begin: its options and plan, whether it validates, and the checkpoint it goes on from."""
+    """A run that is about to begin: its options and plan, whether it validates, and the
+    checkpoint it goes on from.
+    """
 
     options: Options
     plan: Plan
@@ -36,14 +40,20 @@ def ignored_options(situation: Situation) -> Iterator[str]:
             yield f"warning: {row.option} has no effect: {why}"
     if "--data" in given and (sets := situation.plan.data.sets):
         names = ", ".join(each.name for each in sets)
-        yield f"note: the files of --data take the place of all sets of the plan ({names}) and of their weights"
+        yield (
+            f"note: the files of --data take the place of all sets of the plan ({names}) and"
+            " of their weights"
+        )
 
 
 def ignored_by_export(options: Options) -> Iterator[str]:
     """A line for each option that says something of training, which an export does not do."""
     for option in options.given:
         if option not in _OF_EXPORT:
-            yield f"warning: {option} has no effect: --export writes a checkpoint's weights and trains nothing"
+            yield (
+                f"warning: {option} has no effect: --export writes a checkpoint's weights and"
+                " trains nothing"
+            )
 
 
 def _eval_every(situation: Situation) -> str:
@@ -65,7 +75,10 @@ def _keep_every(situation: Situation) -> str:
     every = options.keep_every
     if not every or options.steps % every == 0 or lcm(options.save_every, every) <= options.steps:
         return ""
-    return f"no save is after a step that {every:,} divides: saves are after each {options.save_every:,} steps"
+    return (
+        f"no save is after a step that {every:,} divides: saves are after each"
+        f" {options.save_every:,} steps"
+    )
 
 
 ROWS = (

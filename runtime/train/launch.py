@@ -1,4 +1,6 @@
-"""Sets up a started process: options, checks before ranks wait for each other, the process group and the mesh."""
+"""Sets up a started process: options, checks before ranks wait for each other, the process
+group and the mesh.
+"""
 
 import ctypes
 import gc
@@ -30,7 +32,9 @@ _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 _TORCHRUN = b"torchrun", b"torch.distributed.run"  # in the command line of torch's launcher
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _RECORD = "flight_record_"
-"""The names of files in the run's folder, but for the rank, that have torch's record of its last calls."""
+"""The names of files in the run's folder, but for the rank, that have torch's record of its
+last calls.
+"""
 _BEYOND = 60.0  # seconds after the watchdog's limits, which tells more than a group does
 
 
@@ -42,7 +46,8 @@ def settle_streams() -> None:
 
 
 def end_with_launcher() -> None:
-    """Has Linux kill this rank when the torchrun that has started it ends in any way: nobody would end it, or see it.
+    """Has Linux kill this rank when the torchrun that has started it ends in any way: nobody would
+    end it, or see it.
 
     Saved files are whole at any moment.
     """
@@ -55,9 +60,11 @@ def end_with_launcher() -> None:
 
 
 def stop_launcher() -> None:
-    """Signals torch's own torchrun, where it has started this rank, that the run has stopped, as a person would.
+    """Signals torch's own torchrun, where it has started this rank, that the run has stopped, as a
+    person would.
 
-    It would take a rank that ends by itself for a failed one, and start all anew.  That of `scalec run` knows better.
+    It would take a rank that ends by itself for a failed one, and start all anew.  That of `scalec
+    run` knows better.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return
@@ -72,9 +79,13 @@ def check_options(plan: Plan, options: Options) -> None:
     """RunError if the options do not fit each other, the plan, or what is installed."""
     check_sinks(options.log_to)
     if plan.names is None and (options.init or options.export):
-        raise RunError("a parameter in more than two nested repeats has no name in files of weights")
+        raise RunError(
+            "a parameter in more than two nested repeats has no name in files of weights"
+        )
     if options.init and options.resume == "newest":
-        raise RunError("--init begins a run and --resume goes on with one: choose one, or --resume auto")
+        raise RunError(
+            "--init begins a run and --resume goes on with one: choose one, or --resume auto"
+        )
     if options.export_dtype and not options.export:
         raise RunError("--export-dtype says how weights are written: it needs --export")
     if options.export and environment("WORLD_SIZE", 1) > 1:
@@ -85,11 +96,19 @@ def check(plan: Plan, options: Options) -> None:
     """RunError if the processes or GPUs do not fit the plan, or this one cannot find the others."""
     ranks, world = prod(plan.mesh.values()), environment("WORLD_SIZE", 1)
     if world != ranks:
-        asked = f"the plan's mesh, {mesh_words(plan)}, takes" if plan.mesh else "a plan without a mesh takes"
+        asked = (
+            f"the plan's mesh, {mesh_words(plan)}, takes"
+            if plan.mesh
+            else "a plan without a mesh takes"
+        )
         least = f", or at least {plan.smaller[-1].ranks}" if plan.smaller else ""
-        raise RunError(f"{asked} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}")
+        raise RunError(
+            f"{asked} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}"
+        )
     if (rank := environment("RANK", 0)) >= world:
-        raise RunError(f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}")
+        raise RunError(
+            f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}"
+        )
     environment("MASTER_PORT", 0)
     if world > 1 and (lacking := [name for name in _MEETING if name not in os.environ]):
         raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")
@@ -101,17 +120,19 @@ def check(plan: Plan, options: Options) -> None:
 
 
 def gpu(local: int, of: int) -> int:
-    """The index of the GPU of a rank of a node, of several: its own, or the only one that its launcher shows it.
+    """The index of the GPU of a rank of a node, of several: its own, or the only one that its
+    launcher shows it.
 
-    Slurm's --gpus-per-task=1, Kubernetes and a CUDA_VISIBLE_DEVICES for each rank show one.  If it is the node's only
-    GPU, NCCL refuses two ranks on it.  RunError where there are too few.
+    Slurm's --gpus-per-task=1, Kubernetes and a CUDA_VISIBLE_DEVICES for each rank show one.  If it
+    is the node's only GPU, NCCL refuses two ranks on it.  RunError where there are too few.
     """
     gpus, ranks = torch.cuda.device_count(), max(of, local + 1)
     if gpus == 1:
         return 0
     if gpus < ranks:
         raise RunError(
-            f"{counted(ranks, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device cpu it runs without"
+            f"{counted(ranks, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device"
+            " cpu it runs without"
         )
     return local
 
@@ -130,14 +151,23 @@ def obstacle(path: Path) -> str:
     """The reason why a path that is there is no folder; "" if it is one, or is not there."""
     if path.is_dir() or not os.path.lexists(path):
         return ""
-    return "it is a file" if path.exists() else f"it is a link to {os.readlink(path)}, which is not there"
+    return (
+        "it is a file"
+        if path.exists()
+        else f"it is a link to {os.readlink(path)}, which is not there"
+    )
 
 
 def environment(name: str, least: int) -> int:
-    """A number that a launcher gives; `least` where there is none.  RunError where it is no such number."""
+    """A number that a launcher gives; `least` where there is none.
+
+    RunError where it is no such number.
+    """
     value = os.environ.get(name, str(least))
     if not value.isdecimal() or int(value) < least:
-        raise RunError(f"{name} is `{value}` in the environment, where launchers write a number: unset it")
+        raise RunError(
+            f"{name} is `{value}` in the environment, where launchers write a number: unset it"
+        )
     return int(value)
 
 
@@ -156,20 +186,27 @@ def warn(line: str) -> None:
 
 
 def connect(plan: Plan, options: Options) -> Mesh:
-    """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
+    """Chooses the device, joins the process group if there are several ranks, and makes the
+    mesh.
+    """
     device_type = options.device
     device = torch.device(device_type)
     if device_type == "cuda":
-        device = torch.device(device_type, gpu(environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)))
+        device = torch.device(
+            device_type, gpu(environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1))
+        )
         expand_segments(os.environ)
-        # torch knows which of its last calls a GPU has done, and writes them where it ends a rank by its own limit
+        # torch knows which of its last calls a GPU has done, and writes them where it ends a rank
+        # by its own limit
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(flight_record(options.out)))
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // environment("LOCAL_WORLD_SIZE", 1)))
-    limit = timedelta(seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND)
+    limit = timedelta(
+        seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND
+    )
     if environment("WORLD_SIZE", 1) > 1:
         if note := c10d.untried(torch.__version__):
             warn(note)
@@ -185,15 +222,18 @@ def connect(plan: Plan, options: Options) -> Mesh:
 
 
 def flight_record(folder: Path, rank: int | str = "") -> Path:
-    """The file of a rank's last calls in a run's folder; without a rank, how the names of all begin."""
+    """The file of a rank's last calls in a run's folder; without a rank, how the names of all
+    begin.
+    """
     return folder.absolute() / f"{_RECORD}{rank}"
 
 
 def settle(mesh: Mesh, options: Options, validates: bool) -> None:
-    """After the first step, on all ranks alike: calls get the limit of later ones, and what lives is kept.
+    """After the first step, on all ranks alike: calls get the limit of later ones, and what lives
+    is kept.
 
-    Python's collector does not look at what is frozen: a look at all of it takes tens of ms, on each rank at another
-    step, for which all others wait.
+    Python's collector does not look at what is frozen: a look at all of it takes tens of ms, on
+    each rank at another step, for which all others wait.
     """
     gc.collect()
     gc.freeze()

@@ -12,7 +12,10 @@ REPEATED = "log.repeated.jsonl"
 
 
 class LogFile:
-    """Appends records to `folder`/log.jsonl.  A disk that refuses is told once, and costs the lines, not the run."""
+    """Appends records to `folder`/log.jsonl.
+
+    A disk that refuses is told once, and costs the lines, not the run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path, self._refused, self._told = folder / NAME, False, False
@@ -21,16 +24,25 @@ class LogFile:
         """Appends a record; why it could not, the first time, or else ""."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(("\n" if self._refused and _is_cut(self.path) else "") + json.dumps(record) + "\n")
+                file.write(
+                    ("\n" if self._refused and _is_cut(self.path) else "")
+                    + json.dumps(record)
+                    + "\n"
+                )
         except OSError as error:
             self._refused, told, self._told = True, self._told, True
-            return "" if told else f"warning: cannot write to {self.path}: {error.strerror}; its lines are lost"
+            return (
+                ""
+                if told
+                else f"warning: cannot write to {self.path}: {error.strerror}; its lines are lost"
+            )
         self._refused = False
         return ""
 
 
 def mend(folder: Path, first: int) -> None:
-    """Leaves the lines of steps up to `first`; later ones, which the run repeats, go to `folder`/log.repeated.jsonl.
+    """Leaves the lines of steps up to `first`; later ones, which the run repeats, go to
+    `folder`/log.repeated.jsonl.
 
     A line that a crash has cut off goes too.
     """

@@ -25,7 +25,16 @@ from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
 from .elastic import fitted, releasing
-from .launch import check, check_options, connect, end_with_launcher, is_first, settle, settle_streams, warn
+from .launch import (
+    check,
+    check_options,
+    connect,
+    end_with_launcher,
+    is_first,
+    settle,
+    settle_streams,
+    warn,
+)
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
 from .progress import Progress
@@ -44,13 +53,16 @@ EvalStep = Callable[[nn.Module, TrainState, Batch], Metrics]
 
 _EVAL_BATCHES = 8
 
-_FIRST_STEPS = 3  # that have a line however few `--log-every` asks for: it shows at once whether a run learns
+# that have a line however few `--log-every` asks for: it shows at once whether a run learns
+_FIRST_STEPS = 3
 
 
 def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
-    """Runs the program from the command line: checks, connects, trains, validates, saves; or exports what was saved.
+    """Runs the program from the command line: checks, connects, trains, validates, saves; or
+    exports what was saved.
 
-    Exit status 0, 1 where the run failed, 2 where it could not start, 75 where a signal has stopped it and it is saved.
+    Exit status 0, 1 where the run failed, 2 where it could not start, 75 where a signal has stopped
+    it and it is saved.
     """
     settle_streams()
     end_with_launcher()
@@ -77,7 +89,10 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         if begin.first < options.steps:
             _Run(plan, options, mesh, begin, build, train_step, eval_step, watchdog).go()
         elif is_first():
-            print(f"{begin.resume} has finished its {begin.first} steps already: there is nothing to do")
+            print(
+                f"{begin.resume} has finished its {begin.first} steps already: there is"
+                " nothing to do"
+            )
 
 
 class _Run:
@@ -103,8 +118,11 @@ class _Run:
         self.loader = self._loader(start.training)
         self.held = self._loader(start.validation) if start.validation else None
         self._compare_windows()
-        expected = None if recording() or sanitizing() or tracing() else plan.expected  # which knows nothing of these
-        self.speed = Speed(plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected)
+        # which knows nothing of these
+        expected = None if recording() or sanitizing() or tracing() else plan.expected
+        self.speed = Speed(
+            plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected
+        )
         self.log = self._log()
         self.watching = Watching(
             plan.watch, self.model, self.state, train_step, self.loader.batch, self.log, plan.inputs
@@ -116,10 +134,21 @@ class _Run:
 
     def _loader(self, data: Mixture) -> Loader:
         plan, seed = self.plan, self.options.seed
-        return Loader(data, plan.data, plan.inputs, self.mesh, plan.global_batch, plan.microbatches, plan.vocab, seed)
+        return Loader(
+            data,
+            plan.data,
+            plan.inputs,
+            self.mesh,
+            plan.global_batch,
+            plan.microbatches,
+            plan.vocab,
+            seed,
+        )
 
     def _compare_windows(self) -> None:
-        """Where there are other ranks: those of validation are the same each time, and compared once."""
+        """Where there are other ranks: those of validation are the same each time, and compared
+        once.
+        """
         if (store := job_store()) is None:
             return
         self.loader.compare_windows("data", EVERY, self.options.steps, store.clone())
@@ -133,8 +162,19 @@ class _Run:
         asked = profiling()
         warm_up, first = asked.last if asked else 1, self.start.first
         progress = Progress(sys.stdout, self.mesh.device) if folder else None
-        sinks = Sinks(self.options.log_to, folder, first) if folder and self.options.log_to else None
-        return Log(folder, first, self.options.steps, self.speed, self.plan.choices, warm_up, progress, sinks)
+        sinks = (
+            Sinks(self.options.log_to, folder, first) if folder and self.options.log_to else None
+        )
+        return Log(
+            folder,
+            first,
+            self.options.steps,
+            self.speed,
+            self.plan.choices,
+            warm_up,
+            progress,
+            sinks,
+        )
 
     def go(self) -> None:
         """Trains up to the last step."""
@@ -145,7 +185,9 @@ class _Run:
             self._begin()
             observers.enter_context(self.saver)
             allocator.forget(self.mesh.device)
-            prepared = observers.enter_context(ahead(self.loader.prepared, self.options.steps, self.mesh.device))
+            prepared = observers.enter_context(
+                ahead(self.loader.prepared, self.options.steps, self.mesh.device)
+            )
             observers.enter_context(self.stop.listening())
             for step in range(self.start.first, self.options.steps):
                 self._doing("step", step + 1)
@@ -157,14 +199,20 @@ class _Run:
                     self._stopped(step + 1)
             self._finish_save(self.options.steps)
             self._doing("end", self.options.steps)
-        self.log.summary(self.saver.newest, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
+        self.log.summary(
+            self.saver.newest,
+            going_on(self.plan, 2 * self.options.steps),
+            torchrun(self.plan, "--help"),
+        )
 
     def _stopped(self, done: int) -> NoReturn:
         """Ends a run that a signal has stopped after `done` steps, and that is saved."""
         self._finish_save(done)
         self._doing("end", done)
         further = going_on(self.plan, self.options.steps)
-        self.log.say(f"stopped by {self.stop.signal}: saved {self.saver.newest}\n  to go on    {further}")
+        self.log.say(
+            f"stopped by {self.stop.signal}: saved {self.saver.newest}\n  to go on    {further}"
+        )
         raise Stopped(self.stop.status)
 
     def _doing(self, kind: Kind, step: int) -> None:
@@ -173,7 +221,9 @@ class _Run:
             self.watchdog.begin(kind, step)
 
     def _observers(self) -> Iterator[AbstractContextManager[Any]]:
-        """The observers that variables ask for, to be entered while the run goes: most runs do without any."""
+        """The observers that variables ask for, to be entered while the run goes: most runs do
+        without any.
+        """
         if sanitizing():  # inputs and metrics are compared too, and differences know their step
             from ..debug.sanitize import observed
 
@@ -190,15 +240,21 @@ class _Run:
         if recording():
             from ..debug.record import Recorder
 
-            yield self._wrap_steps(Recorder(self.options.out / "recorded", self.plan, self.start.first))
+            yield self._wrap_steps(
+                Recorder(self.options.out / "recorded", self.plan, self.start.first)
+            )
         if tracing():
             from ..debug.record import CallLog
             from .watchdog.position import order
 
-            yield self._wrap_steps(CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)()))
+            yield self._wrap_steps(
+                CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)())
+            )
 
     def _wrap_steps(self, observer: Any) -> AbstractContextManager[Any]:
-        """An observer of collectives, put around steps and evaluations, so that it knows these from all else."""
+        """An observer of collectives, put around steps and evaluations, so that it knows these
+        from all else.
+        """
         self.train_step = observer.of("train", self.train_step)
         self.eval_step = observer.of("evaluate", self.eval_step)
         return observer
@@ -225,7 +281,10 @@ class _Run:
         self.log.mark(self.start.first)
 
     def _after(self, done: int, metrics: Metrics, lr: float) -> bool:
-        """The tasks due after `done` steps; all are due after the last.  Whether a signal stops the run here."""
+        """The tasks due after `done` steps; all are due after the last.
+
+        Whether a signal stops the run here.
+        """
         stops = done < self.options.steps and self.stop.after(done)
 
         def due(every: int) -> bool:
@@ -265,7 +324,10 @@ class _Run:
         self.saver.check()
 
     def _finish_save(self, done: int) -> None:
-        """Waits until the last save, after `done` steps, is on the disk.  RunError if it has failed."""
+        """Waits until the last save, after `done` steps, is on the disk.
+
+        RunError if it has failed.
+        """
         self._doing("save", done)
         self.saver.wait()
         self._tell_saves()
@@ -273,8 +335,13 @@ class _Run:
 
     @torch.no_grad()
     def _validate(self, held: Loader) -> Metrics:
-        """Mean loss of a token over the first batches of the held-out data, the same ones each time."""
-        parts = [self.eval_step(self.model, self.state, held.batch(i)) for i in range(min(_EVAL_BATCHES, held.batches))]
+        """Mean loss of a token over the first batches of the held-out data, the same ones each
+        time.
+        """
+        parts = [
+            self.eval_step(self.model, self.state, held.batch(i))
+            for i in range(min(_EVAL_BATCHES, held.batches))
+        ]
         tokens = torch.stack([part.tokens for part in parts])
         losses = torch.stack([part.loss for part in parts])
         return Metrics(loss=(losses * tokens).sum() / tokens.sum(), tokens=tokens.sum())

@@ -24,7 +24,8 @@ RESTARTS = 10
 SEPARATE_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """Has torchrun's ranks meet in a store of their own at each start.
 
-torchrun's own store has the keys of earlier starts, and torch 2.13 looks for it where it was, though its node is lost.
+torchrun's own store has the keys of earlier starts, and torch 2.13 looks for it where it was,
+though its node is lost.
 """
 
 
@@ -54,37 +55,93 @@ class Options:
     step_limit: float | None
     save_limit: float
     given: tuple[str, ...] = field(default=(), compare=False)
-    """The options that are on the command line, in the order of their names; ranks compare values alone."""
+    """The options that are on the command line, in the order of their names; ranks compare
+    values alone.
+    """
 
 
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
-    """Options from the command line, with the plan's own values as defaults.  RunError where they are none."""
+    """Options from the command line, with the plan's own values as defaults.
+
+    RunError where they are none.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     files = " ".join(plan.data.files or (each.name for each in plan.data.sets))
     files = files.replace("%", "%%")  # argparse formats it
-    parser = _Parser(description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False)
+    parser = _Parser(
+        description=f"Trains {plan.name}.",
+        epilog=f"Start it with: {torchrun(plan)}",
+        allow_abbrev=False,
+    )
     add = parser.add_argument
-    add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
+    add(
+        "--steps",
+        type=_positive,
+        default=plan.steps,
+        help="train up to this step (default %(default)s)",
+    )
     add("--lr", type=_rate, default=plan.lr, help="peak learning rate (default %(default)s)")
-    add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
+    add(
+        "--data",
+        nargs="+",
+        default=plan.data.files,
+        metavar="GLOB",
+        help=f"files to train on (default {files})",
+    )
     help = "read these files though they seem to be of another format than the plan's data"
     add("--data-as-is", action="store_true", help=help)
-    add("--seed", type=int, default=plan.seed, help="seed of values and data order (default %(default)s)")
+    add(
+        "--seed",
+        type=int,
+        default=plan.seed,
+        help="seed of values and data order (default %(default)s)",
+    )
     help = "go on from the newest checkpoint of the run folder; `auto`: if there is one, else begin"
-    add("--resume", nargs="?", const="newest", default="", choices=("newest", "auto"), metavar="auto", help=help)
+    add(
+        "--resume",
+        nargs="?",
+        const="newest",
+        default="",
+        choices=("newest", "auto"),
+        metavar="auto",
+        help=help,
+    )
     help = "the same, even if seed, data, batch or model differ from those of the checkpoint"
     add("--resume-anyway", action="store_true", help=help)
-    add("--init", type=_path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
-    help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
+    add(
+        "--init",
+        type=_path,
+        metavar="PATH",
+        help="begin with these weights: a .safetensors file, or a folder of them",
+    )
+    help = (
+        "write the newest checkpoint of the run folder as safetensors into this new folder,"
+        " and end; one process"
+    )
     add("--export", type=_path, metavar="DIR", help=help)
-    help = "element type of the export (default: that in which the model computes); fp32 keeps master weights whole"
+    help = (
+        "element type of the export (default: that in which the model computes); fp32 keeps"
+        " master weights whole"
+    )
     add("--export-dtype", choices=tuple(EXPORTED), help=help)
-    add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
+    add(
+        "--out",
+        type=_path,
+        default=Path("runs", plan.name),
+        metavar="DIR",
+        help="run folder (default %(default)s)",
+    )
     help = f"write the numbers of log.jsonl to these, too: {', '.join(SINKS)}"
     add("--log-to", nargs="+", default=(), choices=tuple(SINKS), metavar="PLACE", help=help)
     help = "steps between lines (default %(default)s); steps 1 to 3 have one, too"
     add("--log-every", type=_positive, default=10, metavar="N", help=help)
-    add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
+    add(
+        "--eval-every",
+        type=_positive,
+        default=100,
+        metavar="N",
+        help="steps between validation (default %(default)s)",
+    )
     help = "steps between saves (default %(default)s)"
     add("--save-every", type=_positive, default=plan.save_every, metavar="N", help=help)
     help = "newest checkpoints to keep (default %(default)s)"
@@ -92,15 +149,23 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     help = "keep checkpoints of steps that N divides, too (default %(default)s; 0: none)"
     add("--keep-every", type=_natural, default=plan.keep_every, metavar="N", help=help)
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
-    help = "end all ranks if one makes no progress for so long before the first step is done (default %(default)s)"
+    help = (
+        "end all ranks if one makes no progress for so long before the first step is done"
+        " (default %(default)s)"
+    )
     add("--first-step-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
-    help = "the same in later steps (default 10 times the longest so far, 30 at least; 120 in the first steps)"
+    help = (
+        "the same in later steps (default 10 times the longest so far, 30 at least; 120 in the"
+        " first steps)"
+    )
     add("--step-limit", type=_seconds, metavar="SECONDS", help=help)
     help = "the same in a save, without the pauses between its tries (default %(default)s)"
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     values: dict[str, Any] = vars(parser.parse_args(arguments))
     words = sys.argv[1:] if arguments is None else arguments
-    values["given"] = tuple(sorted({word.partition("=")[0] for word in words if word.startswith("--")}))
+    values["given"] = tuple(
+        sorted({word.partition("=")[0] for word in words if word.startswith("--")})
+    )
     values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")
     values["data"], values["log_to"] = tuple(values["data"]), tuple(dict.fromkeys(values["log_to"]))
     values["export_dtype"] = EXPORTED.get(values["export_dtype"])
@@ -159,15 +224,24 @@ def _path(text: str) -> Path:
 
 
 def torchrun(plan: Plan, *arguments: str) -> str:
-    """The command that starts the program on the plan's mesh, on each node; `$HEAD` is one of several."""
+    """The command that starts the program on the plan's mesh, on each node; `$HEAD` is one of
+    several.
+    """
     plan, elastic = plan.largest or plan, loses_nodes(plan)
     nodes = [f"--nnodes={plan.nodes}"] if plan.nodes > 1 else ["--standalone"]
     if elastic:
         nodes = [f"--nnodes={plan.smaller[-1].nodes}:{plan.nodes}", f"--max-restarts={RESTARTS}"]
         arguments = ("--resume", "auto", *(each for each in arguments if each != "--resume"))
-    launcher = ["python"] if plan.ranks == 1 else ["torchrun", *nodes, f"--nproc-per-node={plan.ranks // plan.nodes}"]
+    launcher = (
+        ["python"]
+        if plan.ranks == 1
+        else ["torchrun", *nodes, f"--nproc-per-node={plan.ranks // plan.nodes}"]
+    )
     meeting = " --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500" if plan.nodes > 1 else ""
-    return f"{SEPARATE_STORES} " * elastic + f"{shlex.join(launcher)}{meeting} {shlex.join([sys.argv[0], *arguments])}"
+    return (
+        f"{SEPARATE_STORES} " * elastic
+        + f"{shlex.join(launcher)}{meeting} {shlex.join([sys.argv[0], *arguments])}"
+    )
 
 
 def loses_nodes(plan: Plan) -> bool:
@@ -189,5 +263,7 @@ def going_on(plan: Plan, steps: int) -> str:
     replaced.add_argument("--resume", nargs="?")
     replaced.add_argument("--resume-anyway", action="store_true")
     given, kept = replaced.parse_known_args()
-    resume = ["--resume", "auto"] if given.resume == "auto" and not loses_nodes(plan) else ["--resume"]
+    resume = (
+        ["--resume", "auto"] if given.resume == "auto" and not loses_nodes(plan) else ["--resume"]
+    )
     return torchrun(plan, *resume, "--steps", str(steps), *kept)

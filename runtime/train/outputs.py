@@ -1,4 +1,5 @@
-"""All that a run will write to, tried before its first step: a run of days must not find out at its first save.
+"""All that a run will write to, tried before its first step: a run of days must not find out at its
+first save.
 
 Nothing is left behind: a folder that is not there yet is made by who writes into it.
 """

@@ -1,4 +1,7 @@
-"""The last line of a terminal while a run goes on: steps, time left, speed, memory.  Files never get it."""
+"""The last line of a terminal while a run goes on: steps, time left, speed, memory.
+
+Files never get it.
+"""
 
 import os
 import resource
@@ -22,7 +25,9 @@ class Progress:
     """Shows nothing where `stream` is no terminal that can clear a line."""
 
     def __init__(self, stream: TextIO, device: torch.device) -> None:
-        self._stream = stream if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb") else None
+        self._stream = (
+            stream if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb") else None
+        )
         self._device, self._shown, self._at = device, False, 0.0
 
     def show(self, step: int, steps: int, left: str, speed: str) -> None:
@@ -30,8 +35,12 @@ class Progress:
         if self._stream is None or time.monotonic() < self._at + OFTEN:
             return
         self._at, done = time.monotonic(), round(BAR * step / steps)
-        line = f"{'━' * done}{'─' * (BAR - done)} {step}/{steps}  {left} left  {speed}  {_memory(self._device)}"
-        self._stream.write(f"{CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r")  # others write over it
+        line = (
+            f"{'━' * done}{'─' * (BAR - done)} {step}/{steps}  {left} left  {speed} "
+            f" {_memory(self._device)}"
+        )
+        # others write over it
+        self._stream.write(f"{CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r")
         self._stream.flush()
         self._shown = True
 
@@ -43,7 +52,10 @@ class Progress:
 
 
 def _memory(device: torch.device) -> str:
-    """The most memory so far: of tensors on a GPU, of the process on a CPU.  Neither waits for the device."""
+    """The most memory so far: of tensors on a GPU, of the process on a CPU.
+
+    Neither waits for the device.
+    """
     if device.type == "cuda":
         return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB"
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

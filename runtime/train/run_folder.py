@@ -1,11 +1,13 @@
-"""The folder of a run: its lock, which rank 0 holds, the claim of a start, and that all nodes have the same folder.
+"""The folder of a run: its lock, which rank 0 holds, the claim of a start, and that all nodes have
+the same folder.
 
-The lock is an flock: the kernel releases it however the process ends, so that none is left to be judged stale by
-clocks, as one with a heartbeat is.  Linux has it on NFS (among all clients, since 2.6.12), on GPFS, and on Lustre that
-is mounted with `flock`; where a file system lacks it, that is said.
+The lock is an flock: the kernel releases it however the process ends, so that none is left to be
+judged stale by clocks, as one with a heartbeat is.  Linux has it on NFS (among all clients, since
+2.6.12), on GPFS, and on Lustre that is mounted with `flock`; where a file system lacks it, that is
+said.
 
-The last start has the claim, and an earlier one that still trains ends: torchrun may start ranks anew while others,
-which it has lost sight of, train on; and so may a person.
+The last start has the claim, and an earlier one that still trains ends: torchrun may start ranks
+anew while others, which it has lost sight of, train on; and so may a person.
 """
 
 import errno
@@ -32,7 +34,8 @@ LOCK = "lock"
 CLAIM = "claim"
 """The file that names the last start."""
 
-_PATIENCE = 10.0  # seconds for an earlier start of this job to end, and for a file to be seen on all nodes
+# seconds for an earlier start of this job to end, and for a file to be seen on all nodes
+_PATIENCE = 10.0
 _EVERY = 1.0  # seconds between two looks at the claim
 _UNABLE = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 
@@ -41,19 +44,28 @@ class Lock:
     """Held by this process until it ends."""
 
     def __init__(self, folder: Path, job: str) -> None:
-        """Takes it; `job` is what other starts of it have too, or "".  OSError, RunError where another run has it.
+        """Takes it; `job` is what other starts of it have too, or "".  OSError, RunError where
+        another run has it.
 
-        An earlier start of the job, which may be out of sight of its launcher, keeps it until that start ends.
+        An earlier start of the job, which may be out of sight of its launcher, keeps it until that
+        start ends.
         """
         self._folder, self._job = folder, job
-        made = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)  # NFS locks what is open for writing
+        # NFS locks what is open for writing
+        made = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         self._file = os.fdopen(made, "r+b", buffering=0)
         self.warning = ""
         self.is_taken = self._try()
         holder = {} if self.is_taken else self._holder()
         if not self.is_taken and not (job and holder.get("job") == job):
-            who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')} since {holder.get('since', '?')}"
-            raise RunError(f"another run has the folder {folder}: {who}", "end that one, or choose another --out")
+            who = (
+                f"process {holder.get('pid', '?')} on {holder.get('host', '?')} since"
+                f" {holder.get('since', '?')}"
+            )
+            raise RunError(
+                f"another run has the folder {folder}: {who}",
+                "end that one, or choose another --out",
+            )
 
     def wait(self) -> None:
         """Waits a little for the earlier start."""
@@ -70,7 +82,10 @@ class Lock:
         except OSError as error:
             if error.errno not in _UNABLE:
                 raise
-            self.warning = f"warning: the file system of {self._folder} has no locks: a second run is not kept out"
+            self.warning = (
+                f"warning: the file system of {self._folder} has no locks: a second run is not"
+                " kept out"
+            )
         since = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}"
         told = {"host": gethostname(), "pid": os.getpid(), "since": since, "job": self._job}
         self._file.truncate(0)
@@ -105,11 +120,17 @@ class Claim:
         self._seen = monotonic()
         with suppress(OSError):
             if (word := self._file.read_text()) != self.word:
-                raise RunError(f"another start of this run has taken over {self._file.parent} ({word}): this one ends")
+                raise RunError(
+                    f"another start of this run has taken over {self._file.parent} ({word}):"
+                    " this one ends"
+                )
 
 
 def take(folder: Path, plan: Plan) -> tuple[Lock | None, Claim | None]:
-    """Takes the folder for this start; what rank 0 keeps of it.  RunError on all.  All ranks call it."""
+    """Takes the folder for this start; what rank 0 keeps of it.
+
+    RunError on all.  All ranks call it.
+    """
     kept = together(lambda: _taken(folder, plan) if is_first() else (None, None))
     together(lambda: _check_shared(folder))
     return kept
@@ -129,7 +150,9 @@ def _taken(folder: Path, plan: Plan) -> tuple[Lock, Claim]:
 
 
 def _check_shared(folder: Path) -> None:
-    """RunError unless each node's first rank can write to the folder, and sees there what rank 0 has written."""
+    """RunError unless each node's first rank can write to the folder, and sees there what rank
+    0 has written.
+    """
     if environment("LOCAL_RANK", 0) > 0:
         return
     rank, store, host = environment("RANK", 0), job_store(), gethostname()
@@ -139,7 +162,9 @@ def _check_shared(folder: Path) -> None:
         probe.write_text("x")
         probe.unlink()
     except OSError as error:
-        raise RunError(f"rank {rank} on {host} cannot write to {folder}: {error.strerror}") from None
+        raise RunError(
+            f"rank {rank} on {host} cannot write to {folder}: {error.strerror}"
+        ) from None
     if store is None:
         return
     claim, word, until = folder / CLAIM, store.get(CLAIM).decode(), monotonic() + _PATIENCE
@@ -151,6 +176,8 @@ def _check_shared(folder: Path) -> None:
 
 
 def _job(plan: Plan) -> str:
-    """The name of a job that may be started more than once; "" where its launcher gives none of its own."""
+    """The name of a job that may be started more than once; "" where its launcher gives none of
+    its own.
+    """
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return "" if name == "none" and not loses_nodes(plan) else name

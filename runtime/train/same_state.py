@@ -1,4 +1,6 @@
-"""State that ranks hold alike is compared once before the first step and once before the first save."""
+"""State that ranks hold alike is compared once before the first step and once before the first
+save.
+"""
 
 from hashlib import blake2b
 
@@ -11,13 +13,18 @@ from ..state.engine import TrainState
 
 
 class SameState:
-    """Compares what ranks hold alike, by hashes in the job's store: no group of the plan takes part."""
+    """Compares what ranks hold alike, by hashes in the job's store: no group of the plan takes
+    part.
+    """
 
     def __init__(self, state: TrainState) -> None:
         self._state, self._looks = state, 0
 
     def require(self, when: str) -> None:
-        """RunError on all ranks where two hold other values of what they should hold alike.  All ranks call it."""
+        """RunError on all ranks where two hold other values of what they should hold alike.
+
+        All ranks call it.
+        """
         if (store := job_store()) is None:
             return
         self._looks += 1
@@ -35,7 +42,8 @@ class SameState:
             more = f" and {len(others)} more" if others else ""
             raise RunError(
                 f"{when} ranks do not hold the same state: {first}{more}",
-                "give all nodes the same files, versions and hardware; SCALEC_SANITIZE=1 finds the first such step",
+                "give all nodes the same files, versions and hardware; SCALEC_SANITIZE=1 finds"
+                " the first such step",
             )
 
 

@@ -32,7 +32,9 @@ class Watching(Protocol):
 
 @contextmanager
 def ending(watchdog: Watching | None = None) -> Generator[None]:
-    """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
+    """Ends the process at once on any failure: a rank that lingers, or waits for its group,
+    holds up all others.
+    """
     status = 0
     try:
         try:
@@ -48,7 +50,10 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
     except KeyboardInterrupt:
         _leave(watchdog, "interrupted", INTERRUPTED, "interrupted")
     except BaseException as error:  # torch's CheckpointException is no Exception
-        rank, told = f"rank {os.environ.get('RANK', 0)} on {gethostname()}", " ".join(str(error).split())
+        rank, told = (
+            f"rank {os.environ.get('RANK', 0)} on {gethostname()}",
+            " ".join(str(error).split()),
+        )
         if watchdog is not None and _has_lost_another(error):
             watchdog.lost(error)
         _leave(
@@ -65,13 +70,20 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
 
 
 def _program_line(error: BaseException) -> str:
-    """The innermost line of the program through which an error has come that has a line of the plan, and that line."""
+    """The innermost line of the program through which an error has come that has a line of the
+    plan, and that line.
+    """
     import linecache
 
     from ..debug.source_lines import place, plan_line  # most runs do without
 
-    frames = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    of_plan = [each for each in frames if Path(each[0]).name == Path(sys.argv[0]).name and plan_line(*each)]
+    frames = [
+        (frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+    ]
+    of_plan = [
+        each for each in frames if Path(each[0]).name == Path(sys.argv[0]).name and plan_line(*each)
+    ]
     if not of_plan:
         return ""
     code = linecache.getline(*of_plan[-1]).partition("  #")[0].strip()
@@ -81,12 +93,16 @@ def _program_line(error: BaseException) -> str:
 def _has_lost_another(error: BaseException) -> bool:
     """Whether a call to other ranks has failed, as it does when one of these has ended."""
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in ("[c10d]", "gloo", "NCCL"))
+        isinstance(error, RuntimeError)
+        and any(word in str(error) for word in ("[c10d]", "gloo", "NCCL"))
     )
 
 
 def refuse(error: RunError | OSError, watchdog: Watching | None = None) -> NoReturn:
-    """Ends a run that cannot start.  All ranks call it alike, or none has joined a group; the first says why."""
+    """Ends a run that cannot start.
+
+    All ranks call it alike, or none has joined a group; the first says why.
+    """
     tell_launcher(reason(error))
     warn(f"error: {reason(error)}")
     if dist.is_initialized():
@@ -99,12 +115,16 @@ def refuse(error: RunError | OSError, watchdog: Watching | None = None) -> NoRet
 
 
 def interrupted() -> NoReturn:
-    """Ends a rank that Ctrl-C has interrupted before its run began: quietly and at once, as all others end too."""
+    """Ends a rank that Ctrl-C has interrupted before its run began: quietly and at once, as all
+    others end too.
+    """
     os._exit(INTERRUPTED)
 
 
 def tell_launcher(reason: str) -> None:
-    """Writes why this rank fails where torchrun looks for it, if torchrun started it: its report then says so."""
+    """Writes why this rank fails where torchrun looks for it, if torchrun started it: its
+    report then says so.
+    """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         told = {"message": reason, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
@@ -123,5 +143,9 @@ def _leave(watchdog: Watching | None, message: str, status: int, reason: str) ->
 
 
 def keeps_store() -> bool:
-    """Whether the job's store ends with this process: where torchrun has not made one, rank 0 keeps it."""
-    return os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    """Whether the job's store ends with this process: where torchrun has not made one, rank 0
+    keeps it.
+    """
+    return (
+        os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    )

@@ -15,7 +15,9 @@ Write = Callable[[int, Mapping[str, float]], object]
 
 
 def _tensorboard(folder: Path, first: int) -> Write:
-    """`folder`/tensorboard; steps after `first` that an earlier run has written are no longer shown."""
+    """`folder`/tensorboard; steps after `first` that an earlier run has written are no longer
+    shown.
+    """
     from torch.utils.tensorboard.writer import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
@@ -33,7 +35,10 @@ def _wandb(folder: Path, _first: int) -> Write:
     import wandb  # pyright: ignore[reportMissingImports]
 
     run = wandb.init(  # pyright: ignore
-        project=None if "WANDB_PROJECT" in os.environ else "scalec", name=folder.name, dir=folder, resume="allow"
+        project=None if "WANDB_PROJECT" in os.environ else "scalec",
+        name=folder.name,
+        dir=folder,
+        resume="allow",
     )
     return lambda step, numbers: run.log(dict(numbers), step=step)  # pyright: ignore
 
@@ -46,7 +51,9 @@ def check_sinks(names: Sequence[str]) -> None:
     """RunError where one is not installed; on all ranks alike."""
     for name in names:
         if find_spec(name) is None:
-            raise RunError(f"--log-to {name} needs the package {name}: pip install 'scalec[{name}]'")
+            raise RunError(
+                f"--log-to {name} needs the package {name}: pip install 'scalec[{name}]'"
+            )
 
 
 class Sinks:
@@ -58,7 +65,10 @@ class Sinks:
 
     def write(self, record: Mapping[str, object]) -> str:
         """The numbers of a record of a step; why one of the places gets none from now on, or ""."""
-        step, numbers = record["step"], {key: value for key, value in record.items() if isinstance(value, int | float)}
+        step, numbers = (
+            record["step"],
+            {key: value for key, value in record.items() if isinstance(value, int | float)},
+        )
         assert isinstance(step, int), "sinks: a record without a step"
         del numbers["step"]
         for name in [*self._names]:
@@ -68,5 +78,8 @@ class Sinks:
                 self._open[name](step, numbers)
             except Exception as error:  # whatever others' code raises
                 self._names.remove(name)
-                return f"warning: --log-to {name} gets no more numbers: {type(error).__name__}: {error}"
+                return (
+                    f"warning: --log-to {name} gets no more numbers: {type(error).__name__}:"
+                    f" {error}"
+                )
         return ""

@@ -1,4 +1,6 @@
-"""The start of a run: its data, and what it begins with, alike on all ranks; or the export of what was saved."""
+"""The start of a run: its data, and what it begins with, alike on all ranks; or the export of
+what was saved.
+"""
 
 import sys
 from dataclasses import dataclass, replace
@@ -33,7 +35,9 @@ _FILES = "do all nodes see the same files?"
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a run: its data, weights or a checkpoint if it continues from one, and its first lines."""
+    """The start of a run: its data, weights or a checkpoint if it continues from one, and its
+    first lines.
+    """
 
     run: Identity
     training: Mixture
@@ -53,7 +57,10 @@ class Start:
 
 
 def start(plan: Plan, options: Options) -> Start:
-    """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
+    """The start of the run, equal on all ranks; moves an earlier run's files away.
+
+    RunError on all.  Collective.
+    """
     lock, claim = take(options.out, plan)
     resume, damaged = newest_whole(checkpoints(options)) if options.resume else (None, [])
     looks = environment("LOCAL_RANK", 0) == 0
@@ -64,7 +71,10 @@ def start(plan: Plan, options: Options) -> Start:
     hashes = content(data[0])
     start = together(lambda: _prepare(plan, options, resume, data, hashes))
     checkpoint = f"{start.resume} of index {start.resume.digest}" if start.resume else "none"
-    alike({"checkpoint": checkpoint, **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
+    alike(
+        {"checkpoint": checkpoint, **{name: f"{value}" for name, value in start.run.items()}},
+        _FILES,
+    )
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
     together(lambda: require_writable(options, checkpoints(options)))
     warnings = [lock.warning] if lock and lock.warning else []
@@ -72,24 +82,40 @@ def start(plan: Plan, options: Options) -> Start:
 
 
 def _prepare(
-    plan: Plan, options: Options, resume: Saved | None, data: tuple[Mixture, Mixture | None], hashes: list[str]
+    plan: Plan,
+    options: Options,
+    resume: Saved | None,
+    data: tuple[Mixture, Mixture | None],
+    hashes: list[str],
 ) -> Start:
-    """Opens the weights, and looks at checkpoint and data.  RunError if any is not there or not enough."""
+    """Opens the weights, and looks at checkpoint and data.
+
+    RunError if any is not there or not enough.
+    """
     training, held = data
     if options.resume == "newest" and resume is None:
         raise RunError(
-            f"nothing to resume: no checkpoint in {checkpoints(options)}; --resume auto begins where there is none"
+            f"nothing to resume: no checkpoint in {checkpoints(options)}; --resume auto begins"
+            " where there is none"
         )
     first = saver.finished_steps(resume.path) if resume else 0
     if first >= options.steps and options.resume == "newest":
-        raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
+        raise RunError(
+            f"{resume} has finished its {first} steps already: ask for more with --steps"
+            f" {2 * first}"
+        )
     if (asked := profiling()) and asked.first > options.steps - first > 0:
-        raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
+        raise RunError(
+            f"SCALEC_PROFILE asks for step {asked.first} of this run, which has"
+            f" {options.steps - first}"
+        )
     run = identity(plan, options.seed, training, hashes)
     run = {**run, **optimizer(Path(sys.argv[0])), **rate(plan, options.lr, options.steps)}
     lr = plan.schedule.lr(first, options.steps, options.lr)
     notes = _changes(resume, run, lr, options.resume_anyway) if resume else []
-    reader = Reader(options.init, plan.names) if options.init and plan.names and not resume else None
+    reader = (
+        Reader(options.init, plan.names) if options.init and plan.names and not resume else None
+    )
     if few := too_few(training, plan.global_batch):
         raise RunError(f"too little data: {few}, so that a step would see some twice")
     if held and (few := too_few(held, plan.global_batch)):
@@ -102,14 +128,18 @@ def _prepare(
 
 
 def _changes(resume: Saved, run: Identity, lr: float, anyway: bool) -> list[str]:
-    """How the run differs from the one that it goes on with.  RunError unless it may, or is to go on `anyway`.
+    """How the run differs from the one that it goes on with.  RunError unless it may, or is to go
+    on `anyway`.
 
     `lr` is the learning rate of its first step.
     """
     then, step = resume.run, saver.finished_steps(resume.path)
     found = differences(then, run, step)
     if found and not anyway:
-        more = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
+        more = (
+            "this run would not go on with that one; if it is to, --resume-anyway in place of"
+            " --resume"
+        )
         raise RunError(
             f"{resume} is of another run",
             *found,
@@ -147,7 +177,9 @@ def checkpoints(options: Options) -> Path:
 
 
 def _cleared(folder: Path, start: Start) -> list[str]:
-    """Has the folder hold this run's files alone, up to where it begins; what was moved, in words."""
+    """Has the folder hold this run's files alone, up to where it begins; what was moved, in
+    words.
+    """
     if start.resume is None:
         return _set_aside(folder)
     mend(folder, start.first)
@@ -155,7 +187,9 @@ def _cleared(folder: Path, start: Start) -> list[str]:
 
 
 def _set_aside(folder: Path) -> list[str]:
-    """Moves what an earlier run left into a folder of its own, so that it is not taken for ours, and says so."""
+    """Moves what an earlier run left into a folder of its own, so that it is not taken for
+    ours, and says so.
+    """
     earlier = [path for name in _LEFT if (path := folder / name).exists()]
     if not earlier:
         return []
@@ -164,4 +198,7 @@ def _set_aside(folder: Path) -> list[str]:
     target.mkdir()
     for path in earlier:
         path.rename(target / path.name)
-    return [f"moved an earlier run ({', '.join(path.name for path in earlier)}) from {folder} to {target}"]
+    return [
+        f"moved an earlier run ({', '.join(path.name for path in earlier)}) from {folder} to"
+        f" {target}"
+    ]

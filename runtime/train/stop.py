@@ -1,11 +1,13 @@
 """A stop by a signal: all ranks save and end after the same step, whichever of them was signalled.
 
-A rank that is signalled says so in the job's store.  Each rank's thread then promises how far its rank goes without
-asking, one step more than it has begun; the largest promise is the last step of all.  No rank waits within a step, so
-none waits for another that waits for it, and no collective takes part.
+A rank that is signalled says so in the job's store.  Each rank's thread then promises how far its
+rank goes without asking, one step more than it has begun; the largest promise is the last step of
+all.  No rank waits within a step, so none waits for another that waits for it, and no collective
+takes part.
 
-Load on the store: a rank reads one key a second, with more than 4,000 ranks less often; a stop takes five requests, and
-reads until the last rank has promised, at most 4,000 a second together beyond 400 ranks.
+Load on the store: a rank reads one key a second, with more than 4,000 ranks less often; a stop
+takes five requests, and reads until the last rank has promised, at most 4,000 a second together
+beyond 400 ranks.
 """
 
 import signal
@@ -21,7 +23,9 @@ import torch.distributed as dist
 from ..comm.store import READS, job_store
 
 SAVED = 75
-"""Exit status of a run that a signal has stopped and that goes on by the same line: EX_TEMPFAIL of sysexits.h."""
+"""Exit status of a run that a signal has stopped and that goes on by the same line: EX_TEMPFAIL
+of sysexits.h.
+"""
 INTERRUPTED = 130
 """The same of one that Ctrl-C has stopped."""
 
@@ -39,7 +43,9 @@ class Stopped(Exception):
 
 
 class Stop:
-    """A rank's knowledge of a stop: the main thread asks after each step, another looks at the store."""
+    """A rank's knowledge of a stop: the main thread asks after each step, another looks at the
+    store.
+    """
 
     def __init__(self, first: int) -> None:
         """`first` steps are done."""
@@ -56,7 +62,9 @@ class Stop:
     def listening(self) -> Generator[None]:
         """Listens to signals while entered, but not to those that a shell has it ignore."""
         numbers = [
-            number for name in _SIGNALS if signal.getsignal(number := signal.Signals[name]) is not signal.SIG_IGN
+            number
+            for name in _SIGNALS
+            if signal.getsignal(number := signal.Signals[name]) is not signal.SIG_IGN
         ]
         before = {number: signal.signal(number, self._signalled) for number in numbers}
         thread = threading.Thread(target=self._look, name="stop", daemon=True)
@@ -108,7 +116,9 @@ class Stop:
         store.append(_PROMISES, f"{own} ")
         if store.add(_PROMISED, 1) == self._world:
             store.set(_LAST, str(max(map(int, store.get(_PROMISES).split()))))
-        while not (found := store.check([_LAST])) and not self._ends.wait(max(0.1, self._world / READS)):
+        while not (found := store.check([_LAST])) and not self._ends.wait(
+            max(0.1, self._world / READS)
+        ):
             pass
         if found:
             self._promised(int(store.get(_LAST)), store.get(_ASKED).decode())

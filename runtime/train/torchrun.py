@@ -1,4 +1,6 @@
-"""Runs torchrun and ends with the line that explains a failure: `python -m scalec.runtime.train.torchrun`."""
+"""Runs torchrun and ends with the line that explains a failure: `python -m
+scalec.runtime.train.torchrun`.
+"""
 
 import os
 import signal
@@ -15,14 +17,18 @@ from ..config.interrupts import are_blocked, blocked, hear
 from .options import SEPARATE_STORES
 from .stop import INTERRUPTED, SAVED
 
-_SIGNALS = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
+_SIGNALS = {
+    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+}
 """Signals that torchrun hands on to ranks, and the seconds that they have to save."""
 
 
 def main() -> None:
     """Runs torchrun with this process' arguments.
 
-    Exit status 1 where a rank failed, 75 where a signal has ended the run, which goes on by the same line.
+    Exit status 1 where a rank failed, 75 where a signal has ended the run, which goes on by the
+    same line.
     """
     torchrun = cast(Any, run)
     _tell_stops()
@@ -43,21 +49,30 @@ def main() -> None:
     except ChildFailedError as error:
         rank, failure = first(error.failures)
         code = failure.exitcode
-        ended = f"was ended by {failure.signal_name()}" if code < 0 else f"ended with exit status {code}"
+        ended = (
+            f"was ended by {failure.signal_name()}"
+            if code < 0
+            else f"ended with exit status {code}"
+        )
         print(f"{error}\nerror: {_told(failure) or f'rank {rank} {ended}'}", file=sys.stderr)
         sys.exit(1)
 
 
 def _tell_stops() -> None:
-    """Has torchrun end as by a signal where ranks end that have all saved: it would take them to have failed."""
+    """Has torchrun end as by a signal where ranks end that have all saved: it would take them
+    to have failed.
+    """
     agent: Any = LocalElasticAgent
     monitor: Any = agent._monitor_workers
 
     def monitored(self: object, group: object) -> Any:
         result = monitor(self, group)
-        ends = {failure.exitcode for failure in result.failures.values()} - {-signal.SIGTERM}  # of ranks about to end
+        # of ranks about to end
+        ends = {failure.exitcode for failure in result.failures.values()} - {-signal.SIGTERM}
         if ends in ({SAVED}, {INTERRUPTED}):
-            raise SignalException("all ranks have saved", signal.SIGTERM if ends == {SAVED} else signal.SIGINT)
+            raise SignalException(
+                "all ranks have saved", signal.SIGTERM if ends == {SAVED} else signal.SIGINT
+            )
         return result
 
     agent._monitor_workers = monitored
@@ -76,17 +91,22 @@ def _start_ranks_blocked() -> None:
 
 
 def first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """The rank whose failure explains the others: the first that has told why, or else one that was killed.
+    """The rank whose failure explains the others: the first that has told why, or else one that was
+    killed.
 
-    Ranks that lose a killed one name it; and one that a watchdog has ended, as it was stopped, explains nothing.
+    Ranks that lose a killed one name it; and one that a watchdog has ended, as it was stopped,
+    explains nothing.
     """
     return min(
-        failures.items(), key=lambda each: (not _told(each[1]), not _was_killed(each[1]), int(each[1].timestamp))
+        failures.items(),
+        key=lambda each: (not _told(each[1]), not _was_killed(each[1]), int(each[1].timestamp)),
     )
 
 
 def _was_killed(failure: ProcessFailure) -> bool:
-    """Whether another than torchrun, which ends ranks by SIGTERM, ended a rank: others only lost it."""
+    """Whether another than torchrun, which ends ranks by SIGTERM, ended a rank: others only
+    lost it.
+    """
     return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
 
 

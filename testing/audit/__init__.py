@@ -1,4 +1,6 @@
-"""Mutation testing of the proof: `scalec verify --audit` makes every mistake of a list and counts what is caught."""
+"""Mutation testing of the proof: `scalec verify --audit` makes every mistake of a list and
+counts what is caught.
+"""
 
 from .evaluate import Audit, Bench, Fate, Verdict, audit
 

@@ -1,8 +1,10 @@
-"""Whether the verifier finds mistakes: every mutant of a program is evaluated as the program itself is.
+"""Whether the verifier finds mistakes: every mutant of a program is evaluated as the program itself
+is.
 
-Purpose: `audit`: of all mutants, which are found, by what and where; those that are not are executed in float64, which
-says whether they compute something else (missed: a defect of the verifier) or the same (equivalent).
-Non-goals: making mutants (`mutants`); types and the emitted program, which find mistakes by other means.
+Purpose: `audit`: of all mutants, which are found, by what and where; those that are not are
+executed in float64, which says whether they compute something else (missed: a defect of the
+verifier) or the same (equivalent).  Non-goals: making mutants (`mutants`); types and the emitted
+program, which find mistakes by other means.
 """
 
 from collections import Counter
@@ -14,7 +16,15 @@ from itertools import chain
 from attrs import evolve, frozen
 
 from ...compiler.ir import Program
-from ...compiler.proof.interpreter import Outcome, Rows, ShapeError, Watch, Where, differing, nothing
+from ...compiler.proof.interpreter import (
+    Outcome,
+    Rows,
+    ShapeError,
+    Watch,
+    Where,
+    differing,
+    nothing,
+)
 from ...compiler.proof.pipeline.rows import LossError, RowsError, run_rows
 from ...compiler.proof.pipeline.shrink import renumbered
 from ...compiler.proof.prime_field import Field
@@ -35,7 +45,8 @@ from .replay import Memory, Replay, forward
 class Fate(Enum):
     """The outcome of a mutant."""
 
-    SHAPES = "by shapes"  # killed: a value cannot be made, is not there, or has not the shape that is declared
+    # killed: a value cannot be made, is not there, or has not the shape that is declared
+    SHAPES = "by shapes"
     VALUES = "by values"  # killed: a result of the step differs
     EQUIVALENT = "equivalent"  # not killed, and in float64 it computes what the program computes
     MISSED = "missed"  # not killed, and in float64 it computes something else
@@ -69,10 +80,16 @@ class Audit:
         return not self.of(Fate.MISSED) and 50 * len(self.of(Fate.EQUIVALENT)) <= len(self.verdicts)
 
     def lines(self) -> Iterator[str]:
-        """A table of the fates by family, and every mutant that was not killed with its plan line."""
+        """A table of the fates by family, and every mutant that was not killed with its plan
+        line.
+        """
         families = dict.fromkeys(verdict.mutant.family for verdict in self.verdicts)
-        rows = [_row(name, [v for v in self.verdicts if v.mutant.family == name]) for name in families]
-        yield from _table([("mutants", "made", *(fate.value for fate in Fate)), *rows, _row("all", self.verdicts)])
+        rows = [
+            _row(name, [v for v in self.verdicts if v.mutant.family == name]) for name in families
+        ]
+        yield from _table(
+            [("mutants", "made", *(fate.value for fate in Fate)), *rows, _row("all", self.verdicts)]
+        )
         yield f"{len(self.of(*KILLED))} killed of {len(self.verdicts)}"
         for verdict in self.of(Fate.EQUIVALENT, Fate.MISSED):
             yield f"{verdict.fate.value}: {verdict.mutant.what} ({verdict.mutant.line})"
@@ -87,16 +104,23 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines with the first column flush left and the others, which are numbers, flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *numbers in rows:
-        cells = [first.ljust(widths[0]), *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True))]
+        cells = [
+            first.ljust(widths[0]),
+            *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)),
+        ]
         yield "  ".join(cells)
 
 
 FEW = 2
-"""Trials that tell most mutants apart; the others are evaluated in as many as the proof begins with."""
+"""Trials that tell most mutants apart; the others are evaluated in as many as the proof begins
+with.
+"""
 
 
 def audit(program: Program, model: Program) -> Audit:
-    """Evaluates every mutant of `program` after the last pass, whose step is that of `model` (`proof.prove`)."""
+    """Evaluates every mutant of `program` after the last pass, whose step is that of `model`
+    (`proof.prove`).
+    """
     cases = sorted((case_of(program, model, axes) for axes in meshes(program)), key=_ranks)
     benches = [Benches(case) for case in cases]
     found = [_verdict(mutant, benches) for mutant in mutants(program)]
@@ -111,7 +135,9 @@ def _ranks(case: Case) -> int:
 
 
 class Bench:
-    """A case on which mutants are evaluated, with what they begin with and what they should compute."""
+    """A case on which mutants are evaluated, with what they begin with and what they should
+    compute.
+    """
 
     def __init__(self, case: Case, numbers: Numbers) -> None:
         self.case, self._numbers = case, numbers
@@ -138,8 +164,16 @@ class Bench:
         )
 
     def _stop(self, program: Program) -> Watch:
-        """Ends an evaluation as soon as the loss, the norm or the count is not what it should be."""
-        due = dict(zip((end.name for end in program.region.yields), self._due.metrics.values(), strict=False))
+        """Ends an evaluation as soon as the loss, the norm or the count is not what it should
+        be.
+        """
+        due = dict(
+            zip(
+                (end.name for end in program.region.yields),
+                self._due.metrics.values(),
+                strict=False,
+            )
+        )
 
         def watch(name: str, where: Where, value: Tensor) -> None:
             if not where and name in due and differing(self._numbers, value, due[name]):
@@ -153,13 +187,17 @@ class Bench:
         return (name for (name, _, own), (_, _, due) in pairs if differing(self._numbers, own, due))
 
     def wrong(self, mutant: Mutant) -> Fate | None:
-        """Whether a mutant differs from the single-device step, or its ranks wait for each other, and by what."""
+        """Whether a mutant differs from the single-device step, or its ranks wait for each
+        other, and by what.
+        """
         return self.runs(mutant) or (Fate.SHAPES if _blocks(mutant) else None)
 
     def runs(self, mutant: Mutant) -> Fate | None:
         """Whether a mutant differs from the single-device step, and by what."""
         program = self._small(mutant.program)
-        rows = partial(run_rows, freed=mutant.freed, moved=mutant.moved, evaluation=mutant.evaluation)
+        rows = partial(
+            run_rows, freed=mutant.freed, moved=mutant.moved, evaluation=mutant.evaluation
+        )
         machine = self._machine(program, rows)
         try:
             if not program.pipeline and (ahead := forward(program)) != self._forward:
@@ -176,7 +214,11 @@ class Bench:
         small = self.case.program
         if (program.axes, program.dims) == (small.axes, small.dims):
             return program
-        region = renumbered(program.region, program.pipeline, small) if program.pipeline else program.region
+        region = (
+            renumbered(program.region, program.pipeline, small)
+            if program.pipeline
+            else program.region
+        )
         return evolve(small, region=region)
 
 
@@ -186,7 +228,9 @@ class _UnequalError(Exception):
 
 @frozen(slots=False)
 class Benches:
-    """The benches of a case, each made when it is asked for: few trials, those of the proof, and float64."""
+    """The benches of a case, each made when it is asked for: few trials, those of the proof,
+    and float64.
+    """
 
     case: Case
 
@@ -207,7 +251,9 @@ class Benches:
 
 
 def _blocks(mutant: Mutant) -> bool:
-    """Whether rows, although what they compute is right, wait for each other where a send blocks until received."""
+    """Whether rows, although what they compute is right, wait for each other where a send
+    blocks until received.
+    """
     if mutant.evaluation:
         return bool(rendezvous(mutant.evaluation))
     pipeline = mutant.program.pipeline

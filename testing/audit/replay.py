@@ -1,4 +1,6 @@
-"""Evaluates variants of a program, each no further than it differs from the program and no further than its loss."""
+"""Evaluates variants of a program, each no further than it differs from the program and no
+further than its loss.
+"""
 
 from collections.abc import Callable, Container, Hashable, Sequence
 
@@ -9,13 +11,15 @@ from ...compiler.proof.interpreter import Env, Interpreter
 from ...compiler.proof.tensors import Tensor
 
 Memory = dict[tuple[Hashable, ...], tuple[object, list[Tensor], Env]]
-"""The results of each op by its tensors.  These are told apart by identity, so they are kept, lest another take
-their place."""
+"""The results of each op by its tensors.  These are told apart by identity, so they are kept, lest
+another take their place."""
 
 
 @frozen
 class Replay(Interpreter):
-    """An evaluation that recalls what an earlier one made of the same tensors; that one was `learning`."""
+    """An evaluation that recalls what an earlier one made of the same tensors; that one was
+    `learning`.
+    """
 
     memory: Memory = field(factory=Memory)
     learning: bool = False
@@ -23,12 +27,18 @@ class Replay(Interpreter):
     def _op(self, op: Op, env: Env) -> Env:
         if op.kind == "update":  # tells the gradients too
             return super()._op(op, env)
-        return self._recalled((id(op),), op, [env[name] for name in op.inputs], lambda: Interpreter._op(self, op, env))
+        return self._recalled(
+            (id(op),), op, [env[name] for name in op.inputs], lambda: Interpreter._op(self, op, env)
+        )
 
-    def made(self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]) -> Tensor:
+    def made(
+        self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]
+    ) -> Tensor:
         return self._recalled(how, None, [*of], lambda: {"": make()})[""]
 
-    def _recalled(self, how: tuple[Hashable, ...], by: object, tensors: list[Tensor], make: Callable[[], Env]) -> Env:
+    def _recalled(
+        self, how: tuple[Hashable, ...], by: object, tensors: list[Tensor], make: Callable[[], Env]
+    ) -> Env:
         key = (*how, *map(id, tensors))
         if key in self.memory:
             return self.memory[key][2]
@@ -55,7 +65,11 @@ def _ahead(microbatches: Region, wanted: Container[str]) -> Region:
     ends = [(end, value) for end, value in pairs if value.name in wanted]
     return evolve(
         microbatches,
-        body=tuple(stmt for stmt in microbatches.body if not isinstance(stmt, Region) or stmt.kind != "backward"),
+        body=tuple(
+            stmt
+            for stmt in microbatches.body
+            if not isinstance(stmt, Region) or stmt.kind != "backward"
+        ),
         yields=tuple(end for end, _ in ends),
         results=tuple(value for _, value in ends),
     )

@@ -1,4 +1,6 @@
-"""A rank of a program under torchrun, with faults: `-m scalec.testing.faults FOLDER train.py OPTIONS`."""
+"""A rank of a program under torchrun, with faults: `-m scalec.testing.faults FOLDER train.py
+OPTIONS`.
+"""
 
 import os
 import sys

@@ -19,7 +19,9 @@ LAUNCHER = -1
 
 @dataclass(frozen=True)
 class Send:
-    """A signal to some ranks, or to this one; after `seconds`, if given, they may go on (SIGCONT)."""
+    """A signal to some ranks, or to this one; after `seconds`, if given, they may go on
+    (SIGCONT).
+    """
 
     signal: signal.Signals
     ranks: tuple[int, ...] = ()
@@ -30,7 +32,9 @@ class Send:
         processes = [scene.processes[rank] for rank in chosen]
         if self.seconds is not None:
             names = " ".join(map(str, processes))
-            subprocess.Popen(["sh", "-c", f"sleep {self.seconds}; kill -CONT {names}"], start_new_session=True)
+            subprocess.Popen(
+                ["sh", "-c", f"sleep {self.seconds}; kill -CONT {names}"], start_new_session=True
+            )
         for process in processes:
             os.kill(process, self.signal)
 
@@ -73,7 +77,9 @@ def disk_full() -> Raise:
 
 @dataclass(frozen=True)
 class Corrupt:
-    """All bits of one byte inverted, at a part (0 to 1) of the last file, by name, that a pattern matches."""
+    """All bits of one byte inverted, at a part (0 to 1) of the last file, by name, that a
+    pattern matches.
+    """
 
     files: str
     at: float = 0.5
@@ -120,8 +126,8 @@ class Poison:
 
 @dataclass(frozen=True)
 class Flip:
-    """One bit, the lowest where it is 0, of the last element of this rank's weights or its part of the state, at a
-    `step`: a silent fault of memory."""
+    """One bit, the lowest where it is 0, of the last element of this rank's weights or its part of
+    the state, at a `step`: a silent fault of memory."""
 
     bit: int = 0
     of: Memory = "weights"
@@ -133,6 +139,10 @@ class Flip:
 
 
 def _last(pattern: str) -> list[Path]:
-    """The last match in the working directory, of files that hold something; none if there is none."""
-    matches = (path for path in sorted(Path().glob(pattern)) if path.is_dir() or path.stat().st_size)
+    """The last match in the working directory, of files that hold something; none if there is
+    none.
+    """
+    matches = (
+        path for path in sorted(Path().glob(pattern)) if path.is_dir() or path.stat().st_size
+    )
     return [*matches][-1:]

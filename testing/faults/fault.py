@@ -6,10 +6,13 @@ from typing import Literal, Protocol, get_args
 
 from torch import Tensor
 
-Event = Literal["start", "data", "step", "collective", "prepare", "write", "sync", "publish", "remove"]
+Event = Literal[
+    "start", "data", "step", "collective", "prepare", "write", "sync", "publish", "remove"
+]
 EVENTS: tuple[Event, ...] = get_args(Event)
-"""Points of a run: the program begins; a batch is read; a step; a collective is begun; a save begins, writes bytes,
-has a file or folder on the disk, gives the checkpoint its name, takes an older one's away and removes its files."""
+"""Points of a run: the program begins; a batch is read; a step; a collective is begun; a save
+begins, writes bytes, has a file or folder on the disk, gives the checkpoint its name, takes an
+older one's away and removes its files."""
 
 Memory = Literal["weights", "state"]
 
@@ -33,10 +36,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Scene:
-    """A rank at the point where a fault strikes: its number, and the processes by rank, `-1` the launcher.
+    """A rank at the point where a fault strikes: its number, and the processes by rank, `-1` the
+    launcher.
 
-    `memory`, where the event is a step, is an element, [1], of the weights that the model computes with, and one of the
-    state that optimizers update and saves write.
+    `memory`, where the event is a step, is an element, [1], of the weights that the model computes
+    with, and one of the state that optimizers update and saves write.
     """
 
     rank: int
@@ -48,13 +52,17 @@ class Action(Protocol):
     """Something that goes wrong."""
 
     def strike(self, scene: Scene) -> None:
-        """Does it, within the rank that is at the point; an exception that it raises is the rank's own."""
+        """Does it, within the rank that is at the point; an exception that it raises is the
+        rank's own.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An action at a point; it happens at the first `times` such points of the job, restarts included."""
+    """An action at a point; it happens at the first `times` such points of the job, restarts
+    included.
+    """
 
     at: Point
     do: Action

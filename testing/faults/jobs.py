@@ -24,7 +24,8 @@ HANGS = 600.0
 
 @dataclass(frozen=True)
 class Program:
-    """A program in its folder, in which it also runs, on so many ranks, with the options of a shell's line.
+    """A program in its folder, in which it also runs, on so many ranks, with the options of a
+    shell's line.
 
     `launcher` is options of torchrun; `environment` is added to that of this process.
     """
@@ -39,8 +40,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a job: exit statuses, as subprocess has them, of the ranks, or of the launcher if there is one; their
-    output and errors, in the same order; a line for each strike; the seconds that it took."""
+    """The end of a job: exit statuses, as subprocess has them, of the ranks, or of the launcher if
+    there is one; their output and errors, in the same order; a line for each strike; the seconds
+    that it took."""
 
     statuses: tuple[int, ...]
     out: tuple[str, ...]
@@ -57,21 +59,35 @@ class Outcome:
 class Job:
     """A started program.  Leaving it as a context kills all of its processes that are left."""
 
-    def __init__(self, folder: Path, before: Collection[Path], started: Sequence[BaseProcess]) -> None:
-        self.folder, self._before, self._started, self._began = folder, before, started, time.monotonic()
+    def __init__(
+        self, folder: Path, before: Collection[Path], started: Sequence[BaseProcess]
+    ) -> None:
+        self.folder, self._before, self._started, self._began = (
+            folder,
+            before,
+            started,
+            time.monotonic(),
+        )
 
     def wait(self, seconds: float = HANGS) -> Outcome:
         """Its end.  TimeoutError, and all processes are killed, where it does not end in time."""
         until = time.monotonic() + seconds
         for process in self._started:
             process.join(max(0.0, until - time.monotonic()))
-        ended, took = [process.exitcode for process in self._started], time.monotonic() - self._began
+        ended, took = (
+            [process.exitcode for process in self._started],
+            time.monotonic() - self._began,
+        )
         self.end()
         statuses = tuple(status for status in ended if status is not None)
         if len(statuses) < len(ended):
             late = [number for number, status in enumerate(ended) if status is None]
-            raise TimeoutError(f"processes {late} did not end within {seconds} s\n{self._read('err')}")
-        strikes = tuple(mark.read_text() for mark in _marks(self.folder) if mark not in self._before)
+            raise TimeoutError(
+                f"processes {late} did not end within {seconds} s\n{self._read('err')}"
+            )
+        strikes = tuple(
+            mark.read_text() for mark in _marks(self.folder) if mark not in self._before
+        )
         return Outcome(statuses, self._read("out"), self._read("err"), strikes, took)
 
     def has_ended(self, seconds: float = 0.0) -> bool:
@@ -115,28 +131,50 @@ class Job:
         self.end()
 
 
-def fork(program: Program, *faults: Fault, folder: Path | None = None, main: Callable[[], Any] | None = None) -> Job:
-    """Starts the ranks without a launcher, as forks of this process, in which a started program needs no imports.
+def fork(
+    program: Program,
+    *faults: Fault,
+    folder: Path | None = None,
+    main: Callable[[], Any] | None = None,
+) -> Job:
+    """Starts the ranks without a launcher, as forks of this process, in which a started program
+    needs no imports.
 
-    `folder`, beside the program unless named, is the job's: output is in `out0`, `err0` and so on.  Faults that have
-    struck there do not strike a second time.  `main` is called in place of the program's file.
+    `folder`, beside the program unless named, is the job's: output is in `out0`, `err0` and so on.
+    Faults that have struck there do not strike a second time.  `main` is called in place of the
+    program's file.
     """
     with listener() as server:
         address, port = server.getsockname()
         common = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         common |= {"WORLD_SIZE": str(program.ranks), "LOCAL_WORLD_SIZE": str(program.ranks)}
-        own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
-        return _started(program, faults, folder, partial(ran, main or partial(run_file, program.file), server), own)
+        own = [
+            common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)
+        ]
+        return _started(
+            program,
+            faults,
+            folder,
+            partial(ran, main or partial(run_file, program.file), server),
+            own,
+        )
 
 
-def torchrun(program: Program, *faults: Fault, folder: Path | None = None, module: str = TORCHRUN) -> Job:
-    """Starts the program by torchrun, which is the job's one process and restarts ranks if its options say so.
+def torchrun(
+    program: Program, *faults: Fault, folder: Path | None = None, module: str = TORCHRUN
+) -> Job:
+    """Starts the program by torchrun, which is the job's one process and restarts ranks if its
+    options say so.
 
     `module` is that of `scalec run`, or torch's own, `torch.distributed.run`.
     """
     options = ["--standalone", f"--nproc-per-node={program.ranks}", *shlex.split(program.launcher)]
     return _started(
-        program, faults, folder, partial(launched, module, options, program.file), [{"OMP_NUM_THREADS": "1"}]
+        program,
+        faults,
+        folder,
+        partial(launched, module, options, program.file),
+        [{"OMP_NUM_THREADS": "1"}],
     )
 
 
@@ -152,7 +190,10 @@ def _started(
     prepare(folder, faults)
     before, fork = _marks(folder), multiprocessing.get_context("fork").Process
     started = [
-        fork(target=forked, args=(main, number, program.folder, folder, own | program.environment, program.options))
+        fork(
+            target=forked,
+            args=(main, number, program.folder, folder, own | program.environment, program.options),
+        )
         for number, own in enumerate(environments)
     ]
     for process in started:

@@ -47,12 +47,21 @@ def begin(folder: Path, rank: int) -> None:
 
 
 def forked(
-    main: Callable[[Path], int], number: int, folder: Path, faults: Path, environment: Mapping[str, str], options: str
+    main: Callable[[Path], int],
+    number: int,
+    folder: Path,
+    faults: Path,
+    environment: Mapping[str, str],
+    options: str,
 ) -> None:
-    """Calls `main` in a forked process as a program of its own in `folder`, its output in `faults`."""
+    """Calls `main` in a forked process as a program of its own in `folder`, its output in
+    `faults`.
+    """
     gc.freeze()  # a collector that looks at all that the forking process has copies it
     for descriptor, stream in enumerate(("out", "err"), start=1):
-        os.dup2(os.open(faults / f"{stream}{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.dup2(
+            os.open(faults / f"{stream}{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor
+        )
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     os.chdir(folder)
     os.environ.update(environment)
@@ -64,7 +73,9 @@ def forked(
 
 
 def listener() -> socket.socket:
-    """A socket that the store of rank 0 takes over: a port that is only looked for may be another's by then."""
+    """A socket that the store of rank 0 takes over: a port that is only looked for may be
+    another's by then.
+    """
     return socket.create_server(("127.0.0.1", 0))
 
 

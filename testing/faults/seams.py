@@ -1,6 +1,8 @@
-"""Seams of a run at which faults strike: functions of the runtime and of torch that a rank's process replaces.
+"""Seams of a run at which faults strike: functions of the runtime and of torch that a rank's
+process replaces.
 
-The product has no hooks for it.  A process whose faults name no event of a seam keeps that seam as it is.
+The product has no hooks for it.  A process whose faults name no event of a seam keeps that seam as
+it is.
 """
 
 import os
@@ -31,7 +33,8 @@ Reached = tuple[Event, int | None]
 class Points:
     """The points that this rank comes to, and the faults that strike there.
 
-    `folder` is the job's: it holds the processes' ids, and a mark of each strike, by which none happens too often.
+    `folder` is the job's: it holds the processes' ids, and a mark of each strike, by which none
+    happens too often.
     """
 
     def __init__(self, faults: Sequence[Fault], folder: Path, rank: int) -> None:
@@ -39,7 +42,9 @@ class Points:
         self._step = 0
         self._reached = Counter[Fault]()
 
-    def come_to(self, event: Event, step: int | None = None, memory: Mapping[Memory, Tensor] | None = None) -> None:
+    def come_to(
+        self, event: Event, step: int | None = None, memory: Mapping[Memory, Tensor] | None = None
+    ) -> None:
         """Has the faults strike that are due.  `step` is the current one where it is None."""
         step = self._step if step is None else step
         for fault in self._faults:
@@ -61,7 +66,10 @@ class Points:
         return False
 
     def install(self) -> None:
-        """Replaces the seams that faults name, in this process.  Before the program's file is read."""
+        """Replaces the seams that faults name, in this process.
+
+        Before the program's file is read.
+        """
         named = {fault.at.event for fault in self._faults}
         if named & {"step", "collective"}:
             self._watch_steps()
@@ -86,7 +94,9 @@ class Points:
         batch_of, reader.get_batch = reader.get_batch, begun
         cast(Any, runtime).train = train
 
-    def _before(self, event: Callable[[Sequence[Any]], Reached], function: Callable[..., Any]) -> Callable[..., Any]:
+    def _before(
+        self, event: Callable[[Sequence[Any]], Reached], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """The function, before each call of which this rank comes to the event of its arguments."""
 
         def called(*arguments: Any, **options: Any) -> Any:
@@ -106,26 +116,43 @@ def _renamed(arguments: Sequence[Any]) -> Reached:
     return ("remove" if new.suffix == ".tmp" else "publish"), _step_of(old)
 
 
-_COLLECTIVES = "allreduce broadcast send recv alltoall_base _allgather_base _reduce_scatter_base".split()
+_COLLECTIVES = (
+    "allreduce broadcast send recv alltoall_base _allgather_base _reduce_scatter_base".split()
+)
 _DISK: set[Event] = {"write", "sync", "publish", "remove"}
 SEAMS: list[tuple[set[Event], Any, str, Callable[[Sequence[Any]], Reached]]] = [
     ({"data"}, Loader, "prepared", lambda given: ("data", given[1] + 1)),
-    *(({"collective"}, dist.ProcessGroup, name, lambda _: ("collective", None)) for name in _COLLECTIVES),
+    *(
+        ({"collective"}, dist.ProcessGroup, name, lambda _: ("collective", None))
+        for name in _COLLECTIVES
+    ),
     ({"prepare"}, Saver, "begin", _prepared),
     (_DISK, Disk, "write", lambda given: ("write", _step_of(given[1].name))),
-    (_DISK, Disk, "sync", lambda given: ("sync", _step_of(os.readlink(f"/proc/self/fd/{given[1]}")))),
+    (
+        _DISK,
+        Disk,
+        "sync",
+        lambda given: ("sync", _step_of(os.readlink(f"/proc/self/fd/{given[1]}"))),
+    ),
     (_DISK, Disk, "rename", _renamed),
     (_DISK, Disk, "remove", lambda given: ("remove", _step_of(given[1]))),
 ]
-"""Events, each with the method that is replaced where a fault names one, and how its arguments say which it is."""
+"""Events, each with the method that is replaced where a fault names one, and how its arguments
+say which it is.
+"""
 
 
 def _memory(model: nn.Module, state: TrainState) -> dict[Memory, Tensor]:
     """The last element of each, which neither pads nor belongs to a token that a batch may lack.
 
-    Weights that are gathered from the state have no memory of their own, or are about to be written over.
+    Weights that are gathered from the state have no memory of their own, or are about to be written
+    over.
     """
-    *_, own = (box.tensor for box in state.boxes() if box.tensor.numel() and not box.key.startswith("optimizer/"))
+    *_, own = (
+        box.tensor
+        for box in state.boxes()
+        if box.tensor.numel() and not box.key.startswith("optimizer/")
+    )
     *_, last = (weight.data for weight in model.parameters())
     weights = last if last.dtype != own.dtype and last.untyped_storage().nbytes() else own
     return {"weights": weights.view(-1)[-1:], "state": own.view(-1)[-1:]}

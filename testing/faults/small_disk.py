@@ -8,7 +8,9 @@ from pathlib import Path
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Generator[bool]:
-    """Mounts a file system of `size` bytes at `folder` while entered; False, and nothing done, where one may not."""
+    """Mounts a file system of `size` bytes at `folder` while entered; False, and nothing done,
+    where one may not.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     mounted = _runs("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     try:

@@ -1,7 +1,8 @@
-"""The process that tries functions: reads signatures from standard input, answers on what was standard output.
+"""The process that tries functions: reads signatures from standard input, answers on what was
+standard output.
 
-A line of JSON is written when torch has been imported, when a function's trial begins, and when it has ended, so that
-who started the process knows which function hangs or ends it.
+A line of JSON is written when torch has been imported, when a function's trial begins, and when it
+has ended, so that who started the process knows which function hangs or ends it.
 """
 
 import json
@@ -42,7 +43,12 @@ def _get_outcome(folder: Path, signature: Signature) -> dict[str, str]:
     try:
         check_function(load_function(folder, signature), signature)
     except Refused as refused:
-        return {"kind": refused.kind, "seen": refused.seen, "help": refused.help, "dim": refused.dim}
+        return {
+            "kind": refused.kind,
+            "seen": refused.seen,
+            "help": refused.help,
+            "dim": refused.dim,
+        }
     except CannotTry as reason:
         return {"cannot": str(reason)}
     return {}

@@ -1,4 +1,6 @@
-"""The checks of a user's function: each calls it and raises Refused where it is not what its signature says."""
+"""The checks of a user's function: each calls it and raises Refused where it is not what its
+signature says.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +21,9 @@ NOISE_STEP = 1e-7
 """The step along which noise is measured: about that between neighbours in float32."""
 
 LEAST_NOISE = 1e-8
-"""A tenth of float32's rounding; that of float64, and second differences of steep functions, are below it."""
+"""A tenth of float32's rounding; that of float64, and second differences of steep functions,
+are below it.
+"""
 
 LARGER = 10
 """How much larger other slices are when they change."""
@@ -29,7 +33,9 @@ DIRECTIONS = 3
 
 
 def check_function(call: Callable[..., object], signature: Signature) -> None:
-    """Raises Refused where a function is not what its signature says, with the first thing that was seen."""
+    """Raises Refused where a function is not what its signature says, with the first thing that
+    was seen.
+    """
     functions = list(_get_functions(call, signature))
     for function in functions:
         trial = _get_trial(function)
@@ -46,7 +52,9 @@ def check_function(call: Callable[..., object], signature: Signature) -> None:
 
 
 def _get_functions(call: Callable[..., object], signature: Signature) -> Iterator[Function]:
-    """The function at the sizes of each case; at the plan's own sizes if it cannot be called with these."""
+    """The function at the sizes of each case; at the plan's own sizes if it cannot be called
+    with these.
+    """
     for sizes in signature.cases:
         function = Function(signature, call, sizes)
         try:
@@ -65,11 +73,16 @@ def _get_functions(call: Callable[..., object], signature: Signature) -> Iterato
 
 
 RANGES = ((0.2, 0.8), (1.2, 1.8), (-0.8, -0.2))
-"""Where operands are drawn from if the function has no finite results of normal ones, as a logarithm has not."""
+"""Where operands are drawn from if the function has no finite results of normal ones, as a
+logarithm has not.
+"""
 
 
 def get_operands(function: Function, seed: int) -> list[Tensor]:
-    """Random operands of which the function has finite results.  Raises CannotTry where none are found."""
+    """Random operands of which the function has finite results.
+
+    Raises CannotTry where none are found.
+    """
     generator = torch.Generator().manual_seed(seed)
     shapes = [function.get_shape(dims) for dims in function.signature.operands]
     normal = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
@@ -97,16 +110,20 @@ def _get_trial(function: Function) -> "_Trial":
 
 
 def _get_noise(function: Function, operands: Sequence[Tensor]) -> float:
-    """How far results jump between operands that nearly are the same, for their size; 0 where float64 does no better.
+    """How far results jump between operands that nearly are the same, for their size; 0 where
+    float64 does no better.
 
-    A function may well compute in float32 inside, as norms do for operands of bfloat16.  Along a line, a smooth
-    function has second differences of the order of the squared step.
+    A function may well compute in float32 inside, as norms do for operands of bfloat16.  Along a
+    line, a smooth function has second differences of the order of the squared step.
     """
     ways = [_get_normal_like(operand, seed=4) for operand in operands]
     along_line = list[Results]()
     with torch.no_grad():
         for count in range(3):
-            moved = [operand + count * NOISE_STEP * way for operand, way in zip(operands, ways, strict=True)]
+            moved = [
+                operand + count * NOISE_STEP * way
+                for operand, way in zip(operands, ways, strict=True)
+            ]
             along_line.append(function.get_results(moved))
     noise = 0.0
     for first, second, third in zip(*along_line, strict=True):
@@ -117,7 +134,9 @@ def _get_noise(function: Function, operands: Sequence[Tensor]) -> float:
 
 @frozen
 class _Trial:
-    """A function, two sets of operands, and the checks of it; `noise` is how exact its results are."""
+    """A function, two sets of operands, and the checks of it; `noise` is how exact its results
+    are.
+    """
 
     function: Function
     operands: list[Tensor]
@@ -158,7 +177,9 @@ class _Trial:
             _check_type(result, torch.float64)
 
     def check_operands_untouched(self) -> None:
-        """Neither the function nor its backward writes to an operand, nor a later call to earlier results."""
+        """Neither the function nor its backward writes to an operand, nor a later call to
+        earlier results.
+        """
         copies = [operand.detach().clone() for operand in self.operands]
         plain = [operand.detach().clone() for operand in self.operands]
         with torch.no_grad():
@@ -167,17 +188,29 @@ class _Trial:
         earlier = [result.detach().clone() for result in results]
         _get_gradients(results, self.operands)
         self.function.get_results(self.others)
-        for name, operand, free, copy in zip(self.signature.names, self.operands, plain, copies, strict=True):
+        for name, operand, free, copy in zip(
+            self.signature.names, self.operands, plain, copies, strict=True
+        ):
             if not (_are_same_bits(operand, copy) and _are_same_bits(free, copy)):
                 seen = f"writes to its operand `{name}`"
-                raise Refused("writes", seen, f"compute on a copy, `{name}.clone()`: others read the operand too")
+                raise Refused(
+                    "writes",
+                    seen,
+                    f"compute on a copy, `{name}.clone()`: others read the operand too",
+                )
         for result, copy in zip(results, earlier, strict=True):
             if not _are_same_bits(result, copy):
                 seen = "gives results that its next call overwrites"
-                raise Refused("overwrites", seen, "make a new tensor in each call: backward reads the earlier ones")
+                raise Refused(
+                    "overwrites",
+                    seen,
+                    "make a new tensor in each call: backward reads the earlier ones",
+                )
 
     def check_repeatable(self) -> None:
-        """The same operands give the same bits, forward and backward, whatever the state of random generators is."""
+        """The same operands give the same bits, forward and backward, whatever the state of
+        random generators is.
+        """
         generator, state = torch.get_rng_state(), random.getstate()
         first = self._get_bits(seed=1)
         same_seed = self._get_bits(seed=1)
@@ -186,10 +219,18 @@ class _Trial:
         random.setstate(state)
         if (count := _count_different(same_seed, first)) != "":
             seen = f"is not the same function in each call: {count} when it is called a second time"
-            raise Refused("state", seen, "let it depend on its arguments alone, not on what earlier calls have left")
+            raise Refused(
+                "state",
+                seen,
+                "let it depend on its arguments alone, not on what earlier calls have left",
+            )
         if (count := _count_different(other_seed, first)) != "":
             seen = f"draws random numbers: {count} after another `torch.manual_seed`"
-            raise Refused("random", seen, "use the language's `dropout`: ranks and recomputed layers would draw others")
+            raise Refused(
+                "random",
+                seen,
+                "use the language's `dropout`: ranks and recomputed layers would draw others",
+            )
 
     def _get_bits(self, seed: int) -> list[Tensor]:
         """Results and gradients after all generators were seeded."""
@@ -220,14 +261,22 @@ class _Trial:
                 kept = torch.tensor([index])
                 mixed = [
                     self._mix(operand, other, dims, dim, index)
-                    for operand, other, dims in zip(self.operands, self.others, self.signature.operands, strict=True)
+                    for operand, other, dims in zip(
+                        self.operands, self.others, self.signature.operands, strict=True
+                    )
                 ]
                 found = self._take(self._get_detached(mixed), self.signature.gives, dim, kept)
                 wanted = self._take(whole, self.signature.gives, dim, kept)
-                self._demand_close(found, wanted, dim, f"of one slice when the other slices of `{dim}` change")
+                self._demand_close(
+                    found, wanted, dim, f"of one slice when the other slices of `{dim}` change"
+                )
 
-    def _mix(self, operand: Tensor, other: Tensor, dims: Sequence[str], dim: str, index: int) -> Tensor:
-        """One slice of an operand, with larger ones around it: a norm of all may matter only where it is large."""
+    def _mix(
+        self, operand: Tensor, other: Tensor, dims: Sequence[str], dim: str, index: int
+    ) -> Tensor:
+        """One slice of an operand, with larger ones around it: a norm of all may matter only
+        where it is large.
+        """
         if dim not in dims:
             return operand.detach()
         at = list(dims).index(dim)
@@ -236,25 +285,38 @@ class _Trial:
         return mixed
 
     def _take(
-        self, tensors: Sequence[Tensor], all_dims: Sequence[Sequence[str]], dim: str, indices: Tensor
+        self,
+        tensors: Sequence[Tensor],
+        all_dims: Sequence[Sequence[str]],
+        dim: str,
+        indices: Tensor,
     ) -> list[Tensor]:
         """Some slices along a dim of the tensors that have it."""
         return [
-            tensor.detach().index_select(list(dims).index(dim), indices) if dim in dims else tensor.detach()
+            tensor.detach().index_select(list(dims).index(dim), indices)
+            if dim in dims
+            else tensor.detach()
             for tensor, dims in zip(tensors, all_dims, strict=True)
         ]
 
     def _get_detached(
-        self, operands: Sequence[Tensor], indices: Mapping[str, Tensor] | None = None, when: str = ""
+        self,
+        operands: Sequence[Tensor],
+        indices: Mapping[str, Tensor] | None = None,
+        when: str = "",
     ) -> list[Tensor]:
         results = self.function.get_results(operands, indices, when)
         return [result.detach() for result in results]
 
-    def _demand_close(self, found: Sequence[Tensor], wanted: Sequence[Tensor], dim: str, when: str) -> None:
+    def _demand_close(
+        self, found: Sequence[Tensor], wanted: Sequence[Tensor], dim: str, when: str
+    ) -> None:
         if (count := _count_different(found, wanted, self.tolerance)) == "":
             return
         seen = f"is not slice by slice along `{dim}`: {count} {when}"
-        help = f"take `{dim}` out of `over`, or compute each slice from the same slice of the operands"
+        help = (
+            f"take `{dim}` out of `over`, or compute each slice from the same slice of the operands"
+        )
         if not self.signature.positions:
             help += "; a function that needs to know which slices it has can ask for its positions"
         raise Refused("along", seen, help, dim)
@@ -269,23 +331,30 @@ class _Trial:
             kept = torch.arange(border)
             changed = [
                 self._change_after(operand, other, dims, dim, border)
-                for operand, other, dims in zip(self.operands, self.others, self.signature.operands, strict=True)
+                for operand, other, dims in zip(
+                    self.operands, self.others, self.signature.operands, strict=True
+                )
             ]
             found = self._take(self._get_detached(changed), self.signature.gives, dim, kept)
             wanted = self._take(whole, self.signature.gives, dim, kept)
             if (count := _count_different(found, wanted, self.tolerance)) != "":
                 seen = (
-                    f"is not causal along `{dim}`: {count} before position {border} when the operands change from there"
+                    f"is not causal along `{dim}`: {count} before position {border} when the"
+                    " operands change from there"
                 )
                 help = f"leave `causal {dim}` out, or compute each position from those up to it"
                 raise Refused("causal", seen, help, dim)
 
-    def _change_after(self, operand: Tensor, other: Tensor, dims: Sequence[str], dim: str, border: int) -> Tensor:
+    def _change_after(
+        self, operand: Tensor, other: Tensor, dims: Sequence[str], dim: str, border: int
+    ) -> Tensor:
         """An operand with other numbers from a position on."""
         if dim not in dims:
             return operand.detach()
         kept = operand.detach().narrow(list(dims).index(dim), 0, border)
-        after = other.detach().narrow(list(dims).index(dim), border, other.shape[list(dims).index(dim)] - border)
+        after = other.detach().narrow(
+            list(dims).index(dim), border, other.shape[list(dims).index(dim)] - border
+        )
         return torch.cat([kept, after], list(dims).index(dim))
 
     def check_linearity(self) -> None:
@@ -297,23 +366,32 @@ class _Trial:
             combined = [2 * x - 3 * z for x, z in zip(first, other, strict=True)]
             if (count := _count_different(both, combined, self.tolerance)) != "":
                 name = self.signature.names[i]
-                seen = f"is not linear in `{name}`: {count} between f(2·{name} − 3·z) and 2·f({name}) − 3·f(z)"
+                seen = (
+                    f"is not linear in `{name}`: {count} between f(2·{name} − 3·z) and"
+                    f" 2·f({name}) − 3·f(z)"
+                )
                 raise Refused("linear", seen, f"write `{name}` without `linear`", name)
 
     def _replace(self, at: int, operand: Tensor) -> list[Tensor]:
         return [*self.operands[:at], operand, *self.operands[at + 1 :]]
 
     def check_gradients(self) -> None:
-        """Backward is the derivative of forward, by finite differences along random directions, of each result."""
+        """Backward is the derivative of forward, by finite differences along random directions,
+        of each result.
+        """
         for number in range(len(self.signature.gives)):
             results = self.function.get_results(self.operands)
             weights = _get_normal_like(results[number], seed=2)
             gradients = _get_gradients_of(_get_weighted(results[number], weights), self.operands)
             for i, gradient in enumerate(gradients):
                 for seed in range(3, 3 + DIRECTIONS):
-                    self._check_slope(number, weights, i, gradient, _get_normal_like(self.operands[i], seed))
+                    self._check_slope(
+                        number, weights, i, gradient, _get_normal_like(self.operands[i], seed)
+                    )
 
-    def _check_slope(self, number: int, weights: Tensor, i: int, gradient: Tensor | None, way: Tensor) -> None:
+    def _check_slope(
+        self, number: int, weights: Tensor, i: int, gradient: Tensor | None, way: Tensor
+    ) -> None:
         """Along one direction `way` of operand `i`, a result changes as its gradient says."""
         ends = list[float]()
         for sign in (1, -1):
@@ -326,7 +404,9 @@ class _Trial:
         size = max(abs(slope), abs(backward), 1.0)
         if not abs(slope - backward) <= self.slope_tolerance * size:  # nor is it NaN
             name = self.signature.names[i]
-            figures = f"along one direction {backward:.4g}, where finite differences give {slope:.4g}"
+            figures = (
+                f"along one direction {backward:.4g}, where finite differences give {slope:.4g}"
+            )
             seen = f"has a wrong gradient by `{name}`: {figures}"
             help = "check `backward` of its autograd function, and what it detaches"
             raise Refused("gradients", seen, help, name)
@@ -343,7 +423,10 @@ def _get_weighted(result: Tensor, weights: Tensor) -> Tensor:
 
 
 def _get_gradients_of(number: Tensor, operands: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradients of a number, by operand; none where it has no gradient.  Raises Refused where backward fails."""
+    """The gradients of a number, by operand; none where it has no gradient.
+
+    Raises Refused where backward fails.
+    """
     if not number.requires_grad:
         return [None] * len(operands)
     try:
@@ -382,7 +465,9 @@ def _are_same_bits(x: Tensor, y: Tensor) -> bool:
     return torch.equal(x.detach().nan_to_num(), y.detach().nan_to_num())
 
 
-def _count_different(found: Sequence[Tensor], wanted: Sequence[Tensor], tolerance: float = 0.0) -> str:
+def _count_different(
+    found: Sequence[Tensor], wanted: Sequence[Tensor], tolerance: float = 0.0
+) -> str:
     """How many results differ, as in "4 of 8 results differ"; "" where none does."""
     different, count = 0, 0
     if len(found) != len(wanted):
@@ -400,7 +485,9 @@ def _check_type(result: Tensor, dtype: torch.dtype) -> None:
     if result.dtype != dtype:
         kept, given = (str(each).removeprefix("torch.") for each in (dtype, result.dtype))
         seen = f"gives {given} where its operands are {kept}"
-        raise Refused("type", seen, "make new tensors with `dtype=x.dtype`, or end with `.to(x.dtype)`")
+        raise Refused(
+            "type", seen, "make new tensors with `dtype=x.dtype`, or end with `.to(x.dtype)`"
+        )
 
 
 def _check_element_types(function: Function) -> None:
@@ -413,7 +500,9 @@ def _check_element_types(function: Function) -> None:
             results = function.get_results(narrow, when=f" when its operands are {word}")
         except Refused as refused:
             # CPUs lack some ops of narrow types, and a plan may never call it with the other one
-            if refused.kind != "raise" or ("not implemented" not in refused.seen and word == function.signature.dtype):
+            if refused.kind != "raise" or (
+                "not implemented" not in refused.seen and word == function.signature.dtype
+            ):
                 raise
             continue
         for result in results:
@@ -421,13 +510,19 @@ def _check_element_types(function: Function) -> None:
 
 
 def _check_device(function: Function) -> None:
-    """The function mixes its operands with no tensor that it has made on the CPU, and gives none."""
+    """The function mixes its operands with no tensor that it has made on the CPU, and gives
+    none.
+    """
     operands = get_operands(function, seed=0)
     with KeptDevice(operands) as watched:
         results = function.get_results(operands)
     if watched.mixed:
         seen = f"gives `{watched.mixed}` a tensor on the CPU, wherever its operands are"
-        raise Refused("device", seen, "make new tensors with `device=x.device`, or take them there by `.to(x.device)`")
+        raise Refused(
+            "device",
+            seen,
+            "make new tensors with `device=x.device`, or take them there by `.to(x.device)`",
+        )
     if not all(map(watched.is_kept, results)):
         seen = "gives a result on the CPU, wherever its operands are"
         raise Refused("device", seen, "make new tensors with `device=x.device`")

@@ -1,7 +1,8 @@
 """Whether a function keeps to the device of its operands, seen where there is only one.
 
-While it runs, every call of torch is looked at.  Tensors that come of the operands, or are made for a named device, are
-where the operands are; all others are on the CPU, and a GPU would refuse to mix them.
+While it runs, every call of torch is looked at.  Tensors that come of the operands, or are made for
+a named device, are where the operands are; all others are on the CPU, and a GPU would refuse to mix
+them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +17,15 @@ MIXING = ("to", "type_as", "copy_", "__get__", "__set__")
 
 
 class KeptDevice(TorchFunctionMode):
-    """Watches the calls of torch; `mixed` names the first that mixes operands with a tensor on the CPU."""
+    """Watches the calls of torch; `mixed` names the first that mixes operands with a tensor on
+    the CPU.
+    """
 
     def __init__(self, operands: Iterable[Tensor]) -> None:
         super().__init__()
         self.mixed = ""
-        self._kept: dict[int, Tensor] = {}  # by storage; the tensors are kept so that no other has the same one
+        # by storage; the tensors are kept so that no other has the same one
+        self._kept: dict[int, Tensor] = {}
         for operand in operands:
             self._keep(operand)
 
@@ -33,7 +37,11 @@ class KeptDevice(TorchFunctionMode):
         self._kept.setdefault(_storage(tensor), tensor)
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Calls the function, and looks at the tensors that it takes and gives."""
         options = kwargs or {}

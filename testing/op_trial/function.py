@@ -37,7 +37,10 @@ class CannotTry(Exception):
 
 
 def load_function(folder: Path, signature: Signature) -> Callable[..., Any]:
-    """The function, of a module in `folder`.  Raises Refused, and CannotTry where a package is not installed."""
+    """The function, of a module in `folder`.
+
+    Raises Refused, and CannotTry where a package is not installed.
+    """
     path = folder / f"{signature.module}.py"
     module = sys.modules.get(signature.module)
     if module is None or module.__file__ != str(path):
@@ -96,7 +99,9 @@ class Function:
         return tuple(self.sizes[dim] for dim in dims)
 
     def get_positions(self, indices: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
-        """The positions that the function asks for, of a rank that has `indices` of some dims and all of the others."""
+        """The positions that the function asks for, of a rank that has `indices` of some dims
+        and all of the others.
+        """
         positions = dict[str, Tensor]()
         for keyword, dim in self.signature.positions:
             whole = torch.arange(self.sizes[dim])
@@ -104,9 +109,15 @@ class Function:
         return positions
 
     def get_results(
-        self, operands: Sequence[Tensor], indices: Mapping[str, Tensor] | None = None, when: str = ""
+        self,
+        operands: Sequence[Tensor],
+        indices: Mapping[str, Tensor] | None = None,
+        when: str = "",
     ) -> Results:
-        """The results; `when` says in words what the operands are.  Raises Refused where there are none."""
+        """The results; `when` says in words what the operands are.
+
+        Raises Refused where there are none.
+        """
         positions = self.get_positions(indices or {}, operands[0].device.type)
         before = _printed_bytes()
         try:
@@ -117,7 +128,9 @@ class Function:
             path = Path(f"{self.signature.module}.py")
             seen = f"raises {_error_words(error, path)}{when}"
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
-            help = f"its tensors had the shapes {shapes}; it must take any sizes of the dims in `over`"
+            help = (
+                f"its tensors had the shapes {shapes}; it must take any sizes of the dims in `over`"
+            )
             raise Refused("raise", seen, help) from error
         if _printed_bytes() > before:
             raise Refused("print", "prints", "remove the print: each rank would print in each step")

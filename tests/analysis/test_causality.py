@@ -1,7 +1,8 @@
-"""Models whose losses see what they must predict are refused at the op that lets it in; others are not.
+"""Models whose losses see what they must predict are refused at the op that lets it in; others are
+not.
 
-Both opinions are asked of each model: the flow along the sequence, and values of the model whose hidden tokens are
-replaced.  They share no code but the list of the model's inputs.
+Both opinions are asked of each model: the flow along the sequence, and values of the model whose
+hidden tokens are replaced.  They share no code but the list of the model's inputs.
 """
 
 from importlib import import_module
@@ -70,7 +71,10 @@ def mixed(first: str, others: str) -> str:
     attention = "attention(q, k, v, mask=causal)"
     assert attention in LLAMA
     layers = LLAMA.replace("repeat layers {", "repeat layers as i {")
-    branches = f"if i < 1 {{ o = attention(q, k, v, {first}) }} else {{ o = attention(q, k, v, {others}) }}"
+    branches = (
+        f"if i < 1 {{ o = attention(q, k, v, {first}) }} else {{ o = attention(q, k, v,"
+        f" {others}) }}"
+    )
     return layers.replace(f"x = x + {attention}", f"{branches}  x = x + o")
 
 
@@ -91,19 +95,26 @@ class Case:
 LEAKS = {
     "no mask": Case(Plan(FULL), ("attention(q, k, v, mask=full)",)),
     "a window that looks ahead": Case(
-        Plan(LLAMA.replace("mask=causal", "mask=full, window=2")), ("attention(q, k, v, mask=full, window=2)",)
+        Plan(LLAMA.replace("mask=causal", "mask=full, window=2")),
+        ("attention(q, k, v, mask=full, window=2)",),
     ),
     "one layer without a mask": Case(
         Plan(mixed("mask=causal", "mask=full")),
         ("attention(q, k, v, mask=full)",),
     ),
     "later keys": Case(
-        Plan(LLAMA.replace("attention(q, k,", "attention(q, roll(k, -1, over=seq),")), ("roll(k, -1, over=seq)",)
+        Plan(LLAMA.replace("attention(q, k,", "attention(q, roll(k, -1, over=seq),")),
+        ("roll(k, -1, over=seq)",),
     ),
-    "roll back": Case(Plan(after_attention("x = x + roll(x, -1, over=seq)")), ("roll(x, -1, over=seq)",)),
-    "roll on": Case(Plan(after_attention("x = x + roll(x, 1, over=seq)")), ("roll(x, 1, over=seq)",)),
+    "roll back": Case(
+        Plan(after_attention("x = x + roll(x, -1, over=seq)")), ("roll(x, -1, over=seq)",)
+    ),
+    "roll on": Case(
+        Plan(after_attention("x = x + roll(x, 1, over=seq)")), ("roll(x, 1, over=seq)",)
+    ),
     "roll of a long sequence": Case(
-        Plan(after_attention("x = x + roll(x, 4096, over=seq)"), seq=8192), ("roll(x, 4096, over=seq)",)
+        Plan(after_attention("x = x + roll(x, 4096, over=seq)"), seq=8192),
+        ("roll(x, 4096, over=seq)",),
     ),
     "there and too far back": Case(
         Plan(after_attention("x = x + roll(roll(x, 1, over=seq), -2, over=seq)")),
@@ -113,29 +124,38 @@ LEAKS = {
     "what is left of a sum": Case(
         Plan(after_attention("x = x * 0.5 + sum(x, over=seq) * -0.5")), ("sum(x, over=seq)",)
     ),
-    "softmax over the sequence": Case(Plan(after_attention("x = x * softmax(x, over=seq)")), ("softmax(x, over=seq)",)),
+    "softmax over the sequence": Case(
+        Plan(after_attention("x = x * softmax(x, over=seq)")), ("softmax(x, over=seq)",)
+    ),
     "a norm over the sequence": Case(
-        Plan(after_attention("x = x + rmsnorm(x, norm3[seq, hidden], eps)")), ("rmsnorm(x, norm3[seq, hidden], eps)",)
+        Plan(after_attention("x = x + rmsnorm(x, norm3[seq, hidden], eps)")),
+        ("rmsnorm(x, norm3[seq, hidden], eps)",),
     ),
     "a mixer": Case(
-        Plan(after_attention("x = x + mean(x, over=hidden) @ mix[seq -> ffn] @ back[ffn -> hidden]")),
+        Plan(
+            after_attention("x = x + mean(x, over=hidden) @ mix[seq -> ffn] @ back[ffn -> hidden]")
+        ),
         ("mean(x, over=hidden) @ mix[seq -> ffn]",),
     ),
     "an own op": Case(
         Plan(after_attention("x = x + pooled(x)")),
         ("pooled(x)",),
-        'op pooled(x[batch, seq, hidden]) -> [batch, seq, hidden] over batch, hidden from "own:pooled"\n',
+        "op pooled(x[batch, seq, hidden]) -> [batch, seq, hidden] over batch, hidden from"
+        ' "own:pooled"\n',
     ),
     "two tokens ahead": Case(
         Plan(
             LLAMA.replace(
-                HEAD, f"y = roll(x, 1, over=seq) {HEAD} + cross_entropy(rmsnorm(y, norm, eps) @ head, labels)"
+                HEAD,
+                f"y = roll(x, 1, over=seq) {HEAD} + cross_entropy(rmsnorm(y, norm, eps) @"
+                " head, labels)",
             )
         ),
         ("roll(x, 1, over=seq)",),
     ),
     "experts by later tokens": Case(
-        Plan(routed(f"({ROUTER}) + mean(m, over=[seq, hidden])"), dims=WITH_EXPERTS), ("mean(m, over=[seq, hidden])",)
+        Plan(routed(f"({ROUTER}) + mean(m, over=[seq, hidden])"), dims=WITH_EXPERTS),
+        ("mean(m, over=[seq, hidden])",),
     ),
     "documents left out": Case(
         with_documents(mixed("mask=causal, documents=documents", "mask=causal")),
@@ -148,7 +168,9 @@ SOUND = {
     "a parallel block": Case(Plan(PARALLEL_BLOCK)),
     "a window": Case(Plan(LLAMA.replace("mask=causal", "mask=causal, window=2"))),
     "a window of one": Case(Plan(LLAMA.replace("mask=causal", "mask=full, window=1"))),
-    "there and back": Case(Plan(after_attention("x = x + roll(roll(x, 1, over=seq), -1, over=seq)"))),
+    "there and back": Case(
+        Plan(after_attention("x = x + roll(roll(x, 1, over=seq), -1, over=seq)"))
+    ),
     "once around": Case(Plan(after_attention("x = x + roll(x, 4, over=seq)"))),
     "roll of features": Case(Plan(after_attention("x = x + roll(x, 1, over=hidden)"))),
     "mean of features": Case(Plan(after_attention("x = x + mean(x * x, over=hidden)"))),
@@ -160,7 +182,10 @@ SOUND = {
     "experts of a capacity": Case(Plan(routed(limit=", capacity=1.5"), dims=WITH_EXPERTS)),
     "experts of a capacity, documents": Case(
         with_documents(
-            routed(limit=", capacity=1.5").replace("mask=causal", "mask=causal, documents=documents"), WITH_EXPERTS
+            routed(limit=", capacity=1.5").replace(
+                "mask=causal", "mask=causal, documents=documents"
+            ),
+            WITH_EXPERTS,
         )
     ),
     "an own op": Case(
@@ -210,15 +235,18 @@ def depends(program: Program) -> bool:
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_loss_that_sees_hidden_tokens_is_refused_where_they_enter(name: str, tmp_path: Path) -> None:
+def test_a_loss_that_sees_hidden_tokens_is_refused_where_they_enter(
+    name: str, tmp_path: Path
+) -> None:
     case = LEAKS[name]
     with pytest.raises(PlanError) as refused:
         checked(case, tmp_path)
     assert {mistake.code for mistake in refused.value.diagnostics} == {"E0224"}
     places = [mistake.span for mistake in refused.value.diagnostics]
-    assert [place.text.splitlines()[place.line - 1][place.column - 1 : place.end_column - 1] for place in places] == [
-        *case.refused_at
-    ]
+    assert [
+        place.text.splitlines()[place.line - 1][place.column - 1 : place.end_column - 1]
+        for place in places
+    ] == [*case.refused_at]
 
 
 @pytest.mark.parametrize("name", LEAKS)
@@ -247,7 +275,8 @@ def test_other_losses_see_nothing_hidden(name: str, tmp_path: Path) -> None:
         (
             "documents left out",
             "cross_document",
-            "no loss depends on a later token; a loss may depend on another document, as the model says",
+            "no loss depends on a later token; a loss may depend on another document, as the"
+            " model says",
         ),
     ],
 )
@@ -270,7 +299,9 @@ def test_the_other_word_does_not(name: str, word: str, message: str, tmp_path: P
 
 
 def test_all_ops_that_let_tokens_in_are_named_at_once(tmp_path: Path) -> None:
-    body = FULL.replace("x = x + (silu", "x = x + roll(x, -1, over=seq) + mean(x, over=seq) x = x + (silu")
+    body = FULL.replace(
+        "x = x + (silu", "x = x + roll(x, -1, over=seq) + mean(x, over=seq) x = x + (silu"
+    )
     with pytest.raises(PlanError) as refused:
         checked(Case(Plan(body)), tmp_path)
     assert [mistake.message.rpartition(" by ")[2] for mistake in refused.value.diagnostics] == [
@@ -280,12 +311,16 @@ def test_all_ops_that_let_tokens_in_are_named_at_once(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("attention", "no mask"), ("roll", "roll on"), ("mean", "pooling")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("attention", "no mask"), ("roll", "roll on"), ("mean", "pooling")]
+)
 def test_an_entry_that_hides_what_its_op_sees_is_found_by_values(
     kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     its_own_token = dict.fromkeys(range(3), Reach())
-    monkeypatch.setitem(OPS, kind, evolve(OPS[kind], reach=lambda types, op: its_own_token, permutes=None))
+    monkeypatch.setitem(
+        OPS, kind, evolve(OPS[kind], reach=lambda types, op: its_own_token, permutes=None)
+    )
     model = checked(LEAKS[name], tmp_path)
     monkeypatch.undo()
     with pytest.raises(PlanError, match="a loss depends on a later token"):

@@ -88,7 +88,11 @@ def test_turns_gather_as_far_ahead_as_the_plan_says() -> None:
 
 def test_a_reduction_stands_where_it_begins() -> None:
     (begun,) = (it for it in collectives(program("zero 1 over dp")) if it.last)
-    assert (begun.where, begun.bucket, begun.value) == ("backward", "layers.matrices", "g_layers_matrices.1")
+    assert (begun.where, begun.bucket, begun.value) == (
+        "backward",
+        "layers.matrices",
+        "g_layers_matrices.1",
+    )
 
 
 def test_a_part_is_reduced_over_replicas_right_behind_its_scattering() -> None:
@@ -102,10 +106,15 @@ def test_a_part_is_reduced_over_replicas_right_behind_its_scattering() -> None:
 
 
 def test_neighbours_with_the_same_turns_are_gathered_turn_by_turn_together() -> None:
-    for axis, loops in (("dp", [("layers",), ("layers",)]), ("replica", [("layers",), ("layers.1",)])):
+    for axis, loops in (
+        ("dp", [("layers",), ("layers",)]),
+        ("replica", [("layers",), ("layers.1",)]),
+    ):
         state = f'zero 1 over dp  group ups {{ params = ["up"]  zero 2 over {axis} }}'
         listed = collectives(program(state, mesh="replica = 2 dp = 2"))
-        assert [it.loops for it in listed if it.use == "parameters" and it.where == "step" and it.loops] == loops
+        assert [
+            it.loops for it in listed if it.use == "parameters" and it.where == "step" and it.loops
+        ] == loops
 
 
 def test_evaluation_gathers_as_the_step_does() -> None:
@@ -119,9 +128,18 @@ def test_evaluation_gathers_as_the_step_does() -> None:
 # ---- the order of calls, written out of the list
 
 
-def _each(value: str, loops: Sequence[str], *, last: bool = False, ahead: int = 0, every: int = 1) -> dict[str, Any]:
+def _each(
+    value: str, loops: Sequence[str], *, last: bool = False, ahead: int = 0, every: int = 1
+) -> dict[str, Any]:
     """An entry of plan.json."""
-    entry = {"op": "all_gather", "maximum": False, "axes": ["dp"], "ranks": 2, "shape": [1], "dtype": "f32"}
+    entry = {
+        "op": "all_gather",
+        "maximum": False,
+        "axes": ["dp"],
+        "ranks": 2,
+        "shape": [1],
+        "dtype": "f32",
+    }
     where = {"loops": [*loops], "last": last, "ahead": ahead, "every": every, "where": "step"}
     return {**entry, **where, "value": value, "line": "x:1"}
 
@@ -133,7 +151,12 @@ def _calls(dims: dict[str, int], *listed: dict[str, Any]) -> str:
 
 def test_the_last_microbatch_begins_what_is_reduced_once() -> None:
     inside = ("microbatches", "layers")
-    listed = [_each("a", inside), _each("r", inside, last=True), _each("e", ()), _each("x", inside[:1], last=True)]
+    listed = [
+        _each("a", inside),
+        _each("r", inside, last=True),
+        _each("e", ()),
+        _each("x", inside[:1], last=True),
+    ]
     assert _calls({"microbatches": 3, "layers": 2}, *listed[:3]) == "aa" + "aa" + "arar" + "e"
     assert _calls({"microbatches": 2, "layers": 2}, *listed[:2], listed[3]) == "aa" + "ararx"
 
@@ -152,7 +175,9 @@ def test_what_is_done_again_in_the_first_of_every_n_turns() -> None:
 
 
 def _begun(shape: Sequence[int], ahead: int, microbatches: int) -> Iterator[str]:
-    """Gathers `g`, `h` and what else is done in each layer, `u`: a layer sees that its own and the next have begun."""
+    """Gathers `g`, `h` and what else is done in each layer, `u`: a layer sees that its own and
+    the next have begun.
+    """
     for _ in range(microbatches):
         begun: set[tuple[str, int]] = set()
         for at in range(prod(shape)):
@@ -174,7 +199,9 @@ def test_gathers_begin_ahead(shape: tuple[int, ...], ahead: int) -> None:
 
 
 def test_the_order_of_a_step_with_shared_parameters() -> None:
-    """Of two layers and two microbatches, by initials: totals, gathers, reductions; layers' in capitals."""
+    """Of two layers and two microbatches, by initials: totals, gathers, reductions; layers' in
+    capitals.
+    """
     text = plan_text("zero 3 over dp", microbatches=2).replace(f"layers = {LAYERS}", "layers = 2")
     listed = [asdict(it) for it in collectives(compiled(text))]
     for it in listed:
@@ -198,6 +225,8 @@ def test_each_is_called_as_often_as_it_is_counted(state: str, recompute: str) ->
     of = compiled(text)
     listed = [asdict(it) | {"value": str(i)} for i, it in enumerate(collectives(of))]
     mesh, dims = ({it.name: it.size for it in them} for them in (of.axes, of.dims))
-    calls = expected({"mesh": mesh, "dims": dims, "collectives": listed, "evaluation": []}, 0)["train"]
+    calls = expected({"mesh": mesh, "dims": dims, "collectives": listed, "evaluation": []}, 0)[
+        "train"
+    ]
     assert Counter(each.value for each in calls) == {it["value"]: it["count"] for it in listed}
     assert len({it["every"] for it in listed}) == (2 if "every" in recompute else 1)

@@ -14,7 +14,8 @@ from scalec.compiler.syntax.source import Source
 
 PLANS = Path(scalec.plans.__path__[0])
 
-# One weight of 6 × 4 and one norm; on each rank 2 of the 4 sequences of a microbatch, 10 tokens each, 3 columns of 6.
+# One weight of 6 × 4 and one norm; on each rank 2 of the 4 sequences of a microbatch, 10 tokens
+# each, 3 columns of 6.
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 6  hidden = 4  layers = 5 }
   init ~ normal(0.02)

@@ -15,11 +15,22 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
 SEQ, WIDTH, LAYERS = 16, 2, 2
-"""Tokens of a sequence, elements of a head, layers; the plans have 4 sequences, and 8 bytes an element."""
+"""Tokens of a sequence, elements of a head, layers; the plans have 4 sequences, and 8 bytes an
+element.
+"""
 
 
-def program(rule: str, mesh: str = "cp = 4", mask: str = "causal", ranks: int = 1, train: str = "") -> Program:
-    plan = Plan(mesh=mesh, shard=rule, seq=SEQ, microbatches=1, ranks=ranks, train=f"precision = fp64  {train}")
+def program(
+    rule: str, mesh: str = "cp = 4", mask: str = "causal", ranks: int = 1, train: str = ""
+) -> Program:
+    plan = Plan(
+        mesh=mesh,
+        shard=rule,
+        seq=SEQ,
+        microbatches=1,
+        ranks=ranks,
+        train=f"precision = fp64  {train}",
+    )
     return compile_plan(Source("plan.scale", plan.text().replace("mask=causal", f"mask={mask}")))
 
 
@@ -40,7 +51,10 @@ def keys_and_values(ranks: int, kv_heads: int = 2) -> int:
 @pytest.mark.parametrize("layout", ["", " as zigzag"])
 def test_gather(layout: str) -> None:
     found = program(f"seq over cp{layout}")
-    assert sent(found) == {("all_gather", "cp", "forward"): 2, ("reduce_scatter", "cp", "backward"): 2}
+    assert sent(found) == {
+        ("all_gather", "cp", "forward"): 2,
+        ("reduce_scatter", "cp", "backward"): 2,
+    }
     gathers = [each for each in collectives(found) if each.op == "all_gather"]
     assert sum(each.bytes for each in gathers) == keys_and_values(4)
 
@@ -49,16 +63,29 @@ def test_gather(layout: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ring(layout: str, ranks: int) -> None:
     found = program(f"seq over cp{layout} via ring", mesh=f"cp = {ranks}")
-    assert sent(found) == {("rotate", "cp", "forward"): ranks - 1, ("rotate", "cp", "backward"): 2 * ranks - 1}
-    assert {each.bytes for each in collectives(found) if each.op == "rotate"} == {keys_and_values(ranks)}
+    assert sent(found) == {
+        ("rotate", "cp", "forward"): ranks - 1,
+        ("rotate", "cp", "backward"): 2 * ranks - 1,
+    }
+    assert {each.bytes for each in collectives(found) if each.op == "rotate"} == {
+        keys_and_values(ranks)
+    }
 
 
-@pytest.mark.parametrize(("window", "hops"), [(1, 0), (2, 1), (5, 1), (6, 2), (9, 2), (10, 3), (16, 3)])
+@pytest.mark.parametrize(
+    ("window", "hops"), [(1, 0), (2, 1), (5, 1), (6, 2), (9, 2), (10, 3), (16, 3)]
+)
 def test_a_window_shortens_a_ring(window: int, hops: int) -> None:
-    """Of parts of 4 positions, one sees `window` - 1 positions before it; gradients go home by the short way."""
+    """Of parts of 4 positions, one sees `window` - 1 positions before it; gradients go home by
+    the short way.
+    """
     found = program("seq over cp via ring", mask=f"causal, window={window}")
     back = 2 * hops + 1 if hops else 0
-    assert sent(found) == Counter({("rotate", "cp", "forward"): hops, ("rotate", "cp", "backward"): back}) - Counter()
+    assert (
+        sent(found)
+        == Counter({("rotate", "cp", "forward"): hops, ("rotate", "cp", "backward"): back})
+        - Counter()
+    )
     (op,) = (op for op in found.ops if op.kind == "vjp" and op.get("of") == "ring_attention")
     home = [each.by for each in messages(found, op, found.types)][-1:]
     assert home == ([] if not hops else [1 if hops == 3 else -hops])
@@ -66,16 +93,24 @@ def test_a_window_shortens_a_ring(window: int, hops: int) -> None:
 
 def test_an_exchange() -> None:
     found = program("seq over uly via ulysses", mesh="uly = 2")
-    assert sent(found) == {("all_to_all", "uly", "forward"): 4, ("all_to_all", "uly", "backward"): 4}
+    assert sent(found) == {
+        ("all_to_all", "uly", "forward"): 4,
+        ("all_to_all", "uly", "backward"): 4,
+    }
 
 
 def test_shapes_are_those_that_are_sent() -> None:
-    """An exchange in as many pieces as there are ranks, a gather with its dim first: as a record has them."""
+    """An exchange in as many pieces as there are ranks, a gather with its dim first: as a
+    record has them.
+    """
     found = [
-        each for each in collectives(program("seq over uly via ulysses", mesh="uly = 4")) if each.where == "forward"
+        each
+        for each in collectives(program("seq over uly via ulysses", mesh="uly = 4"))
+        if each.where == "forward"
     ]
     shapes = {(each.op, each.axes): each.shape for each in found if each.use == "activations"}
-    part, few = SEQ // 4, SEQ // 2  # of keys, gathered over the inner factor before they are exchanged over the outer
+    # of keys, gathered over the inner factor before they are exchanged over the outer
+    part, few = SEQ // 4, SEQ // 2
     assert shapes["all_gather", ("uly_1",)] == (part, 4, 2, WIDTH)
     assert shapes["all_to_all", ("uly_0",)] == (2, 4, few, 1, WIDTH)
 
@@ -83,9 +118,15 @@ def test_shapes_are_those_that_are_sent() -> None:
 def test_few_heads_of_keys_are_gathered_first() -> None:
     """Of 2 for 4 ranks, by the factor that they leave; then exchanged."""
     found = sent(program("seq over uly via ulysses", mesh="uly = 4"))
-    assert found["all_gather", "uly_1", "forward"] == found["reduce_scatter", "uly_1", "backward"] == 2
+    assert (
+        found["all_gather", "uly_1", "forward"] == found["reduce_scatter", "uly_1", "backward"] == 2
+    )
     assert found["all_to_all", "uly_0", "forward"] == found["all_to_all", "uly_0", "backward"] == 2
-    assert found["all_to_all", "uly_0, uly_1", "forward"] == found["all_to_all", "uly_0, uly_1", "backward"] == 2
+    assert (
+        found["all_to_all", "uly_0, uly_1", "forward"]
+        == found["all_to_all", "uly_0, uly_1", "backward"]
+        == 2
+    )
 
 
 def test_sequence_parallelism_within() -> None:
@@ -95,19 +136,25 @@ def test_sequence_parallelism_within() -> None:
     assert not any(axes not in ("cp", "tp") for _, axes, _ in found)
 
 
-@pytest.mark.parametrize("how", ["", "as zigzag", "via gather", "via ring", "via ulysses", "via auto"])
+@pytest.mark.parametrize(
+    "how", ["", "as zigzag", "via gather", "via ring", "via ulysses", "via auto"]
+)
 def test_where_heads_lie_over_the_axis_a_strategy_says_nothing(how: str) -> None:
     rule = "vocab, heads, kv_heads, ffn over tp  seq over tp"
     assert sent(program(f"{rule} {how}", mesh="tp = 2")) == sent(program(rule, mesh="tp = 2"))
 
 
 def test_parameters_are_reduced_over_it_as_over_data() -> None:
-    found = collectives(program("batch over dp  seq over cp as zigzag via ring", mesh="dp = 2  cp = 2", ranks=2))
+    found = collectives(
+        program("batch over dp  seq over cp as zigzag via ring", mesh="dp = 2  cp = 2", ranks=2)
+    )
     assert {each.axes for each in found if each.use == "gradients"} == {("dp", "cp")}
 
 
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
-@pytest.mark.parametrize("again", ["", "recompute = full", "gathered = regather", "recompute = selective(attention)"])
+@pytest.mark.parametrize(
+    "again", ["", "recompute = full", "gathered = regather", "recompute = selective(attention)"]
+)
 @pytest.mark.parametrize(
     ("rule", "mesh"),
     [
@@ -117,17 +164,30 @@ def test_parameters_are_reduced_over_it_as_over_data() -> None:
         ("seq over cp via ulysses", "cp = 2"),
         ("seq over cp via ulysses", "cp = 4"),
         ("seq over a as zigzag via ring  seq over cp via ulysses", "a = 2  cp = 2"),
-        ("seq over cp as zigzag via ring  vocab, heads, kv_heads, ffn over tp  seq over tp", "cp = 2  tp = 2"),
+        (
+            "seq over cp as zigzag via ring  vocab, heads, kv_heads, ffn over tp  seq over tp",
+            "cp = 2  tp = 2",
+        ),
     ],
 )
-def test_what_a_strategy_costs_is_what_the_step_sends(rule: str, mesh: str, again: str, kernels: str) -> None:
+def test_what_a_strategy_costs_is_what_the_step_sends(
+    rule: str, mesh: str, again: str, kernels: str
+) -> None:
     found = program(rule, mesh=mesh, train=f"{again}  kernels = {kernels}")
     op = next(op for op in found.ops if sequence_axes(found, op))
-    listed = [each for each in collectives(found) if each.use == "activations" and each.where != "step"]
+    listed = [
+        each for each in collectives(found) if each.use == "activations" and each.where != "step"
+    ]
     for axis in sequence_axes(found, op):
-        own = next(each for each in costs(found, op, axis) if each.strategy == strategy(found, op, axis))
+        own = next(
+            each for each in costs(found, op, axis) if each.strategy == strategy(found, op, axis)
+        )
         for where, (calls, size) in (("forward", own.forward), ("backward", own.backward)):
-            here = [each for each in listed if each.where == where and found.axis(each.axes[0]).parent == axis]
+            here = [
+                each
+                for each in listed
+                if each.where == where and found.axis(each.axes[0]).parent == axis
+            ]
             assert (sum(each.count for each in here), sum(map(link_traffic.sent, here))) == (
                 LAYERS * calls,
                 LAYERS * size,
@@ -146,7 +206,9 @@ def test_what_a_strategy_costs_is_what_the_step_sends(rule: str, mesh: str, agai
 def test_auto_takes_what_sends_least(rule: str, kv_heads: int, chosen: list[str]) -> None:
     """Both are tried in all ways, but for a ring beside a gather."""
     mesh = "a = 2  cp = 4" if " a " in rule else "cp = 4"
-    text = Plan(mesh=mesh, shard=rule, seq=SEQ, dims=DIMS.replace("kv_heads = 2", f"kv_heads = {kv_heads}")).text()
+    text = Plan(
+        mesh=mesh, shard=rule, seq=SEQ, dims=DIMS.replace("kv_heads = 2", f"kv_heads = {kv_heads}")
+    ).text()
     program = compile_plan(Source("plan.scale", text), "choose_strategies")
     assert [claim.via for claim in program.claims if claim.via] == chosen
 

@@ -1,4 +1,6 @@
-"""An axis with a range: its sizes, and the program at each, which is the one that a plan of that size compiles to."""
+"""An axis with a range: its sizes, and the program at each, which is the one that a plan of
+that size compiles to.
+"""
 
 import re
 from itertools import product
@@ -26,22 +28,41 @@ from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.testing import plans
 
-SEEN = LLAMA.replace("attention(q, k, v, mask=causal)", "attention(q, k, v, mask=causal, documents=documents)")
+SEEN = LLAMA.replace(
+    "attention(q, k, v, mask=causal)", "attention(q, k, v, mask=causal, documents=documents)"
+)
 FOUR_LAYERS = DIMS.replace("layers = 2", "layers = 4")
 PLANS = {
     "plain": Plan(mesh="dp = DP", shard="batch over dp"),
     "zero_1": Plan(mesh="dp = DP  tp = 2", shard=WITH_SEQ, state="zero 1 over dp", clip=1.0),
     "zero_2": Plan(mesh="dp = DP  tp = 2", shard=WITH_SEQ, state="zero 2 over dp  bucket = 1KiB"),
-    "zero_3": Plan(mesh="dp = DP", shard="batch over dp", state="zero 3 over dp", train="recompute = full"),
-    "fp16": Plan(mesh="dp = DP", shard="batch over dp", state="zero 1 over dp", train="precision = fp16"),
-    "hybrid": Plan(mesh="dp = DP  cp = 2", shard="batch over dp  seq over cp", state="zero 3 over cp"),
-    "context": Plan(mesh="dp = DP  cp = 2", shard="batch over dp  seq over cp via ring", state="zero 1 over dp, cp"),
-    "1f1b": Plan(mesh="dp = DP  pp = 2", shard="batch over dp  layers over pp", state="zero 1 over dp"),
+    "zero_3": Plan(
+        mesh="dp = DP", shard="batch over dp", state="zero 3 over dp", train="recompute = full"
+    ),
+    "fp16": Plan(
+        mesh="dp = DP", shard="batch over dp", state="zero 1 over dp", train="precision = fp16"
+    ),
+    "hybrid": Plan(
+        mesh="dp = DP  cp = 2", shard="batch over dp  seq over cp", state="zero 3 over cp"
+    ),
+    "context": Plan(
+        mesh="dp = DP  cp = 2",
+        shard="batch over dp  seq over cp via ring",
+        state="zero 1 over dp, cp",
+    ),
+    "1f1b": Plan(
+        mesh="dp = DP  pp = 2", shard="batch over dp  layers over pp", state="zero 1 over dp"
+    ),
     "interleaved_1f1b": Plan(
-        mesh="pp = 2  dp = DP", shard="batch over dp  layers over pp", state="zero 3 over dp", dims=FOUR_LAYERS
+        mesh="pp = 2  dp = DP",
+        shard="batch over dp  layers over pp",
+        state="zero 3 over dp",
+        dims=FOUR_LAYERS,
     ),
     "zbv": Plan(mesh="pp = 2  dp = DP", shard="batch over dp  layers over pp", dims=FOUR_LAYERS),
-    "documents": Plan(SEEN, mesh="dp = DP", shard="batch over dp", inputs=", documents[batch, seq]"),
+    "documents": Plan(
+        SEEN, mesh="dp = DP", shard="batch over dp", inputs=", documents[batch, seq]"
+    ),
 }
 PIPELINES = {"1f1b": "", "interleaved_1f1b": "pipeline { schedule = interleaved_1f1b(chunks=2) }"}
 PIPELINES |= {"zbv": "pipeline { schedule = zbv }"}
@@ -49,7 +70,12 @@ FOUR, TWO = 4, 2
 
 
 def _source(name: str, dp: str) -> Source:
-    plan = evolve(PLANS[name], ranks=FOUR, microbatch=FOUR, data="separator = 10" if name == "documents" else "")
+    plan = evolve(
+        PLANS[name],
+        ranks=FOUR,
+        microbatch=FOUR,
+        data="separator = 10" if name == "documents" else "",
+    )
     return Source("plan.scale", plan.text().replace("DP", dp) + PIPELINES.get(name, ""))
 
 
@@ -73,7 +99,9 @@ def test_the_program_at_each_size_is_that_of_a_plan_of_that_size(name: str) -> N
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_one_text_is_the_step_at_each_size(name: str) -> None:
-    """The read-back matches one file to the IR of every size; the plans of single sizes have the same code."""
+    """The read-back matches one file to the IR of every size; the plans of single sizes have
+    the same code.
+    """
     model = compile_plan(_source(name, "1..4"), "resolve")
     program = lower(model)
     proof = verify(program, model)
@@ -94,17 +122,27 @@ def _steps(text: str) -> list[str]:
     text = re.sub(r"^PIPELINE = .*?^\)", "", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line.split("  #")[0] for line in text.split("\n")]
     return [
-        line for line in lines[lines.index("import torch") : lines.index("PLAN = Plan(")] if "SmallerMesh" not in line
+        line
+        for line in lines[lines.index("import torch") : lines.index("PLAN = Plan(")]
+        if "SmallerMesh" not in line
     ]
 
 
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.integers(1, 64), st.integers(1, 3))
-def test_sizes_are_those_with_whole_microbatches(least: int, more: int, rows: int, batch: int, others: int) -> None:
+@given(
+    st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.integers(1, 64), st.integers(1, 3)
+)
+def test_sizes_are_those_with_whole_microbatches(
+    least: int, more: int, rows: int, batch: int, others: int
+) -> None:
     most = least + more
-    text = Plan("x = embedding(tokens, head[vocab, hidden])  loss = cross_entropy(x @ head, labels)").text()
+    text = Plan(
+        "x = embedding(tokens, head[vocab, hidden])  loss = cross_entropy(x @ head, labels)"
+    ).text()
     text = text.replace("mesh {  }", f"mesh {{ replica = {others}  dp = {least}..{most} }}")
     text = text.replace("shard {  }", "shard { batch over replica, dp }")
-    text = text.replace("global_batch = 8  microbatch = 4", f"global_batch = {batch}  microbatch = {rows}")
+    text = text.replace(
+        "global_batch = 8  microbatch = 4", f"global_batch = {batch}  microbatch = {rows}"
+    )
     whole = [n for n in range(most, least - 1, -1) if batch % (n * rows * others) == 0]
     if not whole:
         with pytest.raises(PlanError) as caught:
@@ -113,9 +151,13 @@ def test_sizes_are_those_with_whole_microbatches(least: int, more: int, rows: in
         return
     program = compile_plan(Source("plan.scale", text))
     assert sizes(program) == (*whole,)
-    for each, (name, size) in product(every_size(program), {"microbatches": batch, "batch": 1}.items()):
+    for each, (name, size) in product(
+        every_size(program), {"microbatches": batch, "batch": 1}.items()
+    ):
         ranks = each.axis("dp").size * others
-        assert each.size(name) == (size // (rows * ranks) if name == "microbatches" else rows * ranks)
+        assert each.size(name) == (
+            size // (rows * ranks) if name == "microbatches" else rows * ranks
+        )
     out = [n for n in range(least, most + 1) if n not in whole]
     assert bool(out) == bool(left_out(program))
     for first, last in re.findall(r"(\d+)(?: … (\d+))?[,:]", left_out(program)):
@@ -145,7 +187,11 @@ def test_memory_is_enough_at_the_least_size() -> None:
     free = compile_plan(Source("plan.scale", text.replace("recompute = full", "recompute = none")))
     most = account(smallest(free)).total - 1
     assert account(free).total < most
-    found = compile_plan(Source("plan.scale", text.replace("recompute = full", f"recompute = auto(memory = {most}B)")))
+    found = compile_plan(
+        Source(
+            "plan.scale", text.replace("recompute = full", f"recompute = auto(memory = {most}B)")
+        )
+    )
     assert account(smallest(found)).total <= most
     assert found.recomputed
 
@@ -155,7 +201,9 @@ def test_rows_that_are_made_for_one_number_of_microbatches_have_no_range(tmp_pat
     text = _source("1f1b", "2..4").text
     for schedule, of in (("auto", "`schedule = auto`"), ('file("rows.csv")', "a file")):
         with pytest.raises(PlanError) as caught:
-            compile_plan(Source(str(tmp_path / "p.scale"), f"{text}\npipeline {{ schedule = {schedule} }}"))
+            compile_plan(
+                Source(str(tmp_path / "p.scale"), f"{text}\npipeline {{ schedule = {schedule} }}")
+            )
         (found,) = caught.value.diagnostics
         assert (found.code, found.label) == ("E0520", "2 microbatches with 4, 4 with 2")
         assert f"rows of {of} are for one number" in found.message
@@ -174,7 +222,9 @@ def test_random_plans_have_their_program_at_each_size(text: str) -> None:
     assert size
 
     def sized(said: str) -> Source:
-        return Source("plan.scale", text[:begin] + text[begin:].replace(size[0], f"{axis} = {said}", 1))
+        return Source(
+            "plan.scale", text[:begin] + text[begin:].replace(size[0], f"{axis} = {said}", 1)
+        )
 
     try:
         program = compile_plan(sized(f"1..{2 * int(size[1])}"))

@@ -35,16 +35,26 @@ train {{
 
 
 def program(
-    rules: str, mesh: str, experts: int = 4, k: int = 2, seq: int = 2, capacity: float = 0.0, room: float = 0.0
+    rules: str,
+    mesh: str,
+    experts: int = 4,
+    k: int = 2,
+    seq: int = 2,
+    capacity: float = 0.0,
+    room: float = 0.0,
 ) -> Program:
     limit = f", capacity={capacity}" if capacity else ""
     said = f"room = {room}" if room else ""
-    text = PLAN.format(rules=rules, mesh=mesh, experts=experts, k=k, seq=seq, capacity=limit, room=said)
+    text = PLAN.format(
+        rules=rules, mesh=mesh, experts=experts, k=k, seq=seq, capacity=limit, room=said
+    )
     return compile_plan(Source("tiny.scale", text))
 
 
 def most(sequences: int, seq: int, experts: int, k: int, held: int, capacity: float) -> int:
-    """Of all choices of so many sequences, those that send most rows to the first `held` experts."""
+    """Of all choices of so many sequences, those that send most rows to the first `held`
+    experts.
+    """
     limit = ceil(capacity * seq * k / experts) if capacity else seq
 
     def rows(choices: tuple[tuple[int, ...], ...]) -> int:
@@ -71,7 +81,11 @@ def test_the_worst_is_the_most_that_tokens_can_choose(
 ) -> None:
     rules, mesh, together, over = FOLDINGS[folding]
     worst = most(together, seq, experts, k, experts // over, capacity)
-    balanced, room, all_ = loads(program(rules, mesh, experts, k, seq, capacity)) or (None, None, None)
+    balanced, room, all_ = loads(program(rules, mesh, experts, k, seq, capacity)) or (
+        None,
+        None,
+        None,
+    )
     if balanced and room and all_:
         equal = together * seq * k // over
         assert all_.rows == {"experts": worst}
@@ -92,7 +106,8 @@ def test_experts_on_every_rank_have_one_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folding", "mean"), [("an axis of tokens", 4), ("all axes of tokens", 8), ("the same tokens", 2)]
+    ("folding", "mean"),
+    [("an axis of tokens", 4), ("all axes of tokens", 8), ("the same tokens", 2)],
 )
 def test_the_mean_of_an_expert(folding: str, mean: int) -> None:
     """Of 4 experts: the choices of 4 tokens of each rank that are exchanged, two of each."""

@@ -1,4 +1,6 @@
-"""Costs of bodies: the operations of attention are those of the pairs that its mask lets through."""
+"""Costs of bodies: the operations of attention are those of the pairs that its mask lets
+through.
+"""
 
 from itertools import product
 
@@ -83,5 +85,8 @@ def test_attention_costs_what_its_mask_lets_through(mask: str, pairs: int) -> No
 
 def test_stages_are_balanced_by_what_masks_let_through() -> None:
     """Layers that see a window are cheaper, and so a stage has more of them."""
-    layers = {mask: compiled(mask, "divide_stages").pipeline for mask in ("mask=full", "mask=causal, window=4")}
+    layers = {
+        mask: compiled(mask, "divide_stages").pipeline
+        for mask in ("mask=full", "mask=causal, window=4")
+    }
     assert [it.layers for it in layers.values() if it] == [(3, 3), (4, 2)]

@@ -7,7 +7,16 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalec.compiler.analysis.hardware import DATA_SHEETS, Attention, Collective, Measured, Moved, Product, load, named
+from scalec.compiler.analysis.hardware import (
+    DATA_SHEETS,
+    Attention,
+    Collective,
+    Measured,
+    Moved,
+    Product,
+    load,
+    named,
+)
 from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.cli import main
 from scalec.compiler.config.gpus import GPUS
@@ -49,7 +58,9 @@ def test_each_known_gpu_has_a_data_sheet(gpu: str) -> None:
 
 
 TYPES = {0: ("f64", "f32", "bf16", "f16"), 89: ("fp8",), 100: ("mxfp8", "nvfp4")}
-"""Element types of products, by the first compute capability that has them (CUDA C++ programming guide)."""
+"""Element types of products, by the first compute capability that has them (CUDA C++
+programming guide).
+"""
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -83,7 +94,11 @@ def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None
     found, base = load(path), named("a100_80gb")
     assert base
     assert (found.name, found.peak, found.network) == (base.name, base.peak, base.network)
-    assert (found.product_rate("f32"), found.op, found.link) == (0.8 * base.peak["f32"], 1e-6, 100e9)
+    assert (found.product_rate("f32"), found.op, found.link) == (
+        0.8 * base.peak["f32"],
+        1e-6,
+        100e9,
+    )
     assert (found.ranks_per_node, found.link_latency) == (4, base.link_latency)
     assert found.measured.products == (Product("bf16", 128, 256, 512, 1, 1e-4),)
     assert (found.source, found.error) == ("mine.toml", 0.05)
@@ -95,15 +110,27 @@ def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None
         ("gpu = ", "is not TOML"),
         ("[gpus]", "has no `gpus`"),
         ('[cluster]\ngpu = "a100"', "there is no GPU `a100`"),
-        ("[gpu]\nsms = 3", "lacks `name`, `peak`, `memory`, `held`, `attention`, `link`, `network`"),
+        (
+            "[gpu]\nsms = 3",
+            "lacks `name`, `peak`, `memory`, `held`, `attention`, `link`, `network`",
+        ),
         ("[host]\nop = -1", "`host.op` takes numbers of at least 0, not -1"),
         ("[host]\nop = 'fast'", "not 'fast'"),
-        ("[[link]]\nname = 'node'\nlatency = -1", "`link.latency` takes numbers of at least 0, not -1"),
-        ("[[link]]\nname = 'adapters'\nbandwidth = 0", "`link.bandwidth` takes numbers above 0, not 0"),
+        (
+            "[[link]]\nname = 'node'\nlatency = -1",
+            "`link.latency` takes numbers of at least 0, not -1",
+        ),
+        (
+            "[[link]]\nname = 'adapters'\nbandwidth = 0",
+            "`link.bandwidth` takes numbers above 0, not 0",
+        ),
         ("[gpu]\nheld = { bf16 = 0 }", "`gpu.held` takes numbers above 0"),
         ("[gpu]\npeak = 1e12", "takes a number for each element type"),
         ("[gpu]\nheld = {}", "takes a number for each element type"),
-        ("[gpu]\ntorch_attention = 'flash9'", "`gpu.torch_attention` is one of `flash2`, `cudnn`, not 'flash9'"),
+        (
+            "[gpu]\ntorch_attention = 'flash9'",
+            "`gpu.torch_attention` is one of `flash2`, `cudnn`, not 'flash9'",
+        ),
         ("[[link]]\nname = 'rail'", "is one of `node`, `adapters`, not 'rail'"),
         ("[[product]]\nm = 1", "lacks `dtype`, `n`, `k`, `batch`, `seconds`"),
         ("[[moved]]\nop = 'silu'\nbytes = 0\nseconds = 1", "numbers of a `[[moved]]` are above 0"),
@@ -131,7 +158,9 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_a_type_that_holds_no_known_part_of_its_peak_holds_the_least() -> None:
     sheet = named("h100_sxm")
     assert sheet
-    found = evolve(sheet, peak={"bf16": 4e12, "f32": 1e12, "f64": 1e12}, held={"bf16": 0.5, "f32": 0.8})
+    found = evolve(
+        sheet, peak={"bf16": 4e12, "f32": 1e12, "f64": 1e12}, held={"bf16": 0.5, "f32": 0.8}
+    )
     assert [found.product_rate(dtype) for dtype in ("bf16", "f32", "f64")] == [2e12, 0.8e12, 0.5e12]
 
 
@@ -146,8 +175,12 @@ def test_a_type_without_a_peak_is_refused_by_name(tmp_path: Path) -> None:
     assert "add `f32 = …`" in found.help
 
 
-def test_a_plan_whose_products_have_no_peak_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.toml").write_text('[cluster]\ngpu = "a100_80gb"\n[gpu]\npeak = { f64 = 1e12 }\n')
+def test_a_plan_whose_products_have_no_peak_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text(
+        '[cluster]\ngpu = "a100_80gb"\n[gpu]\npeak = { f64 = 1e12 }\n'
+    )
     plan = tmp_path / "plan.scale"
     plan.write_text(f'use "{PLANS / "tiny_llama.scale"}"\ncluster {{ hardware = "mine.toml" }}\n')
     assert main(["explain", "time", str(plan)]) == 1
@@ -161,7 +194,10 @@ MEASURED = Measured(
     products=(Product("bf16", 256, 256, 256, 1, 1e-5), Product("bf16", 512, 512, 512, 1, 4e-5)),
     attention=(Attention("flash", 64, 512, 1e12, 5e11), Attention("flash", 64, 2048, 2e12, 8e11)),
     moved=(Moved("silu", 1000, 1e-5), Moved("silu", 100_000, 1e-4)),
-    collectives=(Collective("all_reduce", 4, 1, 1000, 1e-5), Collective("all_reduce", 4, 1, 10**6, 1e-3)),
+    collectives=(
+        Collective("all_reduce", 4, 1, 1000, 1e-5),
+        Collective("all_reduce", 4, 1, 10**6, 1e-3),
+    ),
 )
 
 

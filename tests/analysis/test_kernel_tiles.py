@@ -25,7 +25,9 @@ PLANS = Path(__file__).parents[2] / "plans"
         ("gemma2_9b", "h100_sxm", "fp32", "sm_90", ""),
     ],
 )
-def test_attention_has_blocks_for_its_element_type(plan: str, gpu: str, precision: str, chip: str, name: str) -> None:
+def test_attention_has_blocks_for_its_element_type(
+    plan: str, gpu: str, precision: str, chip: str, name: str
+) -> None:
     source = load(PLANS / f"{plan}.scale")
     text = source.text.replace("precision = bf16", f"precision = {precision}")
     program = compiled(evolve(source, text=text), gpu)
@@ -48,10 +50,16 @@ def test_a_chip_has_the_classes_of_older_ones_and_a_size_the_next_larger_tile() 
     ]
 
 
-@pytest.mark.parametrize(("precision", "name"), [("bf16", "GroupedLinear"), ("fp32", "GroupedLinear32")])
-def test_products_of_experts_have_blocks_for_each_width_of_their_rows(precision: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "name"), [("bf16", "GroupedLinear"), ("fp32", "GroupedLinear32")]
+)
+def test_products_of_experts_have_blocks_for_each_width_of_their_rows(
+    precision: str, name: str
+) -> None:
     source = load(PLANS / "qwen3_30b_a3b.scale")
-    program = compiled(evolve(source, text=source.text.replace("= bf16", f"= {precision}")), "h100_sxm")
+    program = compiled(
+        evolve(source, text=source.text.replace("= bf16", f"= {precision}")), "h100_sxm"
+    )
     sizes = {used.function: used.tiles for used in kernels_of(program)}
     blocks = TILES["sm_80"][name]["4096"]
     assert sizes["grouped_linear"] == ((768, blocks), (2048, blocks))

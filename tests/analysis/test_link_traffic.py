@@ -19,15 +19,17 @@ from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 
-# ---- how much: Rajbhandari et al. 2020, section 7, for Ψ parameters; each microbatch has a forward and a backward
+# ---- how much: Rajbhandari et al. 2020, section 7, for Ψ parameters; each microbatch has a forward
+# and a backward
 
 
 def zero(stage: int, microbatches: int) -> int:
     """What a rank sends in a step, in Ψ.
 
-    An all-reduce is a reduce-scatter and an all-gather of Ψ each (7.1).  With optimizer state shared out (stage 1) the
-    updated parameters are gathered in place of the sums; with gradients (stage 2) sums are scattered whenever they are
-    made (7.2.1).  With parameters (stage 3) these are gathered for each forward and for each backward (7.2.2).
+    An all-reduce is a reduce-scatter and an all-gather of Ψ each (7.1).  With optimizer state
+    shared out (stage 1) the updated parameters are gathered in place of the sums; with gradients
+    (stage 2) sums are scattered whenever they are made (7.2.1).  With parameters (stage 3) these
+    are gathered for each forward and for each backward (7.2.2).
     """
     scattered = 1 if stage < 2 else microbatches
     gathered = 1 if stage < 3 else 2 * microbatches
@@ -44,7 +46,9 @@ def test_volumes_are_those_of_the_paper(stage: int, microbatches: int, ranks: in
     assert (layers.layers, layers.buckets, layers.parameters) == (("layers",), 1, ALL)
     assert layers.gathered + layers.reduced == zero(stage, microbatches) * ALL
     assert (rest.layers, rest.parameters, rest.gathered + rest.reduced) == ((), REST, 2 * REST)
-    layers, others = (sum(sent(it) for it in listed if it.bucket == bucket.name) for bucket in of.buckets)
+    layers, others = (
+        sum(sent(it) for it in listed if it.bucket == bucket.name) for bucket in of.buckets
+    )
     assert layers * ranks == 4 * (ranks - 1) * zero(stage, microbatches) * ALL
     assert others * ranks == 4 * (ranks - 1) * 2 * REST
 
@@ -58,8 +62,13 @@ def test_volumes_of_a_mixture_and_of_replicas() -> None:
 
 
 def test_parameters_are_gathered_in_the_dtype_of_the_model() -> None:
-    listed = collectives(compiled(plan_text("zero 3 over dp").replace("steps = 1", "steps = 1  precision = bf16")))
-    assert {(it.use, it.dtype) for it in listed if it.bucket} == {("parameters", "bf16"), ("gradients", "f32")}
+    listed = collectives(
+        compiled(plan_text("zero 3 over dp").replace("steps = 1", "steps = 1  precision = bf16"))
+    )
+    assert {(it.use, it.dtype) for it in listed if it.bucket} == {
+        ("parameters", "bf16"),
+        ("gradients", "f32"),
+    }
 
 
 # ---- over which links
@@ -79,7 +88,9 @@ def _groups(sizes: dict[str, int], axes: Sequence[str]) -> Iterator[list[int]]:
 def test_which_groups_leave_a_machine(axes: str, per_node: int) -> None:
     base = program("zero 0 over dp")
     sizes = {"a": 2, "b": 3, "c": 4}
-    mesh = evolve(base, axes=tuple(evolve(base.axes[0], name=name, size=size) for name, size in sizes.items()))
+    mesh = evolve(
+        base, axes=tuple(evolve(base.axes[0], name=name, size=size) for name, size in sizes.items())
+    )
     leaves = any(len({rank // per_node for rank in group}) > 1 for group in _groups(sizes, axes))
     assert crosses(mesh, tuple(axes), per_node) == leaves
 
@@ -118,7 +129,10 @@ sent: of n ranks in a ring each sends (n - 1)/n of the whole, in an all_reduce t
 
 
 def test_what_is_shown() -> None:
-    text = plan_text("zero 3 over dp", 2, "replica = 2 dp = 4") + "cluster { gpus_per_node = 4  nodes = 2 }\n"
+    text = (
+        plan_text("zero 3 over dp", 2, "replica = 2 dp = 4")
+        + "cluster { gpus_per_node = 4  nodes = 2 }\n"
+    )
     assert explain_collectives(compiled(text)) == SHOWN
 
 
@@ -128,7 +142,9 @@ def test_what_sends_little_is_added_up() -> None:
     listed = collectives(of)
     for title, use in (("parameters gathered", "parameters"), ("activations", "activations")):
         _, *rows, together = next(part for part in shown if part.startswith(title)).splitlines()
-        calls = [int(re.findall(r"  ([\d,]+)  ", row)[0].replace(",", "")) for row in (*rows, together)]
+        calls = [
+            int(re.findall(r"  ([\d,]+)  ", row)[0].replace(",", "")) for row in (*rows, together)
+        ]
         assert sum(calls[:-1]) == calls[-1] == sum(it.count for it in listed if it.use == use)
         assert len(rows) == (9 if use == "activations" else 3)
     assert re.search(r"^2 others  ", explain_collectives(of), re.MULTILINE)
@@ -142,4 +158,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_one_rank_sends_nothing() -> None:
-    assert explain_collectives(program("", mesh="dp = 1")).endswith("on one rank\n\nno communication")
+    assert explain_collectives(program("", mesh="dp = 1")).endswith(
+        "on one rank\n\nno communication"
+    )

@@ -1,4 +1,6 @@
-"""The account against what ops say that they communicate, and an op of its own kind that sends around a ring."""
+"""The account against what ops say that they communicate, and an op of its own kind that sends
+around a ring.
+"""
 
 import json
 import re
@@ -36,8 +38,12 @@ from scalec.compiler.syntax.source import Source
 PLANS = Path(__file__).parents[2] / "plans"
 
 
-def ops(region: Region, program: Program, outer: int = 1, layers: int = 1) -> Iterator[tuple[Op, int]]:
-    """Every op, and how often it is done in a step: `outer` times the `layers` of the innermost loop around it."""
+def ops(
+    region: Region, program: Program, outer: int = 1, layers: int = 1
+) -> Iterator[tuple[Op, int]]:
+    """Every op, and how often it is done in a step: `outer` times the `layers` of the innermost
+    loop around it.
+    """
     for stmt in region.body:
         if isinstance(stmt, Region):
             inside = (outer * layers, program.size(stmt.dim)) if stmt.dim else (outer, layers)
@@ -47,7 +53,9 @@ def ops(region: Region, program: Program, outer: int = 1, layers: int = 1) -> It
 
 
 def counted(program: Program) -> Counter[tuple[object, ...]]:
-    """The elements of all messages, by operation, axes and element type, of one rank without a pipeline."""
+    """The elements of all messages, by operation, axes and element type, of one rank without a
+    pipeline.
+    """
     known, found = program.types, Counter[tuple[object, ...]]()
     for op, times in ops(program.region, program):
         for it in messages(program, op, known):
@@ -58,7 +66,8 @@ def counted(program: Program) -> Counter[tuple[object, ...]]:
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.scale")), ids=lambda path: path.stem)
 def test_the_account_is_the_sum_of_what_ops_say(path: Path) -> None:
     program = compile_plan(load(path))
-    if program.pipeline:  # the IR has all stages at once, and the account a rank's: messages between them are its own
+    # the IR has all stages at once, and the account a rank's: messages between them are its own
+    if program.pipeline:
         said = {(op, axes, dtype) for op, axes, dtype, *_ in counted(program)}
         ranks = range(program.axis(program.pipeline.axis).size)
         listed = [it for rank in ranks for it in collectives(program, rank) if it.peer is None]
@@ -70,8 +79,8 @@ def test_the_account_is_the_sum_of_what_ops_say(path: Path) -> None:
     assert found == counted(program)
 
 
-# ---- an op that no product code knows: two values go around a ring in turn, and one goes two ranks further at the end
-# ---- in backward the operand and its gradient go around together, the other way
+# ---- an op that no product code knows: two values go around a ring in turn, and one goes two ranks
+# further at the end ---- in backward the operand and its gradient go around together, the other way
 
 
 def around(it: Local) -> tuple[Message, ...]:
@@ -83,15 +92,24 @@ def around(it: Local) -> tuple[Message, ...]:
 
 def back(it: Local) -> tuple[Message, ...]:
     """The operand by its name, and the gradient by that of the result."""
-    shape, (gradient,), (operand,) = it.program.local_shape(it.types[0]), it.op.outputs, it.op.inputs
+    shape, (gradient,), (operand,) = (
+        it.program.local_shape(it.types[0]),
+        it.op.outputs,
+        it.op.inputs,
+    )
     assert it.wanted == (True,)
     hop = Message("rotate", operand, ("cp",), "f32", shape, hops=3, by=3)
     return hop, evolve(hop, what=gradient.name, dtype="f64")
 
 
 def with_rings(region: Region, every: int) -> Region:
-    """`silu` as a ring, which is done in the first of every so many layers, and its gradient as that of a ring."""
-    body = (with_rings(stmt, every) if isinstance(stmt, Region) else as_ring(stmt, every) for stmt in region.body)
+    """`silu` as a ring, which is done in the first of every so many layers, and its gradient as
+    that of a ring.
+    """
+    body = (
+        with_rings(stmt, every) if isinstance(stmt, Region) else as_ring(stmt, every)
+        for stmt in region.body
+    )
     return evolve(region, body=tuple(body))
 
 
@@ -112,7 +130,11 @@ def every(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def ringed(monkeypatch: pytest.MonkeyPatch, every: int) -> Program:
     """3 microbatches of 5 layers, on 2 × 4 ranks."""
-    monkeypatch.setitem(OPS, "ring", evolve(OPS["silu"], name="ring", communicates=around, vjp=Vjp(communicates=back)))
+    monkeypatch.setitem(
+        OPS,
+        "ring",
+        evolve(OPS["silu"], name="ring", communicates=around, vjp=Vjp(communicates=back)),
+    )
     program = plain()
     return evolve(program, region=with_rings(program.region, every))
 
@@ -130,7 +152,10 @@ BYTES = 4 * 1 * HIDDEN * 4  # of f32[batch, seq, ffn]
 
 def test_a_ring_is_in_the_account(ringed: Program, every: int) -> None:
     times = 3 * (5 if every == 1 else 3)
-    found = [(it.hops, it.by, it.dtype, it.count, it.bytes, it.loops, it.use, it.where) for it in rotations(ringed)]
+    found = [
+        (it.hops, it.by, it.dtype, it.count, it.bytes, it.loops, it.use, it.where)
+        for it in rotations(ringed)
+    ]
     around = (("microbatches", "layers"), "activations", "forward")
     assert found == [
         ("hops", 1, "f32", 3 * times, BYTES, *around),
@@ -145,10 +170,17 @@ def test_the_gradient_of_a_ring_is_in_the_account(ringed: Program, every: int) -
     operand, gradient = rotations(ringed, "backward")
     times = 3 * (5 if every == 1 else 3)
     around = (("microbatches", "layers.1"), 3 * times, "hops", 3, "activations")
-    assert [(it.loops, it.count, base(it.hops), it.by, it.use) for it in (operand, gradient)] == [around] * 2
+    assert [(it.loops, it.count, base(it.hops), it.by, it.use) for it in (operand, gradient)] == [
+        around
+    ] * 2
     assert operand.hops == gradient.hops != rotations(ringed)[0].hops
     assert (operand.dtype, gradient.dtype) == ("f32", "f64")
-    read = {name for op in walk(ringed.region.body) if dict(op.attrs).get("of") == "ring" for name in op.inputs[1:]}
+    read = {
+        name
+        for op in walk(ringed.region.body)
+        if dict(op.attrs).get("of") == "ring"
+        for name in op.inputs[1:]
+    }
     assert (operand.value in read, gradient.value.startswith("d_")) == (True, True)
     assert all(it not in evaluation(ringed) for it in (operand, gradient))
 
@@ -167,8 +199,16 @@ def test_a_ring_sends_all_that_goes_in(ringed: Program, every: int) -> None:
     assert sum(map(sent, rotations(ringed))) == times * (3 + 6 + 1) * BYTES
     assert sum(map(sent, rotations(ringed, "backward"))) == times * (3 + 6) * BYTES
     assert communicators(ringed) == communicators(plain()) + 1
-    (line,) = (line for line in explain_collectives(ringed).splitlines() if "f64" in line and "forward" in line)
-    (other,) = (line for line in explain_collectives(ringed).splitlines() if "f64" in line and "backward" in line)
+    (line,) = (
+        line
+        for line in explain_collectives(ringed).splitlines()
+        if "f64" in line and "forward" in line
+    )
+    (other,) = (
+        line
+        for line in explain_collectives(ringed).splitlines()
+        if "f64" in line and "backward" in line
+    )
     calls = 9 * (5 if every == 1 else 3)
     assert re.sub(" {2,}", " | ", line) == (
         "rotate over cp, 4 ranks | forward, 3 microbatches x 5 layers x 3 hops | "
@@ -196,18 +236,29 @@ def test_a_ring_is_in_the_plan_of_a_record(ringed: Program, every: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [{"communicates": around}, {"vjp": Vjp(communicates=back)}, {}], ids=["forward", "backward", "neither"]
+    "entry",
+    [{"communicates": around}, {"vjp": Vjp(communicates=back)}, {}],
+    ids=["forward", "backward", "neither"],
 )
-def test_programs_keep_the_order_of_what_communicates(entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_keep_the_order_of_what_communicates(
+    entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forward or backward; other ops of the forward may be in any order."""
     monkeypatch.setitem(OPS, "ring", evolve(OPS["silu"], name="ring", **entry))
     lines = "g = silu(x @ up[hidden -> ffn])  h = silu(x @ gate[hidden -> ffn])  x = x + (g * h) @"
-    source = Source("tiny.scale", zero_plans.plan_text("").replace("x = x + silu(x @ up[hidden -> ffn]) @", lines))
+    source = Source(
+        "tiny.scale",
+        zero_plans.plan_text("").replace("x = x + silu(x @ up[hidden -> ffn]) @", lines),
+    )
     program = compile_plan(source)
     text = emit(program, source)["train.py"]
     ringed = evolve(program, region=with_rings(program.region, 0))
     assert check(text, ringed)
     first, second = re.findall(r" +[gh] = silu.*\n", text)
     swapped = text.replace(first + second, second + first)
-    with pytest.raises(AssertionError, match="comes before what the IR communicates") if entry else nullcontext():
+    with (
+        pytest.raises(AssertionError, match="comes before what the IR communicates")
+        if entry
+        else nullcontext()
+    ):
         check(swapped, ringed)

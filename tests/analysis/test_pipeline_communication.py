@@ -1,4 +1,6 @@
-"""Communication and memory of a pipeline's ranks, by hand on a small plan, and how they are shown."""
+"""Communication and memory of a pipeline's ranks, by hand on a small plan, and how they are
+shown.
+"""
 
 import json
 import re
@@ -29,7 +31,8 @@ def text(layers: list[int], settings: str = "") -> str:
         plan_text("zero 1 over dp")
         .replace(
             "mesh { dp = 2 }",
-            f"mesh {{ pp = {len(layers)}  dp = 2 }}\npipeline {{ schedule = 1f1b  stages = {layers} }}",
+            f"mesh {{ pp = {len(layers)}  dp = 2 }}\npipeline {{ schedule = 1f1b  stages ="
+            f" {layers} }}",
         )
         .replace("batch over dp", "batch over dp  layers over pp")
         .replace("steps = 1\n", f"steps = 1  {settings}\n")
@@ -52,11 +55,15 @@ def test_a_rank_has_its_own_parameters() -> None:
         moved = [each for each in collectives(of, rank) if each.use == "parameters"]
         assert sum(each.elements * each.ranks for each in moved) == own
         buckets = accounts(of)[rank].buckets
-        assert sum(it.parameters for it in buckets) == sum(it.gradients for it in buckets) == 4 * own
+        assert (
+            sum(it.parameters for it in buckets) == sum(it.gradients for it in buckets) == 4 * own
+        )
 
 
 def test_messages() -> None:
-    """Of three stages the one between has two neighbours; each way one message for each of three microbatches."""
+    """Of three stages the one between has two neighbours; each way one message for each of
+    three microbatches.
+    """
     of = program([2, 2, 1])
     found = [
         {
@@ -73,11 +80,15 @@ def test_messages() -> None:
         | {("receive", "backward", 2): each, ("send", "backward", 0): each},
         {("receive", "forward", 1): each, ("send", "backward", 1): each},
     ]
-    assert {each.where for r in places(of) for each in evaluation(of, r) if each.peer is not None} == {"forward"}
+    assert {
+        each.where for r in places(of) for each in evaluation(of, r) if each.peer is not None
+    } == {"forward"}
 
 
 def test_messages_are_of_what_crosses_their_cut() -> None:
-    """Of x and s each rank of tp has 4 places of 16 features, of y 8 of 12 and of z 4 of 6, for two rows in 8 bytes."""
+    """Of x and s each rank of tp has 4 places of 16 features, of y 8 of 12 and of z 4 of 6, for
+    two rows in 8 bytes.
+    """
     x, y, z = 2 * 4 * 16 * 8, 2 * 8 * 12 * 8, 2 * 4 * 6 * 8
     cuts, of = [[x, x], [x, x], [y], [y], [z], [z], [z]], compiled(unlike())
     listed = [each for r in places(of) for each in collectives(of, r) if each.use == "stages"]
@@ -97,7 +108,9 @@ def test_messages_are_of_what_crosses_their_cut() -> None:
 
 def test_a_sum_over_some_ranks_is_of_these() -> None:
     tied = text([2, 1, 1, 1]).replace("head[hidden -> vocab]", "wte")
-    among = [[it.among for it in collectives(compiled(tied), rank) if it.among] for rank in range(4)]
+    among = [
+        [it.among for it in collectives(compiled(tied), rank) if it.among] for rank in range(4)
+    ]
     assert among == [[(0, 3)], [], [], [(0, 3)]]
 
 
@@ -117,21 +130,28 @@ def test_a_table_for_ranks_that_are_alike() -> None:
     assert re.findall(r"per step and rank (.+) of pp", shown) == ["0", "1, 2", "3"]
     sends = [line.split() for line in shown.splitlines() if line.startswith("send ")]
     assert sends == [
-        ["send", "pp", "4", calls, size, "B"] for calls, size in (("3", "384"), ("6", "768"), ("3", "384"))
+        ["send", "pp", "4", calls, size, "B"]
+        for calls, size in (("3", "384"), ("6", "768"), ("3", "384"))
     ]
 
 
 def test_links_of_two_ranks() -> None:
     """Four ranks of two each: two of them on each node of four."""
     of = program([2, 1, 1, 1])
-    assert [crosses(of, ("pp",), 4, pair) for pair in ((0, 1), (1, 2), (3, 2))] == [False, True, False]
+    assert [crosses(of, ("pp",), 4, pair) for pair in ((0, 1), (1, 2), (3, 2))] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_rank_that_sends_most_is_shown() -> None:
     of = program([3, 2])
     shown = explain_collectives(of)
     assert "rank 0 of pp, which sends most, sends " in shown
-    (row,) = re.findall(r"^send to rank 1 of pp +forward, 3 microbatches +3 +32 x f32 +384 B", shown, re.MULTILINE)
+    (row,) = re.findall(
+        r"^send to rank 1 of pp +forward, 3 microbatches +3 +32 x f32 +384 B", shown, re.MULTILINE
+    )
     assert row
     assert [sum(map(sent, collectives(of, rank))) for rank in (0, 1)] == sorted(
         (sum(map(sent, collectives(of, rank))) for rank in (0, 1)), reverse=True
@@ -153,7 +173,9 @@ def test_plan_json_has_all_ranks() -> None:
     assert (said["memory"]["rank"], said["memory"]["peak"]["bytes"]) == (most.rank, most.total)
 
 
-def test_memory_is_that_of_the_rank_that_needs_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_is_that_of_the_rank_that_needs_most(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     of = program([3, 2])
     most = max(accounts(of), key=lambda it: it.total)
     path = tmp_path / "tiny.scale"

@@ -12,16 +12,22 @@ MOST_OPS = 6
 
 @st.composite
 def bodies(draw: st.DrawFn) -> Choices:
-    """Ops that read what a layer is handed or what others make, some of which backward cannot recompute."""
+    """Ops that read what a layer is handed or what others make, some of which backward cannot
+    recompute.
+    """
     known, ops = ["x"], list[Choice]()
     for i in range(draw(st.integers(1, MOST_OPS))):
         reads = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
         makes = [f"v{i}{part}" for part in ("", "b")[: draw(st.integers(1, 2))]]
         time = draw(st.none() | st.integers(1, 20).map(float))
-        ops.append(Choice(makes[0], "op", tuple(reads), tuple(makes), draw(st.integers(0, 3)), time))
+        ops.append(
+            Choice(makes[0], "op", tuple(reads), tuple(makes), draw(st.integers(0, 3)), time)
+        )
         known += makes
     sizes = {name: draw(st.integers(0, 20)) for name in known}
-    return Choices(tuple(ops), sizes, frozenset(draw(st.lists(st.sampled_from(known), unique=True))))
+    return Choices(
+        tuple(ops), sizes, frozenset(draw(st.lists(st.sampled_from(known), unique=True)))
+    )
 
 
 def _all(body: Choices) -> list[tuple[float, int]]:
@@ -33,7 +39,10 @@ def _all(body: Choices) -> list[tuple[float, int]]:
 
 def _one(body: Choices, again: set[str]) -> tuple[float, int]:
     maker = {storage: op for op in body.ops for storage in op.makes}
-    kept, asked = set[str](), [*body.needed, *(it for op in body.ops if op.name in again for it in op.reads)]
+    kept, asked = (
+        set[str](),
+        [*body.needed, *(it for op in body.ops if op.name in again for it in op.reads)],
+    )
     while asked:
         storage = asked.pop()
         op = maker.get(storage)
@@ -67,7 +76,9 @@ def test_the_frontier_is_the_lower_hull_of_all_subsets(body: Choices) -> None:
     assert kept[-1] == min(size for _, size in known)
     for first, last in pairwise(found):
         price = (last.time - first.time) / (first.bytes - last.bytes)
-        assert all(time + price * size >= first.time + price * first.bytes - 1e-6 for time, size in known)
+        assert all(
+            time + price * size >= first.time + price * first.bytes - 1e-6 for time, size in known
+        )
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,4 +1,6 @@
-"""The programs of stages: what they receive and send, their layers, and their terms of gradients."""
+"""The programs of stages: what they receive and send, their layers, and their terms of
+gradients.
+"""
 
 from helpers.proof_pipelines import compiled, piped
 from helpers.uneven_stages import unlike
@@ -34,15 +36,25 @@ def test_a_stage_has_its_layers_and_no_others() -> None:
     assert program.pipeline
     for dim in program.pipeline.dims:
         assert [i for stage in stages for i in stage.layers[dim]] == [*range(program.size(dim))]
-        assert [stage.program.size(dim) for stage in stages] == [len(stage.layers[dim]) for stage in stages]
+        assert [stage.program.size(dim) for stage in stages] == [
+            len(stage.layers[dim]) for stage in stages
+        ]
         assert sum(own.size(dim) for own in rank_programs(program)) == program.size(dim)
 
 
 def test_each_stage_of_a_tied_parameter_adds_up_its_own_terms() -> None:
     program, (first, last) = _made(piped("tied embedding"))
-    sums = {op.outputs[0].name: op for op in program.backward.body if isinstance(op, Op) and op.kind == "add"}
+    sums = {
+        op.outputs[0].name: op
+        for op in program.backward.body
+        if isinstance(op, Op) and op.kind == "add"
+    }
     terms = [
-        {op.outputs[0].name: op.inputs for op in stage.backward.body if isinstance(op, Op) and op.kind == "add"}
+        {
+            op.outputs[0].name: op.inputs
+            for op in stage.backward.body
+            if isinstance(op, Op) and op.kind == "add"
+        }
         for stage in (first, last)
     ]
     (total,) = (name for name in sums if all(name in own for own in terms))

@@ -1,4 +1,6 @@
-"""Who writes which part of a checkpoint, by types: each element once; and the runtime's boxes are these parts."""
+"""Who writes which part of a checkpoint, by types: each element once; and the runtime's boxes
+are these parts.
+"""
 
 from types import ModuleType
 from typing import Any
@@ -26,9 +28,19 @@ def _compiled(case: Case) -> Program:
 
 @st.composite
 def _cases(draw: st.DrawFn) -> Case:
-    pp, dp, tp = (draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2])))
-    state = draw(st.sampled_from(["", "zero 1 over dp", "zero 2 over dp", "zero 3 over dp"])) if dp > 1 else ""
-    model = draw(st.sampled_from(["llama", "tied", "every", "latent"] if pp == 1 else ["llama", "tied"]))
+    pp, dp, tp = (
+        draw(st.sampled_from([1, 2])),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([1, 2])),
+    )
+    state = (
+        draw(st.sampled_from(["", "zero 1 over dp", "zero 2 over dp", "zero 3 over dp"]))
+        if dp > 1
+        else ""
+    )
+    model = draw(
+        st.sampled_from(["llama", "tied", "every", "latent"] if pp == 1 else ["llama", "tied"])
+    )
     return Case(
         pp=pp,
         dp=dp,
@@ -79,7 +91,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "case", [CASES[0], CASES[1], *(pytest.param(case, marks=pytest.mark.long) for case in CASES[2:])], ids=str
+    "case",
+    [CASES[0], CASES[1], *(pytest.param(case, marks=pytest.mark.long) for case in CASES[2:])],
+    ids=str,
 )
 def test_ranks_write_these_parts(case: Case, tmp_path: Any) -> None:
     module = harness.compiled(case, tmp_path)
@@ -90,9 +104,16 @@ def test_ranks_write_these_parts(case: Case, tmp_path: Any) -> None:
 
 def _own(module: ModuleType) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
     _, state = module.build(Mesh(module.PLAN.mesh))
-    boxes = [box for box in state.boxes() if box.own and box.tensor.numel() and not box.key.startswith("optimizer/")]
+    boxes = [
+        box
+        for box in state.boxes()
+        if box.own and box.tensor.numel() and not box.key.startswith("optimizer/")
+    ]
     return [
-        (box.key, tuple((at, at + size) for at, size in zip(box.offset, box.tensor.shape, strict=True)))
+        (
+            box.key,
+            tuple((at, at + size) for at, size in zip(box.offset, box.tensor.shape, strict=True)),
+        )
         for box in boxes
     ]
 
@@ -104,5 +125,7 @@ def _named(program: Program) -> Parts:
     for (name, layer), parts in written(program).items():
         assert patterns[name].count("*") <= 1
         key = patterns[name].replace("*", str(layer))
-        named |= {(key, tuple((each.start, each.stop) for each in extent), rank) for extent, rank in parts}
+        named |= {
+            (key, tuple((each.start, each.stop) for each in extent), rank) for extent, rank in parts
+        }
     return named

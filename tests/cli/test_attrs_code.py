@@ -1,4 +1,6 @@
-"""Code of attrs' methods that is kept: classes are as ever, and a second process compiles none of it."""
+"""Code of attrs' methods that is kept: classes are as ever, and a second process compiles none
+of it.
+"""
 
 import marshal
 import os
@@ -75,7 +77,10 @@ def test_other_text_is_other_code(tmp_path: Path) -> None:
     codes = KeptCode(tmp_path / "code.marshal")
     one, two = (codes.compile(f"lambda: {number}", "<text>", "eval") for number in (1, 2))
     assert (eval(one)(), eval(two)()) == (1, 2)
-    salted = [codes.compile(f"lambda self: hash((\n        {salt},\n self,))", "<text>", "eval") for salt in (3, -4)]
+    salted = [
+        codes.compile(f"lambda self: hash((\n        {salt},\n self,))", "<text>", "eval")
+        for salt in (3, -4)
+    ]
     assert salted[0] is salted[1]
 
 

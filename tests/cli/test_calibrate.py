@@ -35,11 +35,17 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def test_a_rank_of_the_plan_is_started_for_each_of_its_groups(started: list[list[str]], tmp_path: Path) -> None:
+def test_a_rank_of_the_plan_is_started_for_each_of_its_groups(
+    started: list[list[str]], tmp_path: Path
+) -> None:
     assert cli.main(["calibrate", "tiny.scale", "-o", "mine.toml", "--quick"]) == 0
     (words,) = started
     assert "--nproc-per-node=4" in words
-    assert words[words.index("scalec.runtime.calibrate") + 1 :][:3] == ["mine.json", "-o", "mine.toml"]
+    assert words[words.index("scalec.runtime.calibrate") + 1 :][:3] == [
+        "mine.json",
+        "-o",
+        "mine.toml",
+    ]
     listed = json.loads((tmp_path / "mine.json").read_text())
     assert {*map(tuple, (it["axes"] for it in listed["groups"]))} == {("dp",), ("tp",)}
 
@@ -54,11 +60,16 @@ def test_on_several_nodes_it_prints_the_command_for_each(
 
 
 def test_a_machine_without_a_gpu_is_told_before_ranks_start(
-    started: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    started: list[list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "tiny.scale").write_text("cluster { gpu = h100_sxm }\n" + MODEL)
     seen: list[int] = [1]
-    monkeypatch.setattr(subprocess, "run", lambda words: subprocess.CompletedProcess(words, seen.pop()))  # type: ignore[misc]
+    monkeypatch.setattr(
+        subprocess, "run", lambda words: subprocess.CompletedProcess(words, seen.pop())
+    )  # type: ignore[misc]
     assert cli.main(["calibrate", "tiny.scale"]) == 2
     assert "this machine has none: calibrate on the machine that trains" in capsys.readouterr().err
     assert not started
@@ -78,7 +89,11 @@ def test_a_machine_without_a_gpu_is_told_before_ranks_start(
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(
-    words: list[str], told: str, started: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    told: str,
+    started: list[list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "theirs.toml").write_text("a = 1")
     try:

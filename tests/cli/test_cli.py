@@ -48,7 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`scalec(*words)` runs the command line: its exit status, standard output and standard error."""
+    """`scalec(*words)` runs the command line: its exit status, standard output and standard
+    error.
+    """
 
     def run(*words: str) -> tuple[int, str, str]:
         try:
@@ -74,18 +76,27 @@ def test_check(scalec: Run) -> None:
 
 def test_one_rank(scalec: Run) -> None:
     Path("tiny.scale").write_text(PLAN.replace("dp = 2  tp = 2", "dp = 1  tp = 1"))
-    assert scalec("check", "tiny.scale")[1] == "ok  tiny: 64 parameters on one rank, 128 tokens a step\n"
+    assert (
+        scalec("check", "tiny.scale")[1]
+        == "ok  tiny: 64 parameters on one rank, 128 tokens a step\n"
+    )
 
 
 def test_an_axis_that_was_factored(scalec: Run) -> None:
     x = """x = attention(x @ wq[hidden -> heads, head_dim], x @ wk[hidden -> kv_heads, head_dim],
                 x @ wv[hidden -> kv_heads, head_dim], mask=causal) @ wo[heads, head_dim -> hidden]
   loss"""
-    plan = PLAN.replace("hidden = 4", "hidden = 8  heads = 4  kv_heads = 2  head_dim = 2").replace("tp = 2", "tp = 4")
-    Path("tiny.scale").write_text(plan.replace("loss", x, 1).replace("vocab over", "vocab, heads, kv_heads over"))
+    plan = PLAN.replace("hidden = 4", "hidden = 8  heads = 4  kv_heads = 2  head_dim = 2").replace(
+        "tp = 2", "tp = 4"
+    )
+    Path("tiny.scale").write_text(
+        plan.replace("loss", x, 1).replace("vocab over", "vocab, heads, kv_heads over")
+    )
     _, out, _ = scalec("compile", "tiny.scale")
     assert out.startswith("tiny: 320 parameters on 8 ranks, dp 2 x tp 4 (tp_0 2 x tp_1 2)\n")
-    rows = [re.split("  +", line)[:3] for line in out.splitlines() if line.startswith("all_reduce ")]
+    rows = [
+        re.split("  +", line)[:3] for line in out.splitlines() if line.startswith("all_reduce ")
+    ]
     assert rows == [
         ["all_reduce", "dp", "2"],
         ["all_reduce", "dp x tp_1", "4"],  # the gradients of wk and wv
@@ -106,7 +117,9 @@ def test_diagnostics_of_a_wrong_plan(scalec: Run) -> None:
     assert not Path("out").exists()
 
 
-def test_diagnostics_are_coloured_on_a_terminal(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics_are_coloured_on_a_terminal(
+    scalec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert scalec("check", "missing.scale")[2].startswith("\x1b[1;31merror[E0101]")
@@ -133,7 +146,11 @@ def test_compile(scalec: Run) -> None:
         "\n"
         "  torchrun --standalone --nproc-per-node=4 out/tiny/train.py\n"
     )
-    assert sorted(path.name for path in Path("out/tiny").iterdir()) == ["hf_names.json", "plan.json", "train.py"]
+    assert sorted(path.name for path in Path("out/tiny").iterdir()) == [
+        "hf_names.json",
+        "plan.json",
+        "train.py",
+    ]
 
 
 def test_a_second_compile_replaces_the_first(scalec: Run) -> None:
@@ -146,7 +163,10 @@ def test_a_second_compile_replaces_the_first(scalec: Run) -> None:
 
 def test_what_is_written_says_who_wrote_it(scalec: Run) -> None:
     scalec("compile", "tiny.scale")
-    assert json.loads(Path("out/tiny/plan.json").read_text())["written_by"] == f"scalec {version('scalec')}"
+    assert (
+        json.loads(Path("out/tiny/plan.json").read_text())["written_by"]
+        == f"scalec {version('scalec')}"
+    )
 
 
 def test_a_path_with_a_space_is_quoted(scalec: Run) -> None:
@@ -159,15 +179,24 @@ def test_a_path_with_a_space_is_quoted(scalec: Run) -> None:
 def test_several_machines(scalec: Run) -> None:
     Path("tiny.scale").write_text(MACHINES + PLAN)
     _, out, _ = scalec("compile", "tiny.scale")
-    line = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 out/tiny/train.py"
-    assert f"to train, run this on each of the 2 nodes ($HEAD is the address of one of them):\n\n  {line}\n" in out
+    line = (
+        "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+        " --rdzv-endpoint=$HEAD:29500 out/tiny/train.py"
+    )
+    assert (
+        "to train, run this on each of the 2 nodes ($HEAD is the address of one of them):\n\n"
+        f"  {line}\n" in out
+    )
 
 
 def test_output_that_scalec_did_not_write_is_refused(scalec: Run) -> None:
     Path("train.py").write_text("mine")
     status, out, err = scalec("compile", "tiny.scale", "-o", ".")
     assert (status, out) == (2, "")
-    assert err == "error: `train.py` was not written by scalec: move it away, or choose another folder with -o\n"
+    assert (
+        err == "error: `train.py` was not written by scalec: move it away, or choose another folder"
+        " with -o\n"
+    )
     assert not Path("plan.json").exists()
 
 
@@ -185,10 +214,18 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     status, out, _ = scalec("run", "tiny.scale", "-o", "x", "--", "--steps", "3", "--", "y")
     assert status == 0
-    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "scalec.runtime.train.torchrun",
+        "--standalone",
+        "--nproc-per-node=4",
+    ]
     assert executed == [[*torchrun, "x/train.py", "--resume", "auto", "--steps", "3", "--", "y"]]
     wrote = "wrote x/hf_names.json, x/train.py and x/plan.json\n"
-    assert out.endswith(f"{wrote}starting 4 processes: Python and torch take some seconds to load\n")
+    assert out.endswith(
+        f"{wrote}starting 4 processes: Python and torch take some seconds to load\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,8 +243,17 @@ def test_run_goes_on_with_a_compiled_program(
 ) -> None:
     scalec("compile", "tiny.scale", "-o", "x")
     status, out, _ = scalec("run", "x/train.py", *words.split())
-    assert (status, out) == (0, "starting 4 processes: Python and torch take some seconds to load\n")
-    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
+    assert (status, out) == (
+        0,
+        "starting 4 processes: Python and torch take some seconds to load\n",
+    )
+    torchrun = [
+        sys.executable,
+        "-m",
+        "scalec.runtime.train.torchrun",
+        "--standalone",
+        "--nproc-per-node=4",
+    ]
     assert executed == [[*torchrun, *restarts, "x/train.py", *arguments.split()]]
 
 
@@ -222,7 +268,9 @@ def test_run_goes_on_with_a_compiled_program(
         ("y.py", "`plan.json`, which `scalec compile` writes beside train.py, cannot be read"),
     ],
 )
-def test_run_that_cannot_be(words: str, error: str, scalec: Run, executed: list[Sequence[str]]) -> None:
+def test_run_that_cannot_be(
+    words: str, error: str, scalec: Run, executed: list[Sequence[str]]
+) -> None:
     Path("y.py").touch()
     status, _, err = scalec("run", *words.split())
     assert (status, executed) == (2, [])
@@ -264,7 +312,9 @@ def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> 
     assert err == f"error: this plan runs on 2 nodes: {job}; {each}\n"
 
 
-def test_run_without_torch(scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_torch(
+    scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # type: ignore[misc]
     status, _, err = scalec("run", "tiny.scale")
     assert (status, executed) == (2, [])
@@ -286,12 +336,16 @@ def test_ir_after_each_pass_reads_back(scalec: Run, stage: str) -> None:
 
 def test_ir_compiles_in_place_of_the_plan(scalec: Run) -> None:
     Path("tiny.ir").write_text(scalec("ir", "tiny.scale", "--after", "propagate")[1])
-    assert scalec("compile", "tiny.ir", "-o", "x")[1] == scalec("compile", "tiny.scale", "-o", "x")[1]
+    assert (
+        scalec("compile", "tiny.ir", "-o", "x")[1] == scalec("compile", "tiny.scale", "-o", "x")[1]
+    )
 
 
 MANY_ROWS = {  # 16 ranks of 4 stages, 64 microbatches
     "hidden = 4 }": "hidden = 4  wide = 8  layers = 64 }",
-    "  loss =": "  repeat layers { x = x + x @ up[hidden -> wide] @ down[wide -> hidden] }\n  loss =",
+    "  loss =": (
+        "  repeat layers { x = x + x @ up[hidden -> wide] @ down[wide -> hidden] }\n  loss ="
+    ),
     "dp = 2  tp = 2": "pp = 16",
     "  batch over dp\n  vocab over tp": "  layers over pp",
     "global_batch = 8  microbatch = 2": "global_batch = 64  microbatch = 1",
@@ -335,7 +389,11 @@ def test_an_unknown_pass_lists_the_passes(scalec: Run) -> None:
     ("old", "new", "note"),
     [
         ("after propagate", "after magic", "there is no pass `magic`"),
-        ("embedding(tokens, wte.1)", "embedding(tokens, nothing)", "nothing is used before it is bound"),
+        (
+            "embedding(tokens, wte.1)",
+            "embedding(tokens, nothing)",
+            "nothing is used before it is bound",
+        ),
     ],
 )
 def test_ir_edited_to_something_illegal(scalec: Run, old: str, new: str, note: str) -> None:
@@ -385,15 +443,27 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         (["log", "a" * 256], "RUN: it has a name of more than 255 bytes, which no file has"),
         (["schedule", "tiny.scale", "--svg", ""], "--svg: it is empty"),
         (["import", "config.json", "-o", ""], "-o/--output: it is empty"),
-        (["build", "tiny.scale"], "unknown command `build`: `scalec compile PLAN` writes the training program\n"),
-        (["train", "tiny.scale"], "unknown command `train`: `scalec run PLAN` compiles a plan and trains it"),
+        (
+            ["build", "tiny.scale"],
+            "unknown command `build`: `scalec compile PLAN` writes the training program\n",
+        ),
+        (
+            ["train", "tiny.scale"],
+            "unknown command `train`: `scalec run PLAN` compiles a plan and trains it",
+        ),
         (["generate"], "for text from a model export it"),
         (["wibble"], "invalid choice: 'wibble'"),
-        (["import", "org/model-7B"], "error: `org/model-7B` is not a file: `hf download org/model-7B config.json"),
+        (
+            ["import", "org/model-7B"],
+            "error: `org/model-7B` is not a file: `hf download org/model-7B config.json",
+        ),
         (["chek", "tiny.scale"], "error: unknown command `chek`: did you mean `check`?\n"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
         (["explain", "time", "tiny.scale", "--bogus"], "usage: scalec explain "),
-        (["compile", "tiny.scale", "--", "--steps"], "only `scalec run` and `scalec launch` take arguments after `--`"),
+        (
+            ["compile", "tiny.scale", "--", "--steps"],
+            "only `scalec run` and `scalec launch` take arguments after `--`",
+        ),
         (
             ["run", "tiny.scale", "--steps", "3", "--", "--lr", "1e-3"],
             "error: `--steps` goes to train.py, after `--`: scalec run PLAN -- --steps …\n",
@@ -415,7 +485,9 @@ def test_dump(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert err.count("# after ") == 1
     monkeypatch.setenv("SCALEC_DUMP", "all")
     _, _, err = scalec("check", "tiny.scale")
-    assert [line.removeprefix("# after ") for line in err.splitlines() if line.startswith("# after ")] == [*PASS_NAMES]
+    assert [
+        line.removeprefix("# after ") for line in err.splitlines() if line.startswith("# after ")
+    ] == [*PASS_NAMES]
 
 
 def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +495,9 @@ def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> N
     status, out, err = scalec("check", "tiny.scale")
     assert (status, out) == (70, "")
     assert err.startswith("Traceback")
-    assert err.splitlines()[-1].startswith("this is a bug in scalec, in pass `flatten_sums`: TypeError")
+    assert err.splitlines()[-1].startswith(
+        "this is a bug in scalec, in pass `flatten_sums`: TypeError"
+    )
 
 
 def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:

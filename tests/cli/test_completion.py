@@ -18,7 +18,8 @@ LINES = {  # the words so far → what bash may put in the place of the last one
     "scalec explain mem": {"memory"},
     "scalec check mine/t": {"mine/tiny.scale", "mine/two.ir"},
     "scalec check sc": {"scalec:"},
-    "scalec check scalec:llama3_8": {"llama3_8b", "llama3_8b_long"},  # a colon begins a word of bash
+    # a colon begins a word of bash
+    "scalec check scalec:llama3_8": {"llama3_8b", "llama3_8b_long"},
     "scalec report mine/tiny.scale -o mine/n": {"mine/notes.txt"},
 }
 COMPLETE = """
@@ -50,7 +51,9 @@ def test_bash(folder: Path) -> None:
         env=os.environ | {"PATH": path},
         input="".join(f"{line}|\n" for line in LINES),
     )
-    answers = [{word.strip() for word in answer.split(",")} for answer in result.stdout.splitlines()]
+    answers = [
+        {word.strip() for word in answer.split(",")} for answer in result.stdout.splitlines()
+    ]
     assert dict(zip(LINES, answers, strict=True)) == LINES
 
 
@@ -64,7 +67,11 @@ def test_the_script_of_each_shell_has_the_parser_answer(
     variables = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell}
     assert all(name in script for name in variables)
     line, answer = "scalec check scalec:tiny_fi", folder / "answer"
-    variables |= {"COMP_LINE": line, "COMP_POINT": f"{len(line)}", "_ARGCOMPLETE_STDOUT_FILENAME": f"{answer}"}
+    variables |= {
+        "COMP_LINE": line,
+        "COMP_POINT": f"{len(line)}",
+        "_ARGCOMPLETE_STDOUT_FILENAME": f"{answer}",
+    }
     subprocess.run([BIN / "scalec"], check=True, env=os.environ | variables)
     assert "tiny_five" in answer.read_text()
 

@@ -24,7 +24,9 @@ train {
 }
 """
 NAMES = 'names hf { wte = "model.embed_tokens.weight"  head = "model.out.weight" }\n'
-SHARDED = "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab over tp }  state { zero 3 over dp }"
+SHARDED = (
+    "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab over tp }  state { zero 3 over dp }"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,9 @@ def test_the_newest_checkpoint_of_a_run(capfd: pytest.CaptureFixture[str]) -> No
     Path("mine.json").write_text(json.dumps({"tensors": tensors}))
     assert main(["convert", "named.scale", "runs/tiny", "-o", "made", "--names", "mine.json"]) == 0
     assert capfd.readouterr().out == "wrote runs/tiny/checkpoints/step-000002 to made: 9 tensors\n"
-    assert {"tokens.weight", "optimizer.state.out.weight.exp_avg"} < load_file(Path("made", "model.safetensors")).keys()
+    assert {"tokens.weight", "optimizer.state.out.weight.exp_avg"} < load_file(
+        Path("made", "model.safetensors")
+    ).keys()
     assert main(["convert", "named.scale", "runs/none", "-o", "step-000003"]) == 2
     assert capfd.readouterr().err == "error: there is no `runs/none`\n"
 
@@ -53,19 +57,37 @@ def test_the_newest_checkpoint_of_a_run(capfd: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("plan", "names", "line"),
     [
-        ("plain", "hf", "other names need the plan's `names hf`, which says where Hugging Face's files hold each "),
-        ("named", "mine", "cannot read `mine`: --names takes scalec, hf, torchtitan, or a table in a file"),
+        (
+            "plain",
+            "hf",
+            "other names need the plan's `names hf`, which says where Hugging Face's files"
+            " hold each ",
+        ),
+        (
+            "named",
+            "mine",
+            "cannot read `mine`: --names takes scalec, hf, torchtitan, or a table in a file",
+        ),
         ("named", "named.scale", "`named.scale` is no table of names: docs/how_to.md shows one"),
-        ("named", "torchtitan", "`model.out.weight` has no name in torchtitan: give a table of your own, --names "),
+        (
+            "named",
+            "torchtitan",
+            "`model.out.weight` has no name in torchtitan: give a table of your own, --names ",
+        ),
     ],
 )
-def test_wrong_names_are_a_line(plan: str, names: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_names_are_a_line(
+    plan: str, names: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["convert", f"{plan}.scale", "run", "-o", "made", "--names", names]) == 2
     assert capsys.readouterr().err.startswith(f"error: {line}")
 
 
 def test_two_plans_say_who_writes_and_who_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    few, wide = PLAN + "mesh { dp = 2 }  shard { batch over dp }", PLAN.replace("vocab = 256", "vocab = 250")
+    few, wide = (
+        PLAN + "mesh { dp = 2 }  shard { batch over dp }",
+        PLAN.replace("vocab = 256", "vocab = 250"),
+    )
     for name, text in (("few", few), ("many", PLAN + SHARDED), ("wide", wide)):
         Path(f"{name}.scale").write_text(text)
     assert main(["convert", "many.scale", "few.scale"]) == 0
@@ -76,7 +98,8 @@ def test_two_plans_say_who_writes_and_who_reads(capsys: pytest.CaptureFixture[st
     )
     assert main(["convert", "few.scale", "wide.scale"]) == 0
     assert capsys.readouterr().out.startswith(
-        "no checkpoint goes from one to the other: `wte` is [256, 8] in one, [250, 8] in the other; convert it with"
+        "no checkpoint goes from one to the other: `wte` is [256, 8] in one, [250, 8] in the"
+        " other; convert it with"
     )
     assert main(["convert", "few.scale", "runs"]) == 2
     assert capsys.readouterr().err == "error: convert needs a name for its result: -o TARGET\n"

@@ -65,7 +65,9 @@ def moved(text: str, rng: random.Random) -> str:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("stage", ["resolve", "insert_collectives", "schedule_pipeline"])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_edited_ir_ends_in_a_diagnostic(mesh: str, stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_edited_ir_ends_in_a_diagnostic(
+    mesh: str, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("tiny.scale").write_text(PLAN.replace("MESH", MESHES[mesh]))
     assert cli.main(["ir", "tiny.scale", "--after", stage]) == 0
     text = capsys.readouterr().out
@@ -79,7 +81,9 @@ def test_edited_ir_ends_in_a_diagnostic(mesh: str, stage: str, capsys: pytest.Ca
         assert "Traceback" not in err
 
 
-def test_what_the_checks_of_ir_do_not_find(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_checks_of_ir_do_not_find(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise IndexError("tuple index out of range")
 
@@ -105,8 +109,12 @@ def test_what_the_checks_of_ir_do_not_find(capsys: pytest.CaptureFixture[str], m
         (" shard_gradients", ""),
     ],
 )
-def test_a_bucket_is_moved_as_it_says(stated: str, edited: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("tiny.scale").write_text(PLAN.replace("MESH", MESHES["zero"].replace("over tp", "over tp  seq over tp")))
+def test_a_bucket_is_moved_as_it_says(
+    stated: str, edited: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("tiny.scale").write_text(
+        PLAN.replace("MESH", MESHES["zero"].replace("over tp", "over tp  seq over tp"))
+    )
     cli.main(["ir", "tiny.scale"])
     text = capsys.readouterr().out
     assert stated in text
@@ -114,4 +122,7 @@ def test_a_bucket_is_moved_as_it_says(stated: str, edited: str, capsys: pytest.C
     assert cli.main(["check", "edited.ir"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error[E0190]: this IR is not legal\n --> edited.ir\n")
-    assert "note: schedule_pipeline: bucket layers.vectors is moved as one with shard_axes ['dp']" in said
+    assert (
+        "note: schedule_pipeline: bucket layers.vectors is moved as one with shard_axes ['dp']"
+        in said
+    )

@@ -51,7 +51,9 @@ def test_check_writes_nothing(fmt: Run) -> None:
     assert Path("ugly.scale").read_bytes() == UGLY
 
 
-@pytest.mark.parametrize("content", [b"mesh { dp = 2 }\r\n", b"\xef\xbb\xbfmesh { dp = 2 }\n"], ids=["CRLF", "BOM"])
+@pytest.mark.parametrize(
+    "content", [b"mesh { dp = 2 }\r\n", b"\xef\xbb\xbfmesh { dp = 2 }\n"], ids=["CRLF", "BOM"]
+)
 def test_what_an_editor_does_not_show_is_a_change_too(fmt: Run, content: bytes) -> None:
     Path("fine.scale").write_bytes(content)
     assert fmt("fine.scale")[:2] == (0, "formatted fine.scale\n")
@@ -75,12 +77,18 @@ def test_the_mode_of_a_file_and_links_to_it_stay(fmt: Run) -> None:
     assert Path("ugly.scale").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_file_that_cannot_be_written_stays_whole(fmt: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_stays_whole(
+    fmt: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    assert fmt("ugly.scale") == (2, "", "error: cannot write `ugly.scale`: no space left on device\n")
+    assert fmt("ugly.scale") == (
+        2,
+        "",
+        "error: cannot write `ugly.scale`: no space left on device\n",
+    )
     assert Path("ugly.scale").read_bytes() == UGLY
     assert len([*folder.iterdir()]) == 3
 
@@ -94,8 +102,12 @@ def test_standard_input_goes_to_standard_output(fmt: Run, monkeypatch: pytest.Mo
     assert fmt("-", "--check") == (0, "", "")
 
 
-@pytest.mark.parametrize(("content", "code"), [(WRONG, "E0104"), (b"mesh {\n\xff }", "E0101"), (b"#" * 70000, "E0102")])
-def test_standard_input_that_is_no_plan(fmt: Run, monkeypatch: pytest.MonkeyPatch, content: bytes, code: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"), [(WRONG, "E0104"), (b"mesh {\n\xff }", "E0101"), (b"#" * 70000, "E0102")]
+)
+def test_standard_input_that_is_no_plan(
+    fmt: Run, monkeypatch: pytest.MonkeyPatch, content: bytes, code: str
+) -> None:
     _typed(monkeypatch, content)
     status, out, err = fmt("-")
     assert (status, out) == (1, "")
@@ -103,4 +115,8 @@ def test_standard_input_that_is_no_plan(fmt: Run, monkeypatch: pytest.MonkeyPatc
 
 
 def test_standard_input_stands_alone(fmt: Run) -> None:
-    assert fmt("-", "fine.scale") == (2, "", "error: `-` is standard input and cannot be combined with files\n")
+    assert fmt("-", "fine.scale") == (
+        2,
+        "",
+        "error: `-` is standard input and cannot be combined with files\n",
+    )

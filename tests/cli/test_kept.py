@@ -1,4 +1,6 @@
-"""Proofs and compiles kept from one command to the next: when one is read, when not, and what is then said."""
+"""Proofs and compiles kept from one command to the next: when one is read, when not, and what
+is then said.
+"""
 
 import json
 import shutil
@@ -77,8 +79,12 @@ def keep_only(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", *KINDS])
-def test_a_plan_is_proved_once(compile_: Compile, folder: Path, evaluated: list[str], kind: str) -> None:
-    """The second compile says in its output and in the certificate that the proof is an earlier one."""
+def test_a_plan_is_proved_once(
+    compile_: Compile, folder: Path, evaluated: list[str], kind: str
+) -> None:
+    """The second compile says in its output and in the certificate that the proof is an earlier
+    one.
+    """
     first, account = compile_(), json.loads((folder / "out/p/plan.json").read_text())
     script = (folder / "out/p/train.py").read_text()
     keep_only(folder, kind)
@@ -115,9 +121,13 @@ def test_passes_are_printed_although_a_compile_is_kept(
     assert "# after differentiate" in capsys.readouterr().err
 
 
-def test_a_kept_compile_warns_as_the_first(compile_: Compile, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kept_compile_warns_as_the_first(
+    compile_: Compile, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In each format of diagnostics."""
-    unfit = PLAN.replace("mesh", "cluster { gpu = h100_sxm }\nmesh").replace("vocab = 12", "vocab = 12_000_000_000")
+    unfit = PLAN.replace("mesh", "cluster { gpu = h100_sxm }\nmesh").replace(
+        "vocab = 12", "vocab = 12_000_000_000"
+    )
     said = list[tuple[str, str]]()
     for words in ([], [], ["--format", "json"], ["--format", "json", "--no-cache"]):
         (folder / "p.scale").write_text(unfit)
@@ -129,11 +139,18 @@ def test_a_kept_compile_warns_as_the_first(compile_: Compile, folder: Path, caps
     assert said[2] == said[3]
 
 
-def test_a_plan_with_a_function_of_its_own_is_compiled_anew(compile_: Compile, folder: Path) -> None:
+def test_a_plan_with_a_function_of_its_own_is_compiled_anew(
+    compile_: Compile, folder: Path
+) -> None:
     """Its module may have changed."""
     (folder / "mine.py").write_text("def twice(x):\n    return x + x\n")
-    own = 'op twice(x[batch, seq, hidden]) -> [batch, seq, hidden] over batch, seq, hidden from "mine:twice"\n'
-    text = own + PLAN.replace("embedding(tokens, wte[vocab, hidden])", "twice(embedding(tokens, wte[vocab, hidden]))")
+    own = (
+        "op twice(x[batch, seq, hidden]) -> [batch, seq, hidden] over batch, seq, hidden from"
+        ' "mine:twice"\n'
+    )
+    text = own + PLAN.replace(
+        "embedding(tokens, wte[vocab, hidden])", "twice(embedding(tokens, wte[vocab, hidden]))"
+    )
     compile_(text, "--no-try")
     assert not (folder / "cache/scalec/compiles").exists()
     assert SAID in compile_(text, "--no-try")
@@ -142,9 +159,16 @@ def test_a_plan_with_a_function_of_its_own_is_compiled_anew(compile_: Compile, f
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("vocab = 12", "vocab = 16"), ("dp = 2", "dp = 4"), ("lr = 0.1", "lr = 0.2"), ("hidden = 8", "hidden = 4")],
+    [
+        ("vocab = 12", "vocab = 16"),
+        ("dp = 2", "dp = 4"),
+        ("lr = 0.1", "lr = 0.2"),
+        ("hidden = 8", "hidden = 4"),
+    ],
 )
-def test_another_plan_is_evaluated(compile_: Compile, evaluated: list[str], old: str, new: str) -> None:
+def test_another_plan_is_evaluated(
+    compile_: Compile, evaluated: list[str], old: str, new: str
+) -> None:
     compile_()
     compile_(PLAN.replace(old, new))
     assert len(evaluated) == 2
@@ -180,11 +204,19 @@ def test_other_code_evaluates_anew(
 
 def test_the_code_is_all_of_the_compiler() -> None:
     names = {path.name for path in kept._files()}
-    assert {"insert_collectives.py", "interpreter.py", "algebra.py", "kept_proofs.py", "printer.py"} <= names
+    assert {
+        "insert_collectives.py",
+        "interpreter.py",
+        "algebra.py",
+        "kept_proofs.py",
+        "printer.py",
+    } <= names
 
 
 @pytest.mark.parametrize("words", [["--no-cache"], ["--no-verify"]], ids=str)
-def test_a_proof_is_not_read_unless_it_is_asked_for(compile_: Compile, evaluated: list[str], words: list[str]) -> None:
+def test_a_proof_is_not_read_unless_it_is_asked_for(
+    compile_: Compile, evaluated: list[str], words: list[str]
+) -> None:
     compile_()
     assert SAID not in compile_(PLAN, *words)
     assert len(evaluated) == (2 if words == ["--no-cache"] else 1)
@@ -223,7 +255,9 @@ def test_a_compile_that_was_cut_short_is_done_anew(compile_: Compile, folder: Pa
     assert SAID not in compile_()
 
 
-def test_a_folder_that_others_can_write_to_is_not_read(compile_: Compile, folder: Path, evaluated: list[str]) -> None:
+def test_a_folder_that_others_can_write_to_is_not_read(
+    compile_: Compile, folder: Path, evaluated: list[str]
+) -> None:
     compile_()
     (folder / "cache/scalec").chmod(0o777)
     compile_()
@@ -242,7 +276,10 @@ def test_a_folder_of_results_that_others_can_write_to_is_not_read(
 
 
 def test_a_proof_that_fails_is_not_kept(
-    folder: Path, compile_: Compile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    compile_: Compile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from scalec.compiler.syntax.diagnostics import wrong
 
@@ -257,7 +294,9 @@ def test_a_proof_that_fails_is_not_kept(
     assert SAID not in compile_()
 
 
-def test_verify_always_evaluates(compile_: Compile, evaluated: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_always_evaluates(
+    compile_: Compile, evaluated: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     compile_()
     assert cli.main(["verify", "p.scale"]) == 0
     assert len(evaluated) == 2
@@ -278,14 +317,18 @@ def test_recheck_takes_a_folder_whose_proof_was_kept(
     assert "it differs under certificate" in capsys.readouterr().err
 
 
-def test_a_report_reads_it_and_says_so(compile_: Compile, folder: Path, evaluated: list[str]) -> None:
+def test_a_report_reads_it_and_says_so(
+    compile_: Compile, folder: Path, evaluated: list[str]
+) -> None:
     compile_()
     assert cli.main(["report", "p.scale", "-o", "p.html"]) == 0
     assert len(evaluated) == 1
     assert f"Evaluated {SAID}." in (folder / "p.html").read_text()
 
 
-def test_the_oldest_go_first(compile_: Compile, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_go_first(
+    compile_: Compile, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kept_proofs, "PROOFS", kept.Results("proofs", most=2))
     monkeypatch.setattr(kept_compiles, "COMPILES", kept.Results("compiles", most=2))
     for vocab in (4, 8, 12):

@@ -1,4 +1,6 @@
-"""`scalec launch` and `scalec doctor`: the scripts that they write, and a job on a Slurm of one machine."""
+"""`scalec launch` and `scalec doctor`: the scripts that they write, and a job on a Slurm of one
+machine.
+"""
 
 import json
 import os
@@ -54,7 +56,16 @@ def _launched(scheduler: str, where: str, *words: str) -> str:
 
 @pytest.mark.usefixtures("folder")
 def test_scripts(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--sbatch=--partition=gpu", "--time", "8:00:00", "--", "--save-every", "200", "--out", "/runs/it's")
+    options = (
+        "--sbatch=--partition=gpu",
+        "--time",
+        "8:00:00",
+        "--",
+        "--save-every",
+        "200",
+        "--out",
+        "/runs/it's",
+    )
     golden("launch/job.sbatch", slurm := _launched("slurm", LARGE, *options))
     assert subprocess.run(["bash", "-n"], input=slurm, text=True, check=False).returncode == 0
     golden("launch/job.yaml", _launched("k8s", LARGE, "--image", "registry.example/scalec:1"))
@@ -65,11 +76,23 @@ def test_scripts(golden: Callable[[str, str], None], capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("folder")
 def test_a_job_looks_at_the_folder_and_the_data_that_it_trains_on() -> None:
-    words = ("--data", "other/*.txt", "more/*.txt", "--out", "first", "--out=last", "--resume", "auto")
+    words = (
+        "--data",
+        "other/*.txt",
+        "more/*.txt",
+        "--out",
+        "first",
+        "--out=last",
+        "--resume",
+        "auto",
+    )
     said = _launched("slurm", SMALL, "--", *words)
     assert json.loads(Path("out/needs.json").read_text())["files"] == ["other/*.txt", "more/*.txt"]
     assert "doctor out/needs.json --out last\n" in said
-    assert "out/train.py --data 'other/*.txt' 'more/*.txt' --out first --out=last --resume auto\n" in said
+    assert (
+        "out/train.py --data 'other/*.txt' 'more/*.txt' --out first --out=last --resume auto\n"
+        in said
+    )
 
 
 def _yaml(text: str) -> Any:
@@ -85,23 +108,36 @@ def test_a_jobset_has_a_pod_for_each_node() -> None:
     (container,) = pod["containers"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (4, 4, "Indexed")
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
-    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
     assert spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["containerName"] == container["name"]
     script = container["command"][-1]
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-    assert f"--master-addr={job['metadata']['name']}-{replicated['name']}-0-0.{job['metadata']['name']} " in script
+    assert (
+        f"--master-addr={job['metadata']['name']}-{replicated['name']}-0-0.{job['metadata']['name']} "
+        in script
+    )
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("folder")
 def test_the_job_of_a_jobset_is_one_of_kubernetes() -> None:
-    """By the schemas of `pip install kubernetes-validate`, which are too many megabytes for the development set-up."""
+    """By the schemas of `pip install kubernetes-validate`, which are too many megabytes for the
+    development set-up.
+    """
     schemas = pytest.importorskip("kubernetes_validate")
     for where in (LARGE, SMALL):
         job = _yaml(_launched("k8s", where, "--image", "me/scalec"))
-        assert all("name" in rule for rule in job["spec"]["failurePolicy"]["rules"])  # JobSet's own schema asks for it
+        # JobSet's own schema asks for it
+        assert all("name" in rule for rule in job["spec"]["failurePolicy"]["rules"])
         (replicated,) = job["spec"]["replicatedJobs"]
-        alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": job["metadata"], **replicated["template"]}
+        alone = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": job["metadata"],
+            **replicated["template"],
+        }
         for version in ("1.29", schemas.latest_version()):
             schemas.validate(alone, version, strict=True)
 
@@ -123,10 +159,15 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "k8s", "p.scale"]) == 2
     assert "needs an image with scalec in it: --image IMAGE" in capsys.readouterr().err
     assert main(["launch", "slurm", "p.scale", "--time", "0:02:59"]) == 2
-    assert "leaves none to train: Slurm signals 120 s before the end, and up to 60 s earlier" in capsys.readouterr().err
+    assert (
+        "leaves none to train: Slurm signals 120 s before the end, and up to 60 s earlier"
+        in capsys.readouterr().err
+    )
     assert main(["launch", "slurm", "p.scale", "--time", "a day"]) == 2
     assert "`--time a day` is not a time of Slurm's" in capsys.readouterr().err
-    assert main(["launch", "slurm", "p.scale", "-o", "out", "--no-verify", "--time", "UNLIMITED"]) == 0
+    assert (
+        main(["launch", "slurm", "p.scale", "-o", "out", "--no-verify", "--time", "UNLIMITED"]) == 0
+    )
     Path("out/job.sbatch").write_text("mine")
     assert main(["launch", "slurm", "p.scale", "-o", "out", "--no-verify"]) == 2
     assert "`out/job.sbatch` was not written by scalec" in capsys.readouterr().err
@@ -134,8 +175,18 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("time", "wanted"),
-    [("90", 5400), ("2:30", 150), ("1:00:05", 3605), ("1-2", 93_600), ("1-2:30", 95_400), ("2-0:0:1", 172_801)]
-    + [(wrong, None) for wrong in ("", "-", "1-", "-1", "1::2", "1:2:3:4", "1-2-3", "1h", "²", "+1")],
+    [
+        ("90", 5400),
+        ("2:30", 150),
+        ("1:00:05", 3605),
+        ("1-2", 93_600),
+        ("1-2:30", 95_400),
+        ("2-0:0:1", 172_801),
+    ]
+    + [
+        (wrong, None)
+        for wrong in ("", "-", "1-", "-1", "1::2", "1:2:3:4", "1-2-3", "1h", "²", "+1")
+    ],
 )
 def test_times_are_those_of_slurm(time: str, wanted: int | None) -> None:
     assert seconds(time) == wanted
@@ -167,7 +218,9 @@ sys.exit(int(status) if rank == "0" else 0)
 
 
 def _job(folder: Path, statuses: str) -> list[tuple[int, str]]:
-    """The starts of a job whose ranks end with these statuses, one after another; 75 when they are signalled."""
+    """The starts of a job whose ranks end with these statuses, one after another; 75 when they
+    are signalled.
+    """
     _launched("slurm", SMALL, "--", "--lr", "0.1")
     (folder / "statuses").write_text(statuses)
     (stub := folder / "python").write_text(STUB)
@@ -185,8 +238,14 @@ def test_a_job_saves_is_requeued_and_goes_on(first: int, folder: Path) -> None:
     for _, told in starts:
         for rank in "01":
             environment = f"{rank} 2 0 1 localhost {port}"
-            assert f"{environment} -m scalec.runtime.calibrate.doctor out/needs.json --out 'runs/my plan'" not in told
-            assert f"{environment} -m scalec.runtime.calibrate.doctor out/needs.json --out runs/my plan\n" in told
+            assert (
+                f"{environment} -m scalec.runtime.calibrate.doctor out/needs.json --out"
+                " 'runs/my plan'" not in told
+            )
+            assert (
+                f"{environment} -m scalec.runtime.calibrate.doctor out/needs.json --out"
+                " runs/my plan\n" in told
+            )
             assert f"{environment} out/train.py --resume auto --lr 0.1\n" in told
     assert "start 0 of job" in starts[0][1]
     assert "start 1 of job" in starts[1][1]
@@ -198,7 +257,9 @@ def test_a_job_saves_is_requeued_and_goes_on(first: int, folder: Path) -> None:
     [("1 0", 0), ("1 1 1 0", 1), ("2 0", 2), ("0 1", 0)],
     ids=["once", "thrice", "cannot", "done"],
 )
-def test_ranks_that_fail_are_started_anew_some_times(statuses: str, ended: int, folder: Path) -> None:
+def test_ranks_that_fail_are_started_anew_some_times(
+    statuses: str, ended: int, folder: Path
+) -> None:
     ((status, told),) = _job(folder, statuses)
     assert status == ended
     assert told.count("of 3 ended with status 1") == statuses.split("0", maxsplit=1)[0].count("1")
@@ -237,7 +298,9 @@ else:
 
 @pytest.mark.long
 def test_a_real_job_saves_is_requeued_and_ends_as_one_that_was_not_disturbed(folder: Path) -> None:
-    """With `scalec doctor` and the compiled program; the first start is slow, and is signalled in its fourth step."""
+    """With `scalec doctor` and the compiled program; the first start is slow, and is signalled
+    in its fourth step.
+    """
     _launched("slurm", SMALL, "--", "--steps", "40", "--out", "run")
     (python := folder / "python").write_text(SLOW)
     python.chmod(0o755)
@@ -246,8 +309,14 @@ def test_a_real_job_saves_is_requeued_and_ends_as_one_that_was_not_disturbed(fol
     assert all("fail" not in told and "2 ranks on 1 node" in told for _, told in starts)
     assert "stopped by SIGUSR1: saved run/checkpoints/step-" in starts[0][1]
     assert "resuming from run/checkpoints/step-" in starts[1][1]
-    assert run_file(folder / "out", 2, "--steps 40 --out ../whole --data ../text/*.txt") == [(0, "")] * 2
-    ends = (Saved(folder / f"{run}/checkpoints/step-000040").whole(["wte", "head"]) for run in ("run", "whole"))
+    assert (
+        run_file(folder / "out", 2, "--steps 40 --out ../whole --data ../text/*.txt")
+        == [(0, "")] * 2
+    )
+    ends = (
+        Saved(folder / f"{run}/checkpoints/step-000040").whole(["wte", "head"])
+        for run in ("run", "whole")
+    )
     assert all(map(torch.equal, *(end.values() for end in ends)))
 
 
@@ -259,4 +328,6 @@ def test_doctor_looks_at_this_machine_for_a_plan(capfd: pytest.CaptureFixture[st
     said = json.loads(capfd.readouterr().out)
     assert [rank["rank"] for rank in said["ranks"]] == [0, 1]
     assert all(each["rates"]["node"] > 0 for each in said["ranks"])
-    assert "1 file of 900 bytes" in next(each["said"] for each in said["findings"] if each["about"] == "data")
+    assert "1 file of 900 bytes" in next(
+        each["said"] for each in said["findings"] if each["about"] == "data"
+    )

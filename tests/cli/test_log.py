@@ -22,9 +22,16 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, rate in (("fast", 0.02), ("slow", 0.008)):
         records: list[dict[str, float]] = []
         for step in range(10, 410, 10):
-            records.append({"step": step, "loss": 2 + 3.5 * exp(-rate * step) + 0.03 * cos(step), "lr": 1e-3})
-            records[-1] |= {"norm": 9.0 if step == 200 else 1 + 0.2 * cos(3 * step), "tokens_per_s_gpu": 1e6 * rate}
-            records += [{"step": step, "validation": 2.1 + 3 * exp(-rate * step)}] * (step % 100 == 0)
+            records.append(
+                {"step": step, "loss": 2 + 3.5 * exp(-rate * step) + 0.03 * cos(step), "lr": 1e-3}
+            )
+            records[-1] |= {
+                "norm": 9.0 if step == 200 else 1 + 0.2 * cos(3 * step),
+                "tokens_per_s_gpu": 1e6 * rate,
+            }
+            records += [{"step": step, "validation": 2.1 + 3 * exp(-rate * step)}] * (
+                step % 100 == 0
+            )
         records += [{"step": 205, "skipped": True}] * (name == "slow")
         Path(name).mkdir()
         Path(name, "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -60,8 +67,18 @@ def test_the_speed_of_processes_has_their_name(capsys: pytest.CaptureFixture[str
 def test_the_page_has_a_picture_for_each_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "fast", "slow", "-o", "log.html") == "wrote log.html\n"
     text = Path("log.html").read_text(encoding="utf-8")
-    assert re.findall(r"<h2>(.*)</h2>", text) == ["loss", "validation loss", "gradient norm", "tokens/s/GPU"]
-    assert text.count('class="trace l0"') == text.count('class="trace l1"') == text.count(">step</text>") == 4
+    assert re.findall(r"<h2>(.*)</h2>", text) == [
+        "loss",
+        "validation loss",
+        "gradient norm",
+        "tokens/s/GPU",
+    ]
+    assert (
+        text.count('class="trace l0"')
+        == text.count('class="trace l1"')
+        == text.count(">step</text>")
+        == 4
+    )
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     shown(capsys, "fast", "-o", "log.html")
     Path("log.html").write_text("mine")
@@ -117,18 +134,25 @@ def test_a_file_that_is_no_log(text: str, message: str, capsys: pytest.CaptureFi
 
 def test_a_run_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", "none"]) == 2
-    assert "cannot read `none`: no such file or directory; name the folder of a run" in capsys.readouterr().err
+    assert (
+        "cannot read `none`: no such file or directory; name the folder of a run"
+        in capsys.readouterr().err
+    )
     assert main(["log", *["fast"] * 9]) == 2
 
 
 def test_of_a_repeated_step_the_last_counts() -> None:
-    run = read("run", '{"step": 2, "loss": 9.0}\n{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n')
+    run = read(
+        "run", '{"step": 2, "loss": 9.0}\n{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n'
+    )
     assert run
     assert run.points(LOSS) == [(1, 3.0), (2, 2.0)]
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:
-    assert Run("run", ({"step": 1, "loss": 1.0}, {"step": 2, "loss": float("nan")})).points(LOSS) == [(1, 1.0)]
+    assert Run("run", ({"step": 1, "loss": 1.0}, {"step": 2, "loss": float("nan")})).points(
+        LOSS
+    ) == [(1, 1.0)]
 
 
 def test_a_column_is_the_mean_of_its_steps() -> None:

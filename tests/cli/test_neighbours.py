@@ -1,10 +1,18 @@
-"""Plans with a setting changed: each is another plan, and rules that are written out mean what they meant."""
+"""Plans with a setting changed: each is another plan, and rules that are written out mean what
+they meant.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from scalec.compiler.cli.neighbours import Change, changed, neighbours, sequence_parallelism, strategies
+from scalec.compiler.cli.neighbours import (
+    Change,
+    changed,
+    neighbours,
+    sequence_parallelism,
+    strategies,
+)
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
 from scalec.compiler.syntax.limits import load
@@ -18,7 +26,9 @@ CLUSTER = "cluster { gpu = h100_sxm }"
 def plan(name: str, *sections: str) -> Source:
     """A shipped plan or an example, with other sections."""
     folder = "plans" if (ROOT / "plans" / f"{name}.scale").exists() else "examples"
-    return Source(str(ROOT / folder / "plan.scale"), f'use "{name}.scale" {{ {" ".join(sections)} }}')
+    return Source(
+        str(ROOT / folder / "plan.scale"), f'use "{name}.scale" {{ {" ".join(sections)} }}'
+    )
 
 
 def settings(model: Program) -> tuple[object, ...]:
@@ -60,7 +70,9 @@ MOST = 40
 """How many neighbours a plan may have: each is compiled when its time is explained."""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "plans").glob("*.scale")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "plans").glob("*.scale")), ids=lambda path: path.stem
+)
 def test_there_are_few_enough(path: Path) -> None:
     assert len([*neighbours(resolve(load(path)))]) <= MOST
 
@@ -84,7 +96,9 @@ def test_other_strategies_keep_all_other_rules() -> None:
     found = [changed(source, [it]) for it in strategies(model)]
     ring = next(it for it in found if it and "ring" in str(it.changes[0]))
     assert {it.via for it in ring.model.claims} == {"", "ring"}
-    assert {(it.dim, it.axis) for it in ring.model.claims} == {(it.dim, it.axis) for it in model.claims}
+    assert {(it.dim, it.axis) for it in ring.model.claims} == {
+        (it.dim, it.axis) for it in model.claims
+    }
     assert ring.model.pipeline
     assert ring.model.pipeline.dims == ("layers",)
 

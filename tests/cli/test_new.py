@@ -1,4 +1,6 @@
-"""`scalec new`: a first plan for the machine at hand, which compiles as it is; on this one it trains."""
+"""`scalec new`: a first plan for the machine at hand, which compiles as it is; on this one it
+trains.
+"""
 
 import os
 import re
@@ -34,14 +36,20 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, l
     return has
 
 
-def test_the_plan_for_two_cores(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_for_two_cores(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["new"]) == 0
-    said = "wrote first.scale, for 2 CPU cores and no GPU\nto train it:\n\n  scalec run first.scale\n"
+    said = (
+        "wrote first.scale, for 2 CPU cores and no GPU\nto train it:\n\n  scalec run first.scale\n"
+    )
     assert capsys.readouterr().out == said
     golden("new/cpu.scale", Path("first.scale").read_text(encoding="utf-8"))
 
 
-def test_the_plan_for_gpus(machine: Callable[[int, list[str]], None], golden: Callable[[str, str], None]) -> None:
+def test_the_plan_for_gpus(
+    machine: Callable[[int, list[str]], None], golden: Callable[[str, str], None]
+) -> None:
     machine(64, ["NVIDIA H100 80GB HBM3"] * 8)
     assert main(["new", "mine.scale"]) == 0
     golden("new/gpus.scale", Path("mine.scale").read_text(encoding="utf-8"))
@@ -52,15 +60,26 @@ def test_the_plan_for_gpus(machine: Callable[[int, list[str]], None], golden: Ca
     [(1, 0, 1), (2, 0, 2), (3, 0, 2), (96, 0, 4), (8, 1, 1), (8, 3, 2), (96, 8, 8)],
 )
 def test_plans_compile_as_they_are(
-    cores: int, gpus: int, expected: int, machine: Callable[[int, list[str]], None], capsys: pytest.CaptureFixture[str]
+    cores: int,
+    gpus: int,
+    expected: int,
+    machine: Callable[[int, list[str]], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     machine(cores, ["NVIDIA GeForce RTX 4090"] * gpus)
-    assert main(["new", "one.scale"]) == main(["fmt", "--check", "one.scale"]) == main(["check", "one.scale"]) == 0
+    assert (
+        main(["new", "one.scale"])
+        == main(["fmt", "--check", "one.scale"])
+        == main(["check", "one.scale"])
+        == 0
+    )
     program = compile_plan(load(Path("one.scale")))
     assert program.ranks == expected
     assert program.cluster.gpu == ("rtx_4090" if gpus else "")
     assert not capsys.readouterr().err
-    swapped = re.sub(r"dp = (\d+)  tp = 1", r"dp = 1  tp = \1", Path("one.scale").read_text(encoding="utf-8"))
+    swapped = re.sub(
+        r"dp = (\d+)  tp = 1", r"dp = 1  tp = \1", Path("one.scale").read_text(encoding="utf-8")
+    )
     Path("one.scale").write_text(swapped)
     assert main(["check", "one.scale"]) == 0
 
@@ -72,7 +91,9 @@ LEAST = {"qwen2_5_7b": 8_000_000, "qwen2": 8_000_000}
 
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_model_that_comes_with_scalec_at_another_size(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_comes_with_scalec_at_another_size(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     size = LEAST.get(path.stem, 2_000_000)
     name = path.stem if path.parent.name == "plans" else f"models/{path.stem}"
     words = ["--from", name, "--size", f"{size // 1000}K"]
@@ -97,13 +118,21 @@ def test_the_plan_of_a_model_that_comes_with_scalec(golden: Callable[[str, str],
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--from", "llama3_8"], "`scalec:llama3_8` does not come with scalec: did you mean `scalec:llama3_8b`?"),
+        (
+            ["--from", "llama3_8"],
+            "`scalec:llama3_8` does not come with scalec: did you mean `scalec:llama3_8b`?",
+        ),
         (["--from", "qwen2_5_7b", "--size", "1M"], "no sizes of `qwen2_5_7b` are near that"),
-        (["--from", "llama3_8b", "--size", "30"], "`30` is not a number of parameters: write 30M, 1.5B or 500K"),
+        (
+            ["--from", "llama3_8b", "--size", "30"],
+            "`30` is not a number of parameters: write 30M, 1.5B or 500K",
+        ),
         (["--size", "30M"], "--size goes with a model that comes with scalec: --from llama3_8b"),
     ],
 )
-def test_sizes_that_cannot_be(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_that_cannot_be(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         status = main(["new", "mine.scale", *words])
     except SystemExit as end:
@@ -137,7 +166,9 @@ def test_text_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     Path("notes/a.txt").write_text("some words\n" * 100)
     assert main(["new", "mine.scale", "--text", "notes/*.txt"]) == 0
     text = Path("mine.scale").read_text(encoding="utf-8")
-    assert '{ files = ["notes/*.txt"]  holdout = 5% }' in text, "of a single file its last part is held out"
+    assert '{ files = ["notes/*.txt"]  holdout = 5% }' in text, (
+        "of a single file its last part is held out"
+    )
     Path("notes/b.txt").write_text("some words\n" * 100)
     assert main(["new", "two.scale", "--text", "notes/*.txt"]) == 0
     two = Path("two.scale").read_text(encoding="utf-8")
@@ -145,7 +176,9 @@ def test_text_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     for at in range(20):
         Path(f"notes/{at}.txt").write_text("more words\n")
     assert main(["new", "many.scale", "--text", "notes/*.txt"]) == 0
-    assert '{ files = ["notes/*.txt"]  holdout = 5% }' in Path("many.scale").read_text(encoding="utf-8")
+    assert '{ files = ["notes/*.txt"]  holdout = 5% }' in Path("many.scale").read_text(
+        encoding="utf-8"
+    )
     assert main(["new", "none.scale", "--text", "nots/*.txt"]) == 2
     assert "`nots/*.txt` is no file that holds anything, looked for in" in capsys.readouterr().err
     assert not Path("none.scale").exists()
@@ -165,7 +198,18 @@ def test_it_trains(tmp_path: Path, machine: Callable[[int, list[str]], None]) ->
     machine(1, [])
     Path("words.txt").write_text("some words, and some more\n" * 1000)
     assert main(["new", "--text", "words.txt"]) == 0
-    command = [sys.executable, "-m", "scalec", "run", "first.scale", "--", "--steps", "3", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "scalec",
+        "run",
+        "first.scale",
+        "--",
+        "--steps",
+        "3",
+        "--device",
+        "cpu",
+    ]
     found = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "finished 3 steps" in found.stdout
@@ -178,7 +222,9 @@ def test_what_it_trains_is_exported_and_begun_with_on_another_mesh(tmp_path: Pat
     assert main(["new", "--text", "words.txt"]) == 0
     first = Path("first.scale").read_text(encoding="utf-8")
     assert "mesh { dp = 2  tp = 1 }" in first
-    Path("second.scale").write_text(first.replace("mesh { dp = 2  tp = 1 }", "mesh { dp = 1  tp = 2 }"))
+    Path("second.scale").write_text(
+        first.replace("mesh { dp = 2  tp = 1 }", "mesh { dp = 1  tp = 2 }")
+    )
 
     def run(*words: str) -> str:
         command = [sys.executable, *words]

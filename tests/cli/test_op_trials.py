@@ -1,4 +1,5 @@
-"""Commands that try functions: errors at the plan's line, and what is said of functions that were not tried.
+"""Commands that try functions: errors at the plan's line, and what is said of functions that were
+not tried.
 
 Non-goals: the checks (`tests/testing/test_op_trial.py`).
 """
@@ -72,9 +73,14 @@ def certificate(folder: Path) -> dict[str, Any]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["check", "compile", "run"])
 def test_a_function_that_counts_a_ranks_heads_is_refused(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With it two meshes train differently: each rank's heads would have the slopes of the first."""
+    """With it two meshes train differently: each rank's heads would have the slopes of the
+    first.
+    """
     monkeypatch.setattr(run, "torchrun", lambda *words: pytest.fail("the plan was started"))
     plan, out = written(tmp_path, CALLS_SLOPES), tmp_path / "out"
     options = [] if command == "check" else ["-o", str(out)]
@@ -86,7 +92,9 @@ def test_a_function_that_counts_a_ranks_heads_is_refused(
     assert not out.exists()
 
 
-def test_the_certificate_says_what_was_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_certificate_says_what_was_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out)]) == 0
     said = capsys.readouterr().out
@@ -104,7 +112,9 @@ def test_the_certificate_says_what_was_tried(tmp_path: Path, capsys: pytest.Capt
     assert main(["verify", "--recheck", str(out)]) == 0
 
 
-def test_a_module_that_was_changed_is_not_run_by_a_recheck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_was_changed_is_not_run_by_a_recheck(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out)]) == 0
     mark = tmp_path / "was_run"
@@ -122,7 +132,9 @@ NOT_TRIED = [  # options, what replaces the module, and the reason
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("options", "module", "reason"), NOT_TRIED, ids=["--no-try", "no such package"])
+@pytest.mark.parametrize(
+    ("options", "module", "reason"), NOT_TRIED, ids=["--no-try", "no such package"]
+)
 def test_what_was_not_tried_is_named(
     options: list[str], module: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +179,10 @@ def test_a_function_with_several_mistakes_is_told_once_at_its_own_line(
     first, _, rest = CALLS_SLOPES.lstrip().partition("\n")
     whole = first.replace("op slopes", "op whole").replace("over .., n", "over ..")
     calls = rest.replace("slopes(q, heads)", "whole(slopes(q, heads), heads)")
-    other_dims = "x = x + slopes(x @ wz[hidden -> groups, head_dim], 4) @ wy[groups, head_dim -> hidden]\n  loss"
+    other_dims = (
+        "x = x + slopes(x @ wz[hidden -> groups, head_dim], 4) @ wy[groups, head_dim ->"
+        " hidden]\n  loss"
+    )
     calls = calls.replace("heads = 4", "heads = 4  groups = 4").replace("loss", other_dims, 1)
     ops = f"{whole} deterministic\n{first} deterministic\n"
     plan = written(tmp_path, f"{ops}{calls}".replace("shard { vocab, heads", "shard { vocab"))
@@ -177,7 +192,9 @@ def test_a_function_with_several_mistakes_is_told_once_at_its_own_line(
     assert "own.scale:2:" in said
 
 
-def test_programs_of_torch_alone_are_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_of_torch_alone_are_tried_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     words = ["compile", str(plan), "-o", str(out), "--target", "dtensor"]
     assert main(words) == 0
@@ -199,7 +216,9 @@ def test_ir_text_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that a function starts ends with its trial, and no compiled module lies beside the plan."""
+    """A process that a function starts ends with its trial, and no compiled module lies beside
+    the plan.
+    """
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     mark = tmp_path / "later"
     command = f"sleep 3; touch {mark}"
@@ -213,7 +232,9 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_a_plan_without_ops_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_without_ops_starts_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(op_trials, "TrialProcess", lambda: pytest.fail("a process was started"))
     without_ops = WITHOUT_SLOPES[WITHOUT_SLOPES.index("model") :]
     plan = written(tmp_path, without_ops.replace("tripled(", "2 * ("))

@@ -1,4 +1,6 @@
-"""Reports on a terminal: the same text, with words set apart; elsewhere nothing of that is even loaded."""
+"""Reports on a terminal: the same text, with words set apart; elsewhere nothing of that is even
+loaded.
+"""
 
 import io
 import re
@@ -51,7 +53,9 @@ def test_a_report_is_the_same_but_for_styles(
 
 
 def test_words_that_are_set_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "fits: needs 8.4 MiB of `tp`\n\nper rank  bytes\nstate     12 KiB  llama.scale:22\n[/red] 3"
+    text = (
+        "fits: needs 8.4 MiB of `tp`\n\nper rank  bytes\nstate     12 KiB  llama.scale:22\n[/red] 3"
+    )
     shown = on_a_terminal(text, monkeypatch)
     for style, word in (
         ("32", "fits"),

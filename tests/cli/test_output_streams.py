@@ -18,7 +18,9 @@ ASCII = [
 ]
 
 
-def run(*words: str | Path, env: dict[str, str] | None = None, **more: object) -> subprocess.CompletedProcess[bytes]:
+def run(
+    *words: str | Path, env: dict[str, str] | None = None, **more: object
+) -> subprocess.CompletedProcess[bytes]:
     """The command in a process of its own, which has streams of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "check": False} | more
     return subprocess.run([SCALEC, *words], env=os.environ | (env or {}), **pipes)  # type: ignore[call-overload]
@@ -37,7 +39,9 @@ def run(*words: str | Path, env: dict[str, str] | None = None, **more: object) -
     ],
     ids=lambda words: " ".join(words[:2]) if isinstance(words[1], str) else words[0],
 )
-def test_a_terminal_that_lacks_signs(words: tuple[str | Path, ...], env: dict[str, str], tmp_path: Path) -> None:
+def test_a_terminal_that_lacks_signs(
+    words: tuple[str | Path, ...], env: dict[str, str], tmp_path: Path
+) -> None:
     found = run(*words, env=env, cwd=tmp_path)
     assert (found.returncode, found.stderr) == (0, b"")
     assert found.stdout.isascii() or env["PYTHONIOENCODING"].startswith("latin")
@@ -57,7 +61,11 @@ def test_our_own_signs_have_others_in_ascii(tmp_path: Path) -> None:
 @pytest.mark.parametrize("env", ASCII, ids=["ascii", "latin-1", "C"])
 def test_files_are_utf_8(env: dict[str, str], tmp_path: Path) -> None:
     plan = tmp_path / "plan.scale"
-    plan.write_text(LLAMA.read_text().replace("python_stdlib", '"größe → ×"').replace('"models/', '"scalec:models/'))
+    plan.write_text(
+        LLAMA.read_text()
+        .replace("python_stdlib", '"größe → ×"')
+        .replace('"models/', '"scalec:models/')
+    )
     run("compile", plan, "-o", "one", env=env, cwd=tmp_path)
     run("compile", plan, "-o", "other", cwd=tmp_path)
     for name in ("train.py", "plan.json"):
@@ -79,7 +87,9 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     assert run("verify", "--recheck", tmp_path / "out").returncode == 0
 
 
-@pytest.mark.parametrize("words", [("check", LLAMA), ("--help",), ("ir", LLAMA), ("check", "nothing.scale")])
+@pytest.mark.parametrize(
+    "words", [("check", LLAMA), ("--help",), ("ir", LLAMA), ("check", "nothing.scale")]
+)
 def test_a_closed_pipe_is_quiet(words: tuple[str | Path, ...], tmp_path: Path) -> None:
     read, written = os.pipe()
     os.close(read)
@@ -91,5 +101,7 @@ def test_a_closed_pipe_is_quiet(words: tuple[str | Path, ...], tmp_path: Path) -
 
 
 def test_closed_streams(tmp_path: Path) -> None:
-    found = subprocess.run(["sh", "-c", f"{SCALEC} check {LLAMA} >&- 2>&-"], check=False, cwd=tmp_path)
+    found = subprocess.run(
+        ["sh", "-c", f"{SCALEC} check {LLAMA} >&- 2>&-"], check=False, cwd=tmp_path
+    )
     assert found.returncode == 0

@@ -32,15 +32,22 @@ def test_a_small_case(capsys: pytest.CaptureFixture[str], golden: Golden) -> Non
     golden("planned.txt", out)
 
 
-def test_experts_and_plans_that_are_as_fast(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+def test_experts_and_plans_that_are_as_fast(
+    capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     """And reasons about plans that are excluded."""
-    line = "--gpus 2 --cluster h100_sxm --seq 128 --global-batch 32 --keep pp=1,microbatch=8,recompute=none --top 3"
+    line = (
+        "--gpus 2 --cluster h100_sxm --seq 128 --global-batch 32 --keep"
+        " pp=1,microbatch=8,recompute=none --top 3"
+    )
     status, out, _ = run(f"{PLANS / 'models/tiny_moe.scale'} {line}", capsys)
     assert status == 0
     golden("planned_experts.txt", out)
 
 
-def test_a_written_plan_is_formatted_and_compiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_written_plan_is_formatted_and_compiles(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "best.scale"
     status, out, _ = run(f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}", capsys)
     assert status == 0
@@ -58,23 +65,55 @@ def test_a_written_plan_is_formatted_and_compiles(capsys: pytest.CaptureFixture[
         ("nowhere.scale --gpus 4 --cluster h100_sxm", 1, "there is no file `nowhere.scale`"),
         ("tiny_llama.scale --gpus 4 --cluster h100", 2, "there is no GPU `h100`: did you mean"),
         ("tiny_llama.scale --gpus 4 --cluster none.toml", 1, "none.toml"),
-        ("models/llama.scale --gpus 4 --cluster h100_sxm", 2, "does not say `global_batch`: give --global-batch"),
-        ("tiny_llama.scale --gpus 12 --cluster h100_sxm", 2, "12 GPUs are no whole number of nodes of 8"),
+        (
+            "models/llama.scale --gpus 4 --cluster h100_sxm",
+            2,
+            "does not say `global_batch`: give --global-batch",
+        ),
+        (
+            "tiny_llama.scale --gpus 12 --cluster h100_sxm",
+            2,
+            "12 GPUs are no whole number of nodes of 8",
+        ),
         ("tiny_llama.scale --gpus 7 --cluster h100_sxm", 2, "no plan: of"),
-        ("tiny_llama.scale --gpus 8 --cluster h100_sxm --global-batch 3 --keep pp=1,tp=1", 2, "no plan: of"),
+        (
+            "tiny_llama.scale --gpus 8 --cluster h100_sxm --global-batch 3 --keep pp=1,tp=1",
+            2,
+            "no plan: of",
+        ),
         ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tp=3", 2, "no choice has tp=3"),
-        ("tiny_llama.scale --gpus 4 --sweep gups=1..4", 2, "--sweep has no `gups`: did you mean `gpus`?"),
-        ("tiny_llama.scale --gpus 4 --sweep hidden=1..4", 2, "a file with a model alone the sizes of its dims"),
-        ("models/llama.scale --gpus 4 --sweep hiden=1..4", 2, "--sweep has no `hiden`: did you mean `hidden`?"),
+        (
+            "tiny_llama.scale --gpus 4 --sweep gups=1..4",
+            2,
+            "--sweep has no `gups`: did you mean `gpus`?",
+        ),
+        (
+            "tiny_llama.scale --gpus 4 --sweep hidden=1..4",
+            2,
+            "a file with a model alone the sizes of its dims",
+        ),
+        (
+            "models/llama.scale --gpus 4 --sweep hiden=1..4",
+            2,
+            "--sweep has no `hiden`: did you mean `hidden`?",
+        ),
         ("tiny_llama.scale --gpus 4", 2, "give --cluster, as in --cluster h100_sxm"),
         ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tq=3", 2, "--keep has no `tq`"),
-        ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tp=x", 2, "`x`, which is not a whole number"),
+        (
+            "tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tp=x",
+            2,
+            "`x`, which is not a whole number",
+        ),
         ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep sp=yes", 2, "it takes `on`, `off`"),
         ("llama3_405b.scale --gpus 8 --cluster h100_sxm --keep zero=3", 1, ""),
     ],
 )
 def test_mistakes_are_told(
-    line: str, status: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str,
+    status: int,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(PLANS)
     found, out, err = run(line, capsys)

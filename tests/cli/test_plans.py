@@ -40,7 +40,10 @@ def test_the_list_says_parameters_and_ranks(capsys: pytest.CaptureFixture[str]) 
     ("comment", "sentence"),
     [
         ("# Llama 3 8B on 128 GPUs: sixteen replicas.\nuse", "Llama 3 8B on 128 GPUs"),
-        ("# The decoder (Dai et al. 2024) of\n# two lines.  And more.\n", "The decoder (Dai et al. 2024) of two lines"),
+        (
+            "# The decoder (Dai et al. 2024) of\n# two lines.  And more.\n",
+            "The decoder (Dai et al. 2024) of two lines",
+        ),
         ("mesh { }\n# later\n", ""),
     ],
 )
@@ -48,7 +51,19 @@ def test_one_line_about_a_plan(comment: str, sentence: str) -> None:
     assert about(comment) == sentence
 
 
-TAKING = ("compile", "run", "ir", "check", "diff", "plan", "calibrate", "doctor", "schedule", "report", "verify")
+TAKING = (
+    "compile",
+    "run",
+    "ir",
+    "check",
+    "diff",
+    "plan",
+    "calibrate",
+    "doctor",
+    "schedule",
+    "report",
+    "verify",
+)
 
 
 @pytest.mark.parametrize("command", TAKING)
@@ -100,9 +115,14 @@ def test_a_name_that_does_not_ship(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_library_takes_the_name_of_a_plan() -> None:
-    assert str(scalec.plan("scalec:tiny_llama").ir) == str(scalec.plan(PLANS / "tiny_llama.scale").ir)
+    assert str(scalec.plan("scalec:tiny_llama").ir) == str(
+        scalec.plan(PLANS / "tiny_llama.scale").ir
+    )
 
 
 def test_gpus_that_begin_alike_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "scalec:llama3_8b", "--gpus", "64", "--cluster", "h100"]) == 2
-    assert "did you mean `h100_500w` or `h100_nvl` or `h100_pcie` or `h100_sxm`?" in capsys.readouterr().err
+    assert (
+        "did you mean `h100_500w` or `h100_nvl` or `h100_pcie` or `h100_sxm`?"
+        in capsys.readouterr().err
+    )

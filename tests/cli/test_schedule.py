@@ -18,8 +18,26 @@ from scalec.compiler.analysis.stage_schedule import estimated
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.drawing import Canvas
 from scalec.compiler.reports.schedule.figures import FORMULAS, expected, figures
-from scalec.compiler.reports.schedule.picture import HUES, Picture, label, picture, terminal_colour, ticks
-from scalec.compiler.reports.schedule.rows import LEFT, MOST, WIDTH, draw, excerpt, html, lines, messages, style, svg
+from scalec.compiler.reports.schedule.picture import (
+    HUES,
+    Picture,
+    label,
+    picture,
+    terminal_colour,
+    ticks,
+)
+from scalec.compiler.reports.schedule.rows import (
+    LEFT,
+    MOST,
+    WIDTH,
+    draw,
+    excerpt,
+    html,
+    lines,
+    messages,
+    style,
+    svg,
+)
 from scalec.compiler.reports.schedule.terminal import GAP, drawing
 from scalec.compiler.reports.schedule.trace import trace
 from scalec.compiler.schedules.actions import ScheduleError, Work
@@ -48,13 +66,22 @@ train {
 }
 """
 
-TIMES = {"whole": (1, 1, 1, 0), "uneven": (1, 1.3, 0.7, 0.2), "decimals": (0.1, 0.1, 0.1, 0.1), "apart": (1, 40, 3, 9)}
+TIMES = {
+    "whole": (1, 1, 1, 0),
+    "uneven": (1, 1.3, 0.7, 0.2),
+    "decimals": (0.1, 0.1, 0.1, 0.1),
+    "apart": (1, 40, 3, 9),
+}
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 def drawn(
-    name: str, ranks: int = 4, microbatches: int = 12, chunks: int | None = None, times: str = "uneven"
+    name: str,
+    ranks: int = 4,
+    microbatches: int = 12,
+    chunks: int | None = None,
+    times: str = "uneven",
 ) -> Picture:
     made = SCHEDULES[name](ranks, microbatches, chunks)
     sent = with_messages(made, Times.uniform(made.stages))
@@ -69,8 +96,12 @@ def each(request: pytest.FixtureRequest) -> Picture:
 
 
 @pytest.fixture
-def scalec(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`scalec(*options)` runs `scalec schedule` on a plan: its exit status, standard output and standard error."""
+def scalec(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """`scalec(*options)` runs `scalec schedule` on a plan: its exit status, standard output and
+    standard error.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -97,11 +128,15 @@ def test_what_is_shown(scalec: Run, golden: Callable[[str, str], None]) -> None:
     assert out in (Path(__file__).parents[2] / "docs" / "schedule.md").read_text()
 
 
-def test_what_is_shown_where_messages_take_time(scalec: Run, golden: Callable[[str, str], None]) -> None:
+def test_what_is_shown_where_messages_take_time(
+    scalec: Run, golden: Callable[[str, str], None]
+) -> None:
     golden("schedule/tiny_late.txt", scalec("--unit", "--times", "b=1.5, comm=0.2")[1])
 
 
-def test_what_is_shown_of_stages_that_are_taken_as_alike(scalec: Run, golden: Callable[[str, str], None]) -> None:
+def test_what_is_shown_of_stages_that_are_taken_as_alike(
+    scalec: Run, golden: Callable[[str, str], None]
+) -> None:
     out = scalec("--unit")[1]
     golden("schedule/tiny_unit.txt", out)
     bubble = "".join(out.rpartition("\nbubble: ")[1:])
@@ -129,7 +164,9 @@ def test_stages_take_what_they_cost_in_every_form(scalec: Run) -> None:
     assert len({*times.forward}) > 1
     timeline = simulate(read_csv(Path("x.csv").read_text()), times)
     drawn = [(str(it.action), it.start, it.end - it.start) for row in timeline.slots for it in row]
-    assert slots("x.json") == [(name, pytest.approx(start), pytest.approx(took)) for name, start, took in drawn]
+    assert slots("x.json") == [
+        (name, pytest.approx(start), pytest.approx(took)) for name, start, took in drawn
+    ]
     total = f"messages 0; {timeline.total:.9g} in all, bubble {timeline.bubble:.1%}"
     for shown in (text, *(Path(f"x.{form}").read_text() for form in ("html", "json", "svg"))):
         assert total in shown
@@ -141,12 +178,15 @@ def test_times_that_are_given_are_those_of_all_stages(scalec: Run) -> None:
     forwards = {took for name, _, took in slots("x.json") if "F" in name}
     backwards = {took for name, _, took in slots("x.json") if "B" in name}
     assert forwards == {2}
-    assert backwards == {round(b + w, 3) for b, w in zip(costs().input, costs().weight, strict=True)}
+    assert backwards == {
+        round(b + w, 3) for b, w in zip(costs().input, costs().weight, strict=True)
+    }
 
 
 def test_a_stage_that_costs_next_to_nothing_has_no_label(scalec: Run) -> None:
     """Room for one would leave none on any page."""
-    Path("tiny.scale").write_text(PLAN.replace("layers = 4", "layers = 2"))  # the first stage is an embedding alone
+    # the first stage is an embedding alone
+    Path("tiny.scale").write_text(PLAN.replace("layers = 4", "layers = 2"))
     out = scalec()[1]
     assert "1F0" in out
     assert "0F0" not in out
@@ -186,7 +226,11 @@ def test_what_is_too_wide_loses_its_middle(each: Picture, width: int) -> None:
         assert len(line) <= width
         head, cut, tail = line.removeprefix("rank ")[1:].partition(GAP.rstrip())
         assert cut
-        all_of_them, first, last = told(each, row), head.replace("─", "").split(), tail.replace("─", "").split()
+        all_of_them, first, last = (
+            told(each, row),
+            head.replace("─", "").split(),
+            tail.replace("─", "").split(),
+        )
         assert all_of_them[: len(first)] == first
         assert all_of_them[len(all_of_them) - len(last) :] == last
     assert "the middle is left out" in text
@@ -208,7 +252,8 @@ def test_colours_stand_for_chunks() -> None:
     for line, row in zip(rows(drawing(it, 10**9, colour=True)), it.timeline.slots, strict=True):
         cells = re.findall(r"48;5;(\d+)m(\w+) *\x1b", line)
         assert cells == [
-            (str(terminal_colour(slot.action.stage // 4, slot.action.work)), label(slot.action)) for slot in row
+            (str(terminal_colour(slot.action.stage // 4, slot.action.work)), label(slot.action))
+            for slot in row
         ]
 
 
@@ -216,7 +261,9 @@ def test_a_terminal_has_the_colours() -> None:
     levels = ["00", "5f", "87", "af", "d7", "ff"]
     cube = [f"{r}{g}{b}" for r in levels for g in levels for b in levels]
     works = (Work.FORWARD, Work.INPUT, Work.WEIGHT)
-    shown = [[cube[terminal_colour(chunk, work) - 16] for work in works] for chunk in range(len(HUES))]
+    shown = [
+        [cube[terminal_colour(chunk, work) - 16] for work in works] for chunk in range(len(HUES))
+    ]
     assert shown == [list(hue) for hue in HUES]
     assert len({colour for hue in HUES for colour in hue}) == 3 * len(HUES)
 
@@ -229,7 +276,8 @@ def test_more_chunks_than_colours_are_told_apart_by_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("until", "apart", "shown"), [(7, 2, [0, 2, 4, 6]), (0.7, 0.11, [0, 0.2, 0.4, 0.6]), (100, 21, [0, 50, 100])]
+    ("until", "apart", "shown"),
+    [(7, 2, [0, 2, 4, 6]), (0.7, 0.11, [0, 0.2, 0.4, 0.6]), (100, 21, [0, 50, 100])],
 )
 def test_ticks_are_round(until: float, apart: float, shown: list[float]) -> None:
     assert list(ticks(until, apart)) == pytest.approx(shown)
@@ -246,7 +294,9 @@ def cases() -> Iterator[tuple[str, int, int, int | None]]:
                     yield name, ranks, microbatches, chunks
 
 
-@pytest.mark.parametrize("times", [(1, 1, 1), (1, 2, 0.5), (2, 1, 1), (0.5, 3, 2.5), (1, 1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "times", [(1, 1, 1), (1, 2, 0.5), (2, 1, 1), (0.5, 3, 2.5), (1, 1, 4)], ids=str
+)
 def test_formulas_are_what_the_simulation_says(times: tuple[float, float, float]) -> None:
     compared: set[str] = set()
     for name, ranks, microbatches, chunks in cases():
@@ -257,7 +307,9 @@ def test_formulas_are_what_the_simulation_says(times: tuple[float, float, float]
         it = picture("", name, made, Times.uniform(made.stages, *times))
         if formula := expected(name, ranks, microbatches, it.times):
             compared.add(name)
-            assert [it.timeline.idle(rank) for rank in range(ranks)] == pytest.approx([formula.idle] * ranks)
+            assert [it.timeline.idle(rank) for rank in range(ranks)] == pytest.approx(
+                [formula.idle] * ranks
+            )
     assert {"gpipe", "1f1b", "interleaved_1f1b", "breadth_first"} <= compared
     assert times != (1, 1, 1) or compared == {*FORMULAS} == {*SCHEDULES}
 
@@ -290,8 +342,14 @@ def test_the_svg_is_to_scale(each: Picture) -> None:
     root = ElementTree.fromstring(svg(each))
     boxes = [it for it in root.iter(f"{space}rect") if "act " in it.get("class", "")]
     kinds = len(each.works) * each.depth
-    assert len({it.get("class") for it in boxes[-kinds:]}) == min(kinds, len(each.works) * len(HUES))  # the legend's
-    drawn = [(float(it.get("x", "")), float(it.get("width", "")), it.get("class")) for it in boxes[:-kinds]]
+    # the legend's
+    assert len({it.get("class") for it in boxes[-kinds:]}) == min(
+        kinds, len(each.works) * len(HUES)
+    )
+    drawn = [
+        (float(it.get("x", "")), float(it.get("width", "")), it.get("class"))
+        for it in boxes[:-kinds]
+    ]
     expected: list[tuple[Any, Any, str]] = []
     for line in lines(each, WIDTH):
         scale = (WIDTH - LEFT) / (line.end - line.start)
@@ -301,13 +359,17 @@ def test_the_svg_is_to_scale(each: Picture) -> None:
                 left, wide = LEFT + (start - line.start) * scale, (end - start) * scale
                 named = f"act {style(each.chunks[it.action.stage], it.action.work)}"
                 gap = 1 if wide > 3 else 0
-                expected.append((pytest.approx(left, abs=0.06), pytest.approx(wide - gap, abs=0.06), named))
+                expected.append(
+                    (pytest.approx(left, abs=0.06), pytest.approx(wide - gap, abs=0.06), named)
+                )
     assert drawn == expected
 
 
 def test_every_action_has_its_stage_in_its_label(each: Picture) -> None:
     """In one of the lines that it is in, unless it is far shorter than others."""
-    texts = {it.text for it in ElementTree.fromstring(svg(each)).iter("{http://www.w3.org/2000/svg}text")}
+    texts = {
+        it.text for it in ElementTree.fromstring(svg(each)).iter("{http://www.w3.org/2000/svg}text")
+    }
     assert {str(it.action) for it in each.slots if it.end - it.start >= each.shortest} <= texts
 
 
@@ -329,7 +391,11 @@ def test_a_whole_step_in_one_line_shows_when_each_rank_computes() -> None:
     canvas = Canvas(WIDTH)
     draw(canvas, long, excerpt(long, WIDTH)[0], 0)
     paths = re.findall(r'class="k\w+" stroke-width="[^"]*" d="([^"]*)"', canvas.svg("rows"))
-    bars = [(float(y), float(x), float(to)) for d in paths for x, y, to in re.findall(r"M(\S+) (\S+)H([\d.]+)", d)]
+    bars = [
+        (float(y), float(x), float(to))
+        for d in paths
+        for x, y, to in re.findall(r"M(\S+) (\S+)H([\d.]+)", d)
+    ]
     scale = (WIDTH - LEFT) / long.timeline.total
     heights = sorted({y for y, _, _ in bars})
     assert len(heights) == 8
@@ -354,12 +420,16 @@ def test_the_trace_has_all_actions_and_messages(each: Picture) -> None:
     begun = {(it["tid"], it["ts"]): it for it in actions}
     ends = {kind: {it["id"]: it for it in events if it["ph"] == kind} for kind in "sf"}
     assert ends["s"].keys() == ends["f"].keys()
-    arrows = [[begun[it[at]["tid"], it[at]["ts"]]["name"] for it in ends.values()] for at in ends["s"]]
+    arrows = [
+        [begun[it[at]["tid"], it[at]["ts"]]["name"] for it in ends.values()] for at in ends["s"]
+    ]
     assert sorted(map(tuple, arrows)) == sorted(_sent(each))
 
 
 def test_the_trace_keeps_the_rules_of_its_format(each: Picture) -> None:
-    """What Perfetto's reader of the Trace Event Format asks of it: whole slices; arrows begin in one and end in one."""
+    """What Perfetto's reader of the Trace Event Format asks of it: whole slices; arrows begin
+    in one and end in one.
+    """
     read = json.loads(trace(each))
     assert read["displayTimeUnit"] in ("ms", "ns")
     events = read["traceEvents"]
@@ -373,7 +443,10 @@ def test_the_trace_keeps_the_rules_of_its_format(each: Picture) -> None:
     arrows: dict[int, list[dict[str, Any]]] = {}
     for it in events:
         if it["ph"] in "sf":
-            assert any(own["tid"] == it["tid"] and own["ts"] <= it["ts"] < own["ts"] + own["dur"] for own in slices)
+            assert any(
+                own["tid"] == it["tid"] and own["ts"] <= it["ts"] < own["ts"] + own["dur"]
+                for own in slices
+            )
             arrows.setdefault(it["id"], []).append(it)
     for begin, end in arrows.values():  # of one category and name, by which a number is one arrow's
         assert (begin["ph"], end["ph"], end["bp"]) == ("s", "f", "e")
@@ -392,7 +465,11 @@ def _sent(each: Picture) -> Iterator[tuple[str, str]]:
     for _, _, send in with_messages(each.schedule, each.times).cells():
         if send.work in begin:
             hop, works = begin[send.work]
-            of_it = {it.stage: str(it) for it in actions if it.microbatch == send.microbatch and it.work in works}
+            of_it = {
+                it.stage: str(it)
+                for it in actions
+                if it.microbatch == send.microbatch and it.work in works
+            }
             yield of_it[send.stage], of_it[send.stage + hop]
 
 
@@ -400,7 +477,12 @@ def test_the_page_has_all_actions_and_needs_nothing_else(each: Picture) -> None:
     text = html(each)
     assert text.count("<script>") == 1
     assert not re.search(r"https?:|src=|href=|@import|url\(", text)
-    assert "<h1>" + each.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") + "</h1>" in text
+    assert (
+        "<h1>"
+        + each.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        + "</h1>"
+        in text
+    )
     (data,) = re.findall(r"^const .*? = (\{.*\});$", text, re.MULTILINE)
     content = json.loads(data)
     assert content["total"] == each.timeline.total
@@ -420,9 +502,22 @@ def test_rows_read_back(scalec: Run) -> None:
 def test_several_files_at_once_and_again(scalec: Run) -> None:
     options = ["--html", "a.html", "--csv", "a.csv", "--trace", "a.json", "--svg", "a.svg"]
     for times in ("f=1", "f=2"):
-        assert scalec("--unit", "--times", times, *options) == (0, "wrote a.csv and a.svg and a.html and a.json\n", "")
-    assert all("forward 2, input gradients 1" in Path(name).read_text() for name in ("a.html", "a.json", "a.svg"))
-    assert sorted(path.name for path in Path().iterdir()) == ["a.csv", "a.html", "a.json", "a.svg", "tiny.scale"]
+        assert scalec("--unit", "--times", times, *options) == (
+            0,
+            "wrote a.csv and a.svg and a.html and a.json\n",
+            "",
+        )
+    assert all(
+        "forward 2, input gradients 1" in Path(name).read_text()
+        for name in ("a.html", "a.json", "a.svg")
+    )
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "a.csv",
+        "a.html",
+        "a.json",
+        "a.svg",
+        "tiny.scale",
+    ]
 
 
 # ---- mistakes
@@ -431,8 +526,15 @@ def test_several_files_at_once_and_again(scalec: Run) -> None:
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        ("g=1", "--times has no `g`; it takes `f`, `b`, `w`, `comm`, as in --times f=1,b=1,w=1,comm=0.1"),
-        ("f=1,,b=2", "--times has no ``; it takes `f`, `b`, `w`, `comm`, as in --times f=1,b=1,w=1,comm=0.1"),
+        (
+            "g=1",
+            "--times has no `g`; it takes `f`, `b`, `w`, `comm`, as in --times"
+            " f=1,b=1,w=1,comm=0.1",
+        ),
+        (
+            "f=1,,b=2",
+            "--times has no ``; it takes `f`, `b`, `w`, `comm`, as in --times f=1,b=1,w=1,comm=0.1",
+        ),
         ("f=1,f=2", "--times sets `f` twice"),
         ("w=fast", "--times sets `w` to `fast`, which is not a number"),
         ("w", "--times sets `w` to ``, which is not a number"),
@@ -462,7 +564,10 @@ def test_a_plan_without_a_pipeline(scalec: Run) -> None:
 
 def test_files_of_others_stay(scalec: Run) -> None:
     for form in ("svg", "html", "trace"):
-        said = f"error: `tiny.scale` was not written by scalec: move it away, or choose another file with --{form}\n"
+        said = (
+            "error: `tiny.scale` was not written by scalec: move it away, or choose another"
+            f" file with --{form}\n"
+        )
         assert scalec(f"--{form}", "tiny.scale", "--csv", "new.csv") == (2, "", said)
     Path("rows.csv").write_text("0F0,0B0\n")
     said = "error: `rows.csv` has other rows: move it away, or choose another file with --csv\n"
@@ -472,9 +577,14 @@ def test_files_of_others_stay(scalec: Run) -> None:
 
 
 def test_files_that_cannot_be_written(scalec: Run) -> None:
-    said = "error: cannot write `no/x.svg`: no such file or directory; choose another file with --svg\n"
+    said = (
+        "error: cannot write `no/x.svg`: no such file or directory; choose another file with"
+        " --svg\n"
+    )
     assert scalec("--svg", "no/x.svg") == (2, "", said)
-    said = "error: cannot write `tiny.scale/x.svg`: not a directory; choose another file with --svg\n"
+    said = (
+        "error: cannot write `tiny.scale/x.svg`: not a directory; choose another file with --svg\n"
+    )
     assert scalec("--svg", "tiny.scale/x.svg") == (2, "", said)
     Path("link.svg").symlink_to("elsewhere.svg")
     for name in (".", "link.svg", "/dev/null"):
@@ -483,7 +593,9 @@ def test_files_that_cannot_be_written(scalec: Run) -> None:
     assert not Path("elsewhere.svg").exists()
 
 
-def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(
+    scalec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 

@@ -1,4 +1,5 @@
-"""The script of `scalec launch slurm` on a real Slurm of this machine, where one is installed: three ways to end early.
+"""The script of `scalec launch slurm` on a real Slurm of this machine, where one is installed:
+three ways to end early.
 
 Each run ends as one that nothing has disturbed, bit for bit.
 """
@@ -61,14 +62,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "plan.scale").write_text(PLAN)
     times = ("--cpus", "1", "--time", "0:03:00", "--grace", "120")
     words = ("--save-every", "5", "--keep", "3", "--out", "run", "--device", "cpu")
-    assert main(["launch", "slurm", "plan.scale", "-o", "out", "--no-verify", *times, "--", *words]) == 0
+    assert (
+        main(["launch", "slurm", "plan.scale", "-o", "out", "--no-verify", *times, "--", *words])
+        == 0
+    )
     (python := tmp_path / "python").write_text(SLOW)
     python.chmod(0o755)
     return tmp_path
 
 
 def _submitted(slurm: Cluster) -> str:
-    return slurm.submit(slurm.folder / "out/job.sbatch", PYTHON=str(slurm.folder / "python"), OMP_NUM_THREADS="1")
+    return slurm.submit(
+        slurm.folder / "out/job.sbatch", PYTHON=str(slurm.folder / "python"), OMP_NUM_THREADS="1"
+    )
 
 
 def _is(slurm: Cluster, job: str, **state: str) -> Callable[[], bool]:
@@ -86,8 +92,14 @@ def _saves(slurm: Cluster) -> None:
 
 def _ended(folder: Path) -> str:
     """The lines of the job, whose last checkpoint is that of a run that nothing has disturbed."""
-    assert run_file(folder / "out", 2, "--out ../whole --data ../text/*.txt --device cpu") == [(0, "")] * 2
-    ends = (Saved(folder / f"{run}/checkpoints/step-000400").whole(["wte", "head"]) for run in ("run", "whole"))
+    assert (
+        run_file(folder / "out", 2, "--out ../whole --data ../text/*.txt --device cpu")
+        == [(0, "")] * 2
+    )
+    ends = (
+        Saved(folder / f"{run}/checkpoints/step-000400").whole(["wte", "head"])
+        for run in ("run", "whole")
+    )
     assert all(map(torch.equal, *(end.values() for end in ends)))
     return "".join(log.read_text() for log in folder.glob("plan-*.log"))
 
@@ -109,7 +121,9 @@ def test_a_job_that_loses_a_node_goes_on_with_another(folder: Path) -> None:
         _saves(slurm)
         slurm.lose(NODES[1])
         (folder / "slow").unlink()
-        slurm.until(_is(slurm, job, JobState="COMPLETED", Restarts="1", NodeList=f"{NODES[0]},{NODES[2]}"))
+        slurm.until(
+            _is(slurm, job, JobState="COMPLETED", Restarts="1", NodeList=f"{NODES[0]},{NODES[2]}")
+        )
     assert "resuming from run/checkpoints/step-" in _ended(folder)
 
 

@@ -39,7 +39,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`scalec(*words)` runs the command line: its exit status, standard output and standard error."""
+    """`scalec(*words)` runs the command line: its exit status, standard output and standard
+    error.
+    """
 
     def run(*words: str) -> tuple[int, str, str]:
         status = cli.main(words)
@@ -156,8 +158,14 @@ def test_ir_that_is_legal_and_wrong(scalec: Run, old: str, new: str, code: str, 
     ],
 )
 def test_two_plans_make_the_same_update(scalec: Run, other: str) -> None:
-    other = other.replace("batch over dp\n  vocab, heads, kv_heads, ffn over tp", "") if "dp = 1" in other else other
-    Path("other.scale").write_text(other.replace("batch over dp", "") if "tp = 4" in other else other)
+    other = (
+        other.replace("batch over dp\n  vocab, heads, kv_heads, ffn over tp", "")
+        if "dp = 1" in other
+        else other
+    )
+    Path("other.scale").write_text(
+        other.replace("batch over dp", "") if "tp = 4" in other else other
+    )
     status, out, err = scalec("verify", "tiny.scale", "other.scale")
     assert (status, err) == (0, "")
     assert out.startswith("equal  tiny.scale and other.scale make the same update\n\n")
@@ -169,7 +177,11 @@ def test_two_plans_make_the_same_update(scalec: Run, other: str) -> None:
         ("steps = 1", "steps = 2  seed = 3", "`steps` 1 and 2; `seed` 0 and 3"),
         ('["a"]', '["a", "b"]', '`files` ["a"] and ["a", "b"]'),
         ('data text { files = ["a"] }', 'data tokens { files = ["a"] }', "`data` text and tokens"),
-        ("seq = 16", "seq = 16  precision = bf16  master = bf16", "`precision` fp32 and bf16; `master` unset and bf16"),
+        (
+            "seq = 16",
+            "seq = 16  precision = bf16  master = bf16",
+            "`precision` fp32 and bf16; `master` unset and bf16",
+        ),
         ("dp = 2  tp = 2", "tp = 2  dp = 2", "no setting of `train`, nor how parameters begin"),
     ],
 )
@@ -185,8 +197,13 @@ def test_what_two_plans_of_one_update_differ_in(scalec: Run, old: str, new: str,
 def test_two_plans_whose_parameters_begin_otherwise(scalec: Run) -> None:
     model = (ROOT / "plans/models/llama.scale").read_text()
     Path("mine.scale").write_text(model.replace("init ~ normal(0.02)", "init ~ normal(0.5)"))
-    Path("other.scale").write_text(PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale"))
-    assert "`wte` begins normal(0.02) and normal(0.5);" in scalec("verify", "tiny.scale", "other.scale")[1]
+    Path("other.scale").write_text(
+        PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale")
+    )
+    assert (
+        "`wte` begins normal(0.02) and normal(0.5);"
+        in scalec("verify", "tiny.scale", "other.scale")[1]
+    )
 
 
 KINDS = [
@@ -205,7 +222,9 @@ KINDS = [
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.strip() or "plain")
 def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> None:
-    plan = PLAN.replace("seq = 16", f"{kind}  seq = 16") if "=" in kind and "{" not in kind else PLAN
+    plan = (
+        PLAN.replace("seq = 16", f"{kind}  seq = 16") if "=" in kind and "{" not in kind else PLAN
+    )
     if kind.startswith("mesh"):
         plan = f"{PLAN[: PLAN.index('mesh')]}{kind}{PLAN[PLAN.index('train {') :]}"
     Path("kind.scale").write_text(plan if "{ zero" not in kind else plan + kind)
@@ -220,14 +239,22 @@ def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> N
     ("old", "new", "said"),
     [
         ("ffn = 12", "ffn = 16", ["dim `ffn` is 12 in the first plan, 16 in the second"]),
-        ("lr = 0.1", "lr = 0.2", ["the plans first differ at the update", "forward and loss are the same"]),
+        (
+            "lr = 0.1",
+            "lr = 0.2",
+            ["the plans first differ at the update", "forward and loss are the same"],
+        ),
         ("clip = 1.0", "", ["the plans first differ at the update"]),
         (
             "train {",
             "watch { skips = 1  spikes = skip(9) } train {",
             ["the plans skip different steps: no rule and `spikes = skip(9.0)`"],
         ),
-        ("global_batch = 8", "global_batch = 16", ["the plans have different numbers of sequences per step"]),
+        (
+            "global_batch = 8",
+            "global_batch = 16",
+            ["the plans have different numbers of sequences per step"],
+        ),
     ],
 )
 def test_two_plans_part(scalec: Run, old: str, new: str, said: list[str]) -> None:
@@ -241,8 +268,12 @@ def test_two_plans_part(scalec: Run, old: str, new: str, said: list[str]) -> Non
 
 def test_two_models_part_at_a_value(scalec: Run) -> None:
     model = (ROOT / "plans" / "models" / "llama.scale").read_text()
-    Path("mine.scale").write_text(model.replace("silu(m @ w_gate[hidden -> ffn])", "(m @ w_gate[hidden -> ffn])"))
-    Path("other.scale").write_text(PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale"))
+    Path("mine.scale").write_text(
+        model.replace("silu(m @ w_gate[hidden -> ffn])", "(m @ w_gate[hidden -> ffn])")
+    )
+    Path("other.scale").write_text(
+        PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale")
+    )
     status, _, err = scalec("verify", "tiny.scale", "other.scale")
     assert status == 1
     assert err.startswith("error[E0702]: the plans first differ at `")
@@ -259,7 +290,9 @@ def test_the_certificate_says_what_was_shown(scalec: Run) -> None:
     values = json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"]
     assert values["meshes"] == [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}]
     assert int(values["error"].removeprefix("below 2^-")) >= 50
-    said = "the IR's step evaluated equal to the single-device step of the model before any placement"
+    said = (
+        "the IR's step evaluated equal to the single-device step of the model before any placement"
+    )
     assert said in " ".join(Path("out/tiny/train.py").read_text().split())
 
 
@@ -267,7 +300,9 @@ def test_no_verify_says_so_in_both(scalec: Run) -> None:
     status, out, _ = scalec("compile", "tiny.scale", "--no-verify")
     assert status == 0
     assert "\nnot verified: --no-verify\n" in out
-    assert json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"].startswith("not evaluated")
+    assert json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"].startswith(
+        "not evaluated"
+    )
     text = Path("out/tiny/train.py").read_text()
     assert "compiled with\n--no-verify" in text or "with --no-verify" in text
     assert "evaluated equal" not in text
@@ -280,7 +315,9 @@ def test_recheck_of_stages(scalec: Run) -> None:
     status, out, err = scalec("verify", "--recheck", "out/stages")
     assert (status, err) == (0, "")
     assert "the rows of 2 and 3 ranks of pp run action by action" in out
-    assert out.endswith("\nhf_names.json  as written\nmessage_groups.csv  as written\nschedule.csv  as written\n")
+    assert out.endswith(
+        "\nhf_names.json  as written\nmessage_groups.csv  as written\nschedule.csv  as written\n"
+    )
     path = Path("out/stages/schedule.csv")
     path.write_text(path.read_text().replace("0F0,", "", 1))
     status, _, err = scalec("verify", "--recheck", "out/stages")
@@ -294,7 +331,8 @@ def test_recheck(scalec: Run) -> None:
     assert (status, err) == (0, "")
     assert out.startswith("equal  out/tiny: llama")
     assert out.endswith(
-        "train.py  104 ops, each matched to the IR, and every line as written\nhf_names.json  as written\n"
+        "train.py  104 ops, each matched to the IR, and every line as written\nhf_names.json "
+        " as written\n"
     )
 
 
@@ -304,7 +342,9 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
     assert (status, err) == (0, "")
     assert out.endswith("train.py  104 ops, each matched to the IR, and every line as written\n")
     path = Path("out/torch/train.py")
-    path.write_text(path.read_text().replace("reduced_gradients(model)", "list(model.parameters())", 1))
+    path.write_text(
+        path.read_text().replace("reduced_gradients(model)", "list(model.parameters())", 1)
+    )
     status, _, err = scalec("verify", "--recheck", "out/torch")
     assert status == 1
     assert "train.py is not the plan's" in err
@@ -315,17 +355,34 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
     ("file", "old", "new", "said"),
     [
         ("train.py", "x = all_reduce(x, self.tp)", "x = x", "train.py is not the plan's"),
-        ("train.py", "silu(linear(m, self.w_gate))", "linear(m, self.w_gate)", "train.py is not the plan's"),
+        (
+            "train.py",
+            "silu(linear(m, self.w_gate))",
+            "linear(m, self.w_gate)",
+            "train.py is not the plan's",
+        ),
         ("train.py", "Shown: the IR's step", "Seen: the IR's step", "Shown: the IR's step"),
         ("train.py", "# [b, s, h]  llama", "# [s, b, h]  llama", "# [b, s, h]  llama"),
-        ("train.py", "train_step, eval_step)\n", "train_step, eval_step)\n# more\n", "the plan's is ``"),
+        (
+            "train.py",
+            "train_step, eval_step)\n",
+            "train_step, eval_step)\n# more\n",
+            "the plan's is ``",
+        ),
         ("hf_names.json", "lm_head.weight", "head.weight", "hf_names.json is not the plan's"),
         ("plan.json", '"trials": ', '"trials": 9', "it differs under certificate"),
-        ("plan.json", '"written_by"', '"proved": "all of it", "written_by"', "it differs under proved"),
+        (
+            "plan.json",
+            '"written_by"',
+            '"proved": "all of it", "written_by"',
+            "it differs under proved",
+        ),
         ("plan.json", '"op": "all_reduce"', '"op": "all_gather"', "it differs under collectives"),
     ],
 )
-def test_recheck_finds_what_was_changed(scalec: Run, file: str, old: str, new: str, said: str) -> None:
+def test_recheck_finds_what_was_changed(
+    scalec: Run, file: str, old: str, new: str, said: str
+) -> None:
     scalec("compile", "tiny.scale")
     path = Path("out/tiny", file)
     assert old in path.read_text()
@@ -355,16 +412,23 @@ def test_recheck_of_what_was_not_verified(scalec: Run) -> None:
     scalec("compile", "tiny.scale", "--no-verify")
     status, out, err = scalec("verify", "--recheck", "out/tiny")
     assert (status, err) == (0, "")
-    assert out.endswith("it was compiled with --no-verify, and says so; the step was evaluated now\n")
+    assert out.endswith(
+        "it was compiled with --no-verify, and says so; the step was evaluated now\n"
+    )
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"plan": 1, "model": []}', '{"plan": "a.scale", "model": 5}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"plan": 1, "model": []}', '{"plan": "a.scale", "model": 5}']
+)
 def test_recheck_of_what_is_no_account(scalec: Run, text: str) -> None:
     scalec("compile", "tiny.scale")
     Path("out/tiny/plan.json").write_text(text)
     status, out, err = scalec("verify", "--recheck", "out/tiny")
     assert (status, out) == (2, "")
-    assert err == "error: `out/tiny/plan.json` was not written by this scalec: compile the plan again\n"
+    assert (
+        err
+        == "error: `out/tiny/plan.json` was not written by this scalec: compile the plan again\n"
+    )
 
 
 # ---- usage

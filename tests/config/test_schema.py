@@ -1,4 +1,6 @@
-"""The JSON Schema of settings: it has each setting, and takes the numbers and words that the reader takes."""
+"""The JSON Schema of settings: it has each setting, and takes the numbers and words that the
+reader takes.
+"""
 
 import json
 from collections.abc import Iterator
@@ -19,11 +21,28 @@ from scalec.compiler.syntax.source import Source
 SCHEMA = settings_schema()
 AT = Source("plan.scale", "x").span(0, 1)
 NUMBERS = [-1, 0, 1, 2, 100, 0.5, 1.5, 2**32 - 1, 2**32]
-WORDS = ["auto", "off", "on", "bf16", "fp32", "bytes", "uint16", "torch", "none", "full", "save", "padded", "nonsense"]
+WORDS = [
+    "auto",
+    "off",
+    "on",
+    "bf16",
+    "fp32",
+    "bytes",
+    "uint16",
+    "torch",
+    "none",
+    "full",
+    "save",
+    "padded",
+    "nonsense",
+]
 OTHERS: list[tree.Expr] = [tree.String(word, AT) for word in ("a", "ab", "")]
 OTHERS += [tree.Number(1, unit, AT) for unit in ("GiB", "%")]
 OTHERS += [tree.List((tree.String("a", AT),), AT)]
-OTHERS += [tree.List(tuple(tree.Number(number, "", AT) for number in each), AT) for each in ([], [0], [0.5, 0.5])]
+OTHERS += [
+    tree.List(tuple(tree.Number(number, "", AT) for number in each), AT)
+    for each in ([], [0], [0.5, 0.5])
+]
 
 
 def values() -> Iterator[ParameterSet]:
@@ -32,7 +51,9 @@ def values() -> Iterator[ParameterSet]:
     for cls in todo:
         for field in fields_of(cls):
             if isinstance(field.what, Value):
-                yield pytest.param(cls.__name__, field, field.what, id=f"{cls.__name__}.{field.name}")
+                yield pytest.param(
+                    cls.__name__, field, field.what, id=f"{cls.__name__}.{field.name}"
+                )
             else:
                 todo.append(field.what.of)
 
@@ -57,14 +78,20 @@ def test_it_takes_what_the_reader_takes(cls: str, field: Field, value: Value) ->
     numbers = {number: tree.Number(number, "", AT) for number in NUMBERS}
     words = {word: tree.Name(word, AT) for word in WORDS}
     taken = [
-        found for expr in (*numbers.values(), *words.values(), *OTHERS) if (found := read(value, expr)) is not None
+        found
+        for expr in (*numbers.values(), *words.values(), *OTHERS)
+        if (found := read(value, expr)) is not None
     ]
     assert taken
     assert not [found for found in taken if not validator.is_valid(found)]
     alike = (numbers if "type" in value.json and "size" not in value.takes else {}) | (
         words if "enum" in value.json else {}
     )
-    assert not [raw for raw, expr in alike.items() if validator.is_valid(raw) != (read(value, expr) is not None)]
+    assert not [
+        raw
+        for raw, expr in alike.items()
+        if validator.is_valid(raw) != (read(value, expr) is not None)
+    ]
 
 
 def test_unknown_settings_are_refused() -> None:

@@ -72,10 +72,15 @@ def test_values_and_defaults() -> None:
     assert train.optimizer.schedule == Schedule("constant", 0, 0.0)
 
 
-@pytest.mark.parametrize("said", ["none", "full", "selective(silu, dispatch)", "every(2, layers)", "every(3, a, b)"])
+@pytest.mark.parametrize(
+    "said", ["none", "full", "selective(silu, dispatch)", "every(2, layers)", "every(3, a, b)"]
+)
 def test_what_is_recomputed_reads_back(said: str) -> None:
     """The dim of a repeat with branches is several after `resolve`."""
-    assert str(read(Train, f"train {{ {SIZES}  {OPTIMIZER}  {DATA}  recompute = {said} }}").recompute) == said
+    assert (
+        str(read(Train, f"train {{ {SIZES}  {OPTIMIZER}  {DATA}  recompute = {said} }}").recompute)
+        == said
+    )
 
 
 def test_percent_is_a_share() -> None:
@@ -84,7 +89,12 @@ def test_percent_is_a_share() -> None:
 
 def test_a_token_is_its_id_or_a_byte() -> None:
     given = read(Data, f'{DATA[:-1]} separator = "\\n"  mask_token = 103 }}')
-    assert (given.separator, given.separator_id, given.mask_token, given.mask_id) == ("\n", 10, 103, 103)
+    assert (given.separator, given.separator_id, given.mask_token, given.mask_id) == (
+        "\n",
+        10,
+        103,
+        103,
+    )
     assert read(Data, DATA).separator_id is None
 
 
@@ -117,7 +127,11 @@ def test_all_mistakes_of_a_section_at_once() -> None:
         read(Train, text)
     assert [(d.code, d.message, d.help) for d in error.value.diagnostics] == [
         ("E0402", "`train` needs `global_batch`", "it is: sequences in a step, over all ranks"),
-        ("E0402", "`train` needs `microbatch`", "it is: sequences in a microbatch, on one data-parallel rank"),
+        (
+            "E0402",
+            "`train` needs `microbatch`",
+            "it is: sequences in a microbatch, on one data-parallel rank",
+        ),
         ("E0401", "`train` has no setting `sed`", "did you mean `seed`?"),
         ("E0405", "`seq` must be at least 1", ""),
         ("E0404", "`steps` takes an integer, not a name", ""),
@@ -198,13 +212,17 @@ def test_mistakes(cls: type[Settings], text: str, message: str, help: str) -> No
 
 def test_merge_replaces_by_key_and_adds() -> None:
     base = section_of("dims { a = 1  b = 2 }")
-    assert merge(base, section_of("dims { c = 4  a = 3 }")) == section_of("dims { a = 3  b = 2  c = 4 }")
+    assert merge(base, section_of("dims { c = 4  a = 3 }")) == section_of(
+        "dims { a = 3  b = 2  c = 4 }"
+    )
 
 
 def test_merge_goes_into_sections() -> None:
     base = section_of("train { seq = 1  optimizer adamw { lr = 1  clip = 2 } }")
     over = section_of("train { optimizer { lr = 3 } }")
-    assert merge(base, over) == section_of("train { seq = 1  optimizer adamw { lr = 3  clip = 2 } }")
+    assert merge(base, over) == section_of(
+        "train { seq = 1  optimizer adamw { lr = 3  clip = 2 } }"
+    )
 
 
 def test_merge_keeps_a_key_given_twice_visible() -> None:
@@ -232,7 +250,11 @@ schedules = st.builds(Schedule, st.just("constant"), counts) | st.builds(
     Schedule, st.just("cosine"), counts, numbers(0, 1e9)
 )
 groups = st.builds(
-    ParamGroup, words, st.lists(strings, min_size=1, max_size=3).map(tuple), numbers(0, 1), numbers(0, 10)
+    ParamGroup,
+    words,
+    st.lists(strings, min_size=1, max_size=3).map(tuple),
+    numbers(0, 1),
+    numbers(0, 10),
 )
 common = {
     "lr": numbers(0, 1e9, open=True),
@@ -246,7 +268,11 @@ optimizers = st.builds(
     Optimizer, kind=st.just("adamw"), betas=betas, eps=numbers(0, 1, open=True), **common
 ) | st.builds(Optimizer, kind=st.just("sgd"), momentum=numbers(0, 1), **common)
 files = st.lists(st.just(STDLIB) | paths, min_size=1, max_size=3).map(tuple)
-tokens = st.none() | st.integers(0, 2**32 - 1) | st.characters(max_codepoint=127, exclude_characters="\0")
+tokens = (
+    st.none()
+    | st.integers(0, 2**32 - 1)
+    | st.characters(max_codepoint=127, exclude_characters="\0")
+)
 of_data = {
     "holdout": numbers(0, 1),
     "separator": tokens,
@@ -307,7 +333,14 @@ def test_shown_settings_read_back(instance: Settings) -> None:
 
 
 def test_show() -> None:
-    train = Train(8, 4, 2, 3, Optimizer("sgd", 0.1, groups=(ParamGroup("norms", ("norm*",)),)), Data("text", (STDLIB,)))
+    train = Train(
+        8,
+        4,
+        2,
+        3,
+        Optimizer("sgd", 0.1, groups=(ParamGroup("norms", ("norm*",)),)),
+        Data("text", (STDLIB,)),
+    )
     assert schema.show(train) == cleandoc(
         """
         train {
@@ -347,16 +380,23 @@ def test_show() -> None:
 def test_sets_of_data_replace_its_files_and_files_its_sets() -> None:
     files, sets = 'files = ["a"]', 'set wiki { files = ["w"] }'
     for base, over in ((files, sets), (sets, files)):
-        merged = merge(section_of(f"data text {{ {base}  holdout = 5% }}"), section_of(f"data text {{ {over} }}"))
+        merged = merge(
+            section_of(f"data text {{ {base}  holdout = 5% }}"),
+            section_of(f"data text {{ {over} }}"),
+        )
         assert merged == section_of(f"data text {{ holdout = 5%  {over} }}")
-    merged = merge(section_of(f"data text {{ {sets} }}"), section_of("data text { set wiki { weight = 2 } }"))
+    merged = merge(
+        section_of(f"data text {{ {sets} }}"), section_of("data text { set wiki { weight = 2 } }")
+    )
     assert merged == section_of('data text { set wiki { files = ["w"]  weight = 2 } }')
 
 
 def test_merge_keeps_the_order_of_axes() -> None:
     """Or takes that of an override with all of them."""
     base = section_of("mesh { dp = 2  cp = 1  tp = 4 }")
-    assert merge(base, section_of("mesh { dp = 8  tp = 1 }")) == section_of("mesh { dp = 8  cp = 1  tp = 1 }")
+    assert merge(base, section_of("mesh { dp = 8  tp = 1 }")) == section_of(
+        "mesh { dp = 8  cp = 1  tp = 1 }"
+    )
     for text in ("mesh { tp = 4  dp = 2  cp = 1 }", "mesh { pp = 2  dp = 2  cp = 1  tp = 4 }"):
         assert merge(base, section_of(text)) == section_of(text)
     assert merge(section_of("mesh { }"), base) == base
@@ -365,7 +405,11 @@ def test_merge_keeps_the_order_of_axes() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "help"),
     [
-        ("mesh { pp = 2 }", "the mesh does not say where `pp` goes", "name `dp`, `cp`, `tp` here too"),
+        (
+            "mesh { pp = 2 }",
+            "the mesh does not say where `pp` goes",
+            "name `dp`, `cp`, `tp` here too",
+        ),
         (
             "mesh { pp = 2  ep = 2  dp = 2 }",
             "the mesh does not say where `pp` or `ep` goes",
@@ -385,7 +429,10 @@ def test_an_override_that_leaves_the_order_of_axes_open(text: str, message: str,
 
 
 def test_a_group_has_the_optimizers_weight_decay_unless_it_gives_one() -> None:
-    groups = (ParamGroup("slow", ("wte",), lr_scale=0.5), ParamGroup("plain", ("norm*",), weight_decay=0.0))
+    groups = (
+        ParamGroup("slow", ("wte",), lr_scale=0.5),
+        ParamGroup("plain", ("norm*",), weight_decay=0.0),
+    )
     optimizer = Optimizer("sgd", 0.1, weight_decay=0.3, groups=groups)
     found = {name: optimizer.group_of(name) for name in ("wte", "norm1", "head")}
     assert {name: (it.weight_decay, it.lr_scale) for name, it in found.items()} == {
@@ -397,6 +444,15 @@ def test_a_group_has_the_optimizers_weight_decay_unless_it_gives_one() -> None:
 
 def test_sections_of_several_differ_by_their_own_settings() -> None:
     """A mixture's weights, not its sets' names alone."""
-    sets = ('set code { files = ["a"]  weight = 3 }', 'set code { files = ["a"] }', 'set wiki { files = ["b"] }')
-    first, second = (read(Data, f"data text {{ {' '.join(each)} }}") for each in (sets[::2], sets[1:2]))
-    assert [*schema.differing(first, second)] == [("set code weight", "3.0", "1.0"), ("set wiki", "set", "unset")]
+    sets = (
+        'set code { files = ["a"]  weight = 3 }',
+        'set code { files = ["a"] }',
+        'set wiki { files = ["b"] }',
+    )
+    first, second = (
+        read(Data, f"data text {{ {' '.join(each)} }}") for each in (sets[::2], sets[1:2])
+    )
+    assert [*schema.differing(first, second)] == [
+        ("set code weight", "3.0", "1.0"),
+        ("set wiki", "set", "unset"),
+    ]

@@ -1,4 +1,6 @@
-"""Programs of torch alone as text: word for word, without the runtime; what is refused, and the calls that fail."""
+"""Programs of torch alone as text: word for word, without the runtime; what is refused, and the
+calls that fail.
+"""
 
 import ast
 import re
@@ -34,13 +36,30 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("state", ["", "zero 3 over dp"])
 def test_the_program_reads_as_it_did(state: str, golden: Callable[[str, str], None]) -> None:
-    case = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0, state=state, precision="fp32")
+    case = Case(
+        dp=2,
+        tp=2,
+        sp=True,
+        microbatches=2,
+        optimizer="adamw",
+        clip=1.0,
+        state=state,
+        precision="fp32",
+    )
     golden(f"dtensor/{'zero_3' if state else 'plain'}.py", text_of(plan_text(case)))
 
 
 def test_a_pipeline_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
     case = Case(
-        pp=2, dp=2, tp=2, sp=True, layers=4, microbatches=4, schedule="zbv", optimizer="adamw", state="zero 1 over dp"
+        pp=2,
+        dp=2,
+        tp=2,
+        sp=True,
+        layers=4,
+        microbatches=4,
+        schedule="zbv",
+        optimizer="adamw",
+        state="zero 1 over dp",
     )
     files = files_of(plan_text(case))
     for name in ("train.py", "schedule.csv"):
@@ -48,7 +67,9 @@ def test_a_pipeline_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
 
 
 def test_a_value_that_a_stage_passes_on_is_copied() -> None:
-    """It enters recomputed layers, and torch detaches in place what a stage returns where backward has two parts."""
+    """It enters recomputed layers, and torch detaches in place what a stage returns where
+    backward has two parts.
+    """
     assert "return x, s.clone()" in text_of(plan_of(MODELS["more later"], *CASES["more later"]))
 
 
@@ -74,10 +95,13 @@ def test_the_program_imports_torch_alone(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "window", "hops"), [("via ring", 2, 1), ("as zigzag via ring", 2, 3), ("via ring", 1, 0)]
+    ("how", "window", "hops"),
+    [("via ring", 2, 1), ("as zigzag via ring", 2, 3), ("via ring", 1, 0)],
 )
 def test_keys_go_around_as_often_as_the_plan_says(how: str, window: int, hops: int) -> None:
-    text = text_of(plan_text(Case(cp=4, how=how)).replace("mask=causal", f"mask=causal, window={window}"))
+    text = text_of(
+        plan_text(Case(cp=4, how=how)).replace("mask=causal", f"mask=causal, window={window}")
+    )
     (said,) = re.findall(r"(?<!def )ring_attention\(([^)]*)\)", text)
     assert re.findall(r"hops=(\d)", said) == [str(hops)] * bool(hops)
 
@@ -90,19 +114,36 @@ REFUSED = {
     "dropout whose masks are the same on every mesh": plan_text(Case()).replace(
         "mask=causal", "mask=causal, dropout=0.1"
     ),
-    "steps that are skipped by their loss": plan_text(Case()) + "watch { skips = 3  spikes = skip(10) }\n",
+    "steps that are skipped by their loss": plan_text(Case())
+    + "watch { skips = 3  spikes = skip(10) }\n",
     "two chunks of the sequence on each rank over several axes, or of a parameter": plan_text(
         Case(cp=2, how="as zigzag")
     ).replace("wte[vocab, hidden])\n  repeat", "wte[vocab, hidden]) + wpe[seq, hidden]\n  repeat"),
     "a dim over axes in another order than the mesh's": plan_text(Case(uly=2, tp=2, sp=True, kv=4)),
     "parameters of one module that are sharded in several ways": plan_text(
-        Case(replicas=2, dp=2, state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }')
+        Case(
+            replicas=2,
+            dp=2,
+            state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }',
+        )
     ),
     "sharded parameters that several stages of one rank share": plan_text(
-        Case(pp=2, dp=2, layers=4, microbatches=2, schedule="zbv", model="tied", state="zero 1 over dp")
+        Case(
+            pp=2,
+            dp=2,
+            layers=4,
+            microbatches=2,
+            schedule="zbv",
+            model="tied",
+            state="zero 1 over dp",
+        )
     ),
     "functions that take positions": plan_text(Case())
-    .replace("model ", 'op placed(x[.., s, d], at=s) -> [.., s, d] over .., s from "own_ops:placed"\nmodel ', 1)
+    .replace(
+        "model ",
+        'op placed(x[.., s, d], at=s) -> [.., s, d] over .., s from "own_ops:placed"\nmodel ',
+        1,
+    )
     .replace("wte[vocab, hidden])\n  repeat", "wte[vocab, hidden])\n  x = placed(x)\n  repeat"),
 }
 """A plan for each refusal, in their order."""
@@ -111,10 +152,15 @@ REFUSED = {
 def test_it_refuses_what_torch_cannot_express(
     golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each by one error; its text names the feature and, where torch cannot do it, its version and the call."""
+    """Each by one error; its text names the feature and, where torch cannot do it, its version
+    and the call.
+    """
     monkeypatch.setattr(refusals, "version", lambda _: "2.x")
     monkeypatch.chdir(Path(own_ops.__file__).parent)
-    golden("dtensor/refusals.txt", "\n\n".join(_told(feature, plan) for feature, plan in REFUSED.items()) + "\n")
+    golden(
+        "dtensor/refusals.txt",
+        "\n\n".join(_told(feature, plan) for feature, plan in REFUSED.items()) + "\n",
+    )
 
 
 def _told(feature: str, plan: str) -> str:
@@ -122,16 +168,21 @@ def _told(feature: str, plan: str) -> str:
         text_of(plan)
     text = str(caught.value)
     assert text.count("error[") == 1
-    assert re.search(f"(torch 2.x alone cannot express|`--target dtensor` does not write) {feature}", text)
+    assert re.search(
+        f"(torch 2.x alone cannot express|`--target dtensor` does not write) {feature}", text
+    )
     return text
 
 
 def test_it_says_which_settings_of_a_run_have_no_effect(golden: Callable[[str, str], None]) -> None:
     plan = (
-        plan_text(Case()).replace("steps = 10", "steps = 10  save_every = 5") + "watch { copies every 9  skips = 2 }\n"
+        plan_text(Case()).replace("steps = 10", "steps = 10  save_every = 5")
+        + "watch { copies every 9  skips = 2 }\n"
     )
     program = lower(for_torch(resolve(Source("tiny.scale", plan))))
-    golden("dtensor/without_effect.txt", "\n\n".join(map(str, refusals.without_effect(program))) + "\n")
+    golden(
+        "dtensor/without_effect.txt", "\n\n".join(map(str, refusals.without_effect(program))) + "\n"
+    )
 
 
 def test_each_refusal_has_a_plan() -> None:
@@ -165,12 +216,25 @@ def _failures() -> dict[str, Any]:
     heads = distribute_tensor(torch.ones(2, 2, 4, 4), mesh, [Shard(1)]).requires_grad_()
     return {
         "bincount": _said(lambda: torch.bincount(counts), "Sharding propagation failed"),
-        "attention": _said(lambda: attention(heads, heads, heads, is_causal=True), "does not have a sharding strategy"),
-        "redistribute to Partial": _said(lambda: ones.redistribute(placements=[Partial()]), "Can not redistribute"),
-        "fully_shard twice": _said(lambda: fully_shard(module, mesh=mesh), "can only be applied to a module once"),
-        "a mesh of more ranks": _said(lambda: init_device_mesh("cpu", (3,)), "Mesh should not be bigger"),
-        "dropout": "the same mask" if torch.equal(_dropped(ones), _dropped(torch.ones(8, 8))) else "another mask",
-        "fully_shard of two stages": _said(lambda: stages[0](torch.ones(4)), "requires a single root module"),
+        "attention": _said(
+            lambda: attention(heads, heads, heads, is_causal=True),
+            "does not have a sharding strategy",
+        ),
+        "redistribute to Partial": _said(
+            lambda: ones.redistribute(placements=[Partial()]), "Can not redistribute"
+        ),
+        "fully_shard twice": _said(
+            lambda: fully_shard(module, mesh=mesh), "can only be applied to a module once"
+        ),
+        "a mesh of more ranks": _said(
+            lambda: init_device_mesh("cpu", (3,)), "Mesh should not be bigger"
+        ),
+        "dropout": "the same mask"
+        if torch.equal(_dropped(ones), _dropped(torch.ones(8, 8)))
+        else "another mask",
+        "fully_shard of two stages": _said(
+            lambda: stages[0](torch.ones(4)), "requires a single root module"
+        ),
         "Shard": local.to_local().tolist() if torch.distributed.get_rank() == 0 else None,
     }
 
@@ -190,7 +254,9 @@ def _dropped(x: Any) -> Tensor:
 
 
 def test_nothing_saves_what_backward_recomputes() -> None:
-    """A value, and one that is made of it; `checkpoint` would keep both, since other functions read them."""
+    """A value, and one that is made of it; `checkpoint` would keep both, since other functions
+    read them.
+    """
     calls, saved = list[str](), set[int]()
 
     def noted(name: str, x: Tensor) -> Tensor:
@@ -202,7 +268,11 @@ def test_nothing_saves_what_backward_recomputes() -> None:
         return x
 
     x = torch.linspace(0, 1, 4, requires_grad=True)
-    with saved_tensors_hooks(note, lambda x: x), recompute(noted, "a", x) as a, recompute(noted, "b", a) as b:
+    with (
+        saved_tensors_hooks(note, lambda x: x),
+        recompute(noted, "a", x) as a,
+        recompute(noted, "b", a) as b,
+    ):
         y = (a * b).sum()
     assert {a.data_ptr(), b.data_ptr()}.isdisjoint(saved)
     y.backward()
@@ -218,7 +288,9 @@ REFUSED_PLANS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("plan", sorted((ROOT / "plans").glob("*.scale")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "plan", sorted((ROOT / "plans").glob("*.scale")), ids=lambda path: path.stem
+)
 def test_a_plan_is_written_or_refused(plan: Path) -> None:
     source = load(plan)
     program = lower(for_torch(resolve(source)))

@@ -1,6 +1,7 @@
 """The read-back of programs of torch alone: each planted edit is refused at its line.
 
-Non-goals: the machine (`test_readback`), and what such programs compute (`end_to_end.test_torch_target`).
+Non-goals: the machine (`test_readback`), and what such programs compute
+(`end_to_end.test_torch_target`).
 """
 
 import ast
@@ -23,13 +24,29 @@ from scalec.compiler.syntax.source import Source
 TINY = Path(__file__).parents[2] / "plans" / "tiny_llama.scale"
 CASES = {
     "plain": plan_text(Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)),
-    "sharded": plan_text(Case(replicas=2, dp=2, optimizer="groups", state="zero 3 over dp", recompute="full")),
+    "sharded": plan_text(
+        Case(replicas=2, dp=2, optimizer="groups", state="zero 3 over dp", recompute="full")
+    ),
     "hidden": plan_text(
-        Case(dp=2, tp=2, vocab=False, model="tied", optimizer="momentum", recompute="every(2, layers)")
+        Case(
+            dp=2,
+            tp=2,
+            vocab=False,
+            model="tied",
+            optimizer="momentum",
+            recompute="every(2, layers)",
+        )
     ),
     "narrow": plan_text(Case(dp=2, tp=2, sp=True, state="zero 3 over dp", precision="bf16")),
     "apart": plan_text(
-        Case(tp=2, sp=True, cp=2, how="via ring", gathered="regather", recompute="selective(attention, silu)")
+        Case(
+            tp=2,
+            sp=True,
+            cp=2,
+            how="via ring",
+            gathered="regather",
+            recompute="selective(attention, silu)",
+        )
     ),
     "nested": """model nested(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 32  hidden = 16  layers = 2  blocks = 2 }
@@ -45,10 +62,19 @@ train { seq = 8  global_batch = 4  microbatch = 2  steps = 2  precision = bf16  
 """,
     "scaled": plan_text(Case(dp=2, tp=2, precision="fp16  reduce = bf16", clip=1.0)),
     "stages": plan_text(
-        Case(pp=2, dp=2, microbatches=4, model="tied", optimizer="adamw", clip=0.05, state="zero 1 over dp")
+        Case(
+            pp=2,
+            dp=2,
+            microbatches=4,
+            model="tied",
+            optimizer="adamw",
+            clip=0.05,
+            state="zero 1 over dp",
+        )
     ),
     "cut": plan_text(Case(pp=2, schedule="zbv", layers=4, microbatches=4, model="tied")),
-    "named": 'use "tiny_llama.scale" { train { optimizer adamw { schedule = cosine(warmup = 5, floor = 1e-5) } } }\n'
+    "named": 'use "tiny_llama.scale" { train { optimizer adamw { schedule = cosine(warmup = 5,'
+    " floor = 1e-5) } } }\n"
     "state { zero 2 over dp }\n",
 }
 
@@ -86,16 +112,35 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
             "    torch.load('x')\n    return [\n        example(",
             "def crossing",
         ),
-        "a weight that a stage does not read": ("            del self.norm\n", "            pass\n"),
-        "a weight taken from a stage that reads it": ("if stage != LAST:", "if stage != FIRST:", "self.norm = weight("),
-        "another stage begins": ("if self.stage == FIRST:", "if self.stage == LAST:", "(x,) = received"),
-        "a stage that returns too late": ("if self.stage < LAST:", "if self.stage == LAST:", "return cross_entropy("),
+        "a weight that a stage does not read": (
+            "            del self.norm\n",
+            "            pass\n",
+        ),
+        "a weight taken from a stage that reads it": (
+            "if stage != LAST:",
+            "if stage != FIRST:",
+            "self.norm = weight(",
+        ),
+        "another stage begins": (
+            "if self.stage == FIRST:",
+            "if self.stage == LAST:",
+            "(x,) = received",
+        ),
+        "a stage that returns too late": (
+            "if self.stage < LAST:",
+            "if self.stage == LAST:",
+            "return cross_entropy(",
+        ),
         "layers of another stage": (
             'for i in LAYERS_OF_STAGE["layers"][self.stage]',
             'for i in LAYERS_OF_STAGE["layers"][FIRST]',
             "x = self.layers[str(i)]",
         ),
-        "a value of another shape crosses": ("example(mesh, 4, SEQ,", "example(mesh, 2, SEQ,", "def crossing("),
+        "a value of another shape crosses": (
+            "example(mesh, 4, SEQ,",
+            "example(mesh, 2, SEQ,",
+            "def crossing(",
+        ),
         "a value of another placement crosses": (
             "placements=[Shard(0)], gradient=[Shard(0)]",
             "placements=[Replicate()], gradient=[Shard(0)]",
@@ -107,9 +152,16 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
             "def crossing(",
         ),
         "stages along another axis": ('mesh.get_local_rank("pp")', 'mesh.get_local_rank("dp")'),
-        "all stages on each rank": ('if rank == mesh.get_local_rank("pp")', "if rank >= 0", "own = ["),
+        "all stages on each rank": (
+            'if rank == mesh.get_local_rank("pp")',
+            "if rank >= 0",
+            "own = [",
+        ),
         "FSDP2 over all ranks": ("fully_shard(module, mesh=inner", "fully_shard(module, mesh=mesh"),
-        "messages along another axis": ('len(STAGE_TO_RANK), mesh, "pp"', 'len(STAGE_TO_RANK), mesh, "dp"'),
+        "messages along another axis": (
+            'len(STAGE_TO_RANK), mesh, "pp"',
+            'len(STAGE_TO_RANK), mesh, "dp"',
+        ),
         "another file of rows": ('with_name("schedule.csv")', 'with_name("rows.csv")'),
         "microbatches cut along another dim": ('split={"tokens": 0', 'split={"tokens": 1'),
         "a shared weight that is not summed": ('shared={"wte": (0, 1)}', "shared={}"),
@@ -117,8 +169,15 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         "each rank's own norm": ("model.total_norm(gradients)", "total_norm(gradients)"),
     },
     "cut": {
-        "a weight that stages of a rank do not share": ('    share(stages, "wte")\n', "", "partial(crossing, inner))"),
-        "one layer for all": ("stage_layers(lambda: Layer(mesh), 4", "stage_layers(lambda: Layer(mesh), 3"),
+        "a weight that stages of a rank do not share": (
+            '    share(stages, "wte")\n',
+            "",
+            "partial(crossing, inner))",
+        ),
+        "one layer for all": (
+            "stage_layers(lambda: Layer(mesh), 4",
+            "stage_layers(lambda: Layer(mesh), 3",
+        ),
         "stages that draw in turn": (
             "stage_module(partial(Llama, inner), stage)",
             "partial(Llama, inner)(stage)",
@@ -126,7 +185,8 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "apart": {
         "a coercion that is saved": (
-            "with recompute(DTensor.redistribute, n, placements=[Shard(0), Replicate()]) as n:\n            ",
+            "with recompute(DTensor.redistribute, n, placements=[Shard(0), Replicate()]) as"
+            " n:\n            ",
             "n = n.redistribute(placements=[Shard(0), Replicate()])\n        ",
         ),
         "another placement gathered": (
@@ -161,7 +221,8 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "a coercion twice": (
             "label_logit = label_logit.redistribute",
-            "label_logit = label_logit.redistribute(placements=[Shard(1), Replicate()]).redistribute",
+            "label_logit = label_logit.redistribute(placements=[Shard(1),"
+            " Replicate()]).redistribute",
         ),
         "a coercion to a sum": (
             "local_max.redistribute(placements=[Shard(1), Replicate()])",
@@ -173,8 +234,10 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
             "label_logit = label_logit.redistribute",
         ),
         "coercions in another order": (
-            "        n = n.redistribute(placements=[Shard(1), Replicate()])\n        logits = linear(n, self.head)",
-            "        logits = linear(n, self.head).redistribute(placements=[Shard(1), Replicate()])",
+            "        n = n.redistribute(placements=[Shard(1), Replicate()])\n        logits ="
+            " linear(n, self.head)",
+            "        logits = linear(n, self.head).redistribute(placements=[Shard(1),"
+            " Replicate()])",
         ),
         "a full tensor": (
             "logits = linear(n, self.head)",
@@ -456,8 +519,16 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "narrow": {
-        "another precision of parameters": ("param_dtype=torch.bfloat16", "param_dtype=torch.float32", "fully_shard("),
-        "another precision of sums": ("reduce_dtype=torch.float32", "reduce_dtype=torch.bfloat16", "fully_shard("),
+        "another precision of parameters": (
+            "param_dtype=torch.bfloat16",
+            "param_dtype=torch.float32",
+            "fully_shard(",
+        ),
+        "another precision of sums": (
+            "reduce_dtype=torch.float32",
+            "reduce_dtype=torch.bfloat16",
+            "fully_shard(",
+        ),
     },
     "named": {
         "sums after each microbatch": (
@@ -478,17 +549,26 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
 }
-"""By the case: a part of its text, what replaces it, and the line that is refused, if it is not that one."""
+"""By the case: a part of its text, what replaces it, and the line that is refused, if it is not
+that one.
+"""
 
 
 def statement_at(text: str, line: int) -> int:
-    """The first line of the innermost statement that has a line; a function without one is not the whole of it."""
+    """The first line of the innermost statement that has a line; a function without one is not
+    the whole of it.
+    """
     every = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt))
-    return max((node.lineno for node in every if node.lineno <= line <= (node.end_lineno or 0)), default=line)
+    return max(
+        (node.lineno for node in every if node.lineno <= line <= (node.end_lineno or 0)),
+        default=line,
+    )
 
 
 @pytest.mark.sample(11)
-@pytest.mark.parametrize(("plan", "what"), [(plan, what) for plan, edits in PLANTED.items() for what in edits])
+@pytest.mark.parametrize(
+    ("plan", "what"), [(plan, what) for plan, edits in PLANTED.items() for what in edits]
+)
 def test_a_planted_edit_is_refused_at_its_line(plan: str, what: str) -> None:
     text, program = compiled(plan)
     old, new, *at = PLANTED[plan][what]
@@ -497,7 +577,11 @@ def test_a_planted_edit_is_refused_at_its_line(plan: str, what: str) -> None:
     with pytest.raises(AssertionError, match=r"emit: line \d+: ") as caught:
         check(edited, program)
     line = int(str(caught.value).split()[2].rstrip(":"))
-    changed = next(i for i, (a, b) in enumerate(zip(text.split("\n"), edited.split("\n"), strict=False), 1) if a != b)
+    changed = next(
+        i
+        for i, (a, b) in enumerate(zip(text.split("\n"), edited.split("\n"), strict=False), 1)
+        if a != b
+    )
     expected = edited[: edited.index(at[0])].count("\n") + 1 if at else changed
     assert statement_at(edited, line) == statement_at(edited, expected), caught.value
 
@@ -513,7 +597,14 @@ def test_a_program_is_read_back(plan: str) -> None:
 
 
 OTHER_WORDS = {
-    "other names": (" n = ", " z = ", "= n.redistribute", "= z.redistribute", "linear(n, ", "linear(z, "),
+    "other names": (
+        " n = ",
+        " z = ",
+        "= n.redistribute",
+        "= z.redistribute",
+        "linear(n, ",
+        "linear(z, ",
+    ),
     "sizes by number": ("weight(mesh, HIDDEN, ", "weight(mesh, 16, "),
     "a line for two": (
         "        m = m.redistribute(placements=[Shard(1), Replicate()])\n",
@@ -538,8 +629,12 @@ def test_the_same_program_in_other_words_is_accepted(what: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("plan", CASES)
 @pytest.mark.parametrize("mutants", KINDS)
-def test_every_mutant_is_refused_at_a_line(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:
+def test_every_mutant_is_refused_at_a_line(
+    mutants: Callable[[ast.Module], Iterator[str]], plan: str
+) -> None:
     """A third of them."""
     text, program = compiled(plan)
     tree = ast.parse(text)
-    assert not survivors(islice(mutants(tree), 0, None, 3), tree, lambda edited: check(edited, program))
+    assert not survivors(
+        islice(mutants(tree), 0, None, 3), tree, lambda edited: check(edited, program)
+    )

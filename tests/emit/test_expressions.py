@@ -1,4 +1,6 @@
-"""Expressions of emitted programs: the parentheses that Python needs and no others, and every attribute of an op."""
+"""Expressions of emitted programs: the parentheses that Python needs and no others, and every
+attribute of an op.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -73,7 +75,9 @@ def is_default(entry: OpDef) -> bool:
     return entry.call is with_attributes and entry.name not in WRITERS
 
 
-BY_DEFAULT = [kind for kind, entry in OPS.items() if entry.function and entry.attributes and is_default(entry)]
+BY_DEFAULT = [
+    kind for kind, entry in OPS.items() if entry.function and entry.attributes and is_default(entry)
+]
 
 
 @pytest.mark.parametrize("kind", BY_DEFAULT)
@@ -81,7 +85,15 @@ def test_a_call_has_every_attribute_of_its_op(kind: str) -> None:
     names = [attribute.name for attribute in OPS[kind].attributes]
     program = frame({}, {})
     op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=program.region.span)
-    context = Context(program, lambda name: Type("f32", ()), "_".join, lambda *at: repr(at), str, lambda _: False, {})
+    context = Context(
+        program,
+        lambda name: Type("f32", ()),
+        "_".join,
+        lambda *at: repr(at),
+        str,
+        lambda _: False,
+        {},
+    )
     text = express(op, [Expr("x", ATOM, ("x",))], context).text
     assert text == f"{OPS[kind].function}({', '.join(['x', *(f'{name}=0.5' for name in names)])})"
 
@@ -92,12 +104,23 @@ PLACES = (INVARIANT, REPLICATED, PARTIAL, MAXIMUM)
 def others(program: Program, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> list[Attr]:
     """Other values that an attribute of an op could have."""
     attribute = next((each for each in OPS[op.kind].attributes if each.name == key), None)
-    shared = [dim for dim in operands[0].dims if all(dim in type.dims for type in operands)] if operands else []
+    shared = (
+        [dim for dim in operands[0].dims if all(dim in type.dims for type in operands)]
+        if operands
+        else []
+    )
     match value:
         case Placement():
             every = [*PLACES, *(sharded(dim) for dim in operands[0].dims)]
-            ends = [(place, op.get("to")) if key == "from" else (op.get("from"), place) for place in every]
-            return [place for place, (a, b) in zip(every, ends, strict=True) if place != value and is_coercion(a, b)]
+            ends = [
+                (place, op.get("to")) if key == "from" else (op.get("from"), place)
+                for place in every
+            ]
+            return [
+                place
+                for place, (a, b) in zip(every, ends, strict=True)
+                if place != value and is_coercion(a, b)
+            ]
         case _ if attribute and attribute.choices:
             return [choice for choice in attribute.choices if choice != value]
         case tuple() if key == "axes":
@@ -125,7 +148,13 @@ def test_ops_that_differ_in_an_attribute_are_written_otherwise(name: str) -> Non
     program = PLANS[name].program()
     known = program.types
     given = Context(
-        program, known.__getitem__, "_".join, lambda *at: repr(at), lambda op: repr(op.attrs), lambda _: False, {}
+        program,
+        known.__getitem__,
+        "_".join,
+        lambda *at: repr(at),
+        lambda op: repr(op.attrs),
+        lambda _: False,
+        {},
     )
     step = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward = next(stmt for stmt in step.body if isinstance(stmt, Region))
@@ -133,10 +162,14 @@ def test_ops_that_differ_in_an_attribute_are_written_otherwise(name: str) -> Non
         operands = [Expr(f"a{i}", ATOM, ()) for i in range(len(op.inputs))]
         for key, value in op.attrs if op.kind not in ("pack", "unpack") else ():
             for other in others(program, op, key, value, [known[name] for name in op.inputs]):
-                changed = evolve(op, attrs=tuple((k, other if k == key else v) for k, v in op.attrs))
+                changed = evolve(
+                    op, attrs=tuple((k, other if k == key else v) for k, v in op.attrs)
+                )
                 with suppress(AssertionError, KeyError, StopIteration, ValueError, IndexError):
                     text = express(changed, operands, given).text
-                    assert_other(text, express(op, operands, given).text, f"{op.kind} {key}={other}")
+                    assert_other(
+                        text, express(op, operands, given).text, f"{op.kind} {key}={other}"
+                    )
 
 
 def assert_other(text: str, before: str, what: str) -> None:

@@ -1,6 +1,8 @@
-"""The texts of a compiled plan that people read, the emitted program and the IR, held word for word.
+"""The texts of a compiled plan that people read, the emitted program and the IR, held word for
+word.
 
-`pytest tests/emit/test_golden.py --update-golden` rewrites the files; read the difference as a reviewer would.
+`pytest tests/emit/test_golden.py --update-golden` rewrites the files; read the difference as a
+reviewer would.
 """
 
 import ast
@@ -29,19 +31,30 @@ WHOLE = ("tiny_llama", "tiny_pipeline", "tiny_five")
 
 SHARDS = {
     "one_rank": ("mesh { dp = 1  tp = 1 }", ""),
-    "tensor_parallel": ("mesh { dp = 1  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }", ""),
+    "tensor_parallel": (
+        "mesh { dp = 1  tp = 2 }  shard { batch over dp  vocab, heads, kv_heads, ffn over tp }",
+        "",
+    ),
     "data_parallel": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }", ""),
-    "shared_state": ("mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }", "precision = bf16"),
-    "zero_1": (
-        "mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp  bucket = 256KiB }",
+    "shared_state": (
+        "mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }",
         "precision = bf16",
     ),
-    "zero_3": ("mesh { dp = 2  tp = 2 }  state { zero 3 over dp }", "precision = bf16  recompute = full"),
+    "zero_1": (
+        "mesh { dp = 2  tp = 1 }  shard { batch over dp }  state { zero 1 over dp  bucket ="
+        " 256KiB }",
+        "precision = bf16",
+    ),
+    "zero_3": (
+        "mesh { dp = 2  tp = 2 }  state { zero 3 over dp }",
+        "precision = bf16  recompute = full",
+    ),
     "recomputed": ("mesh { dp = 2  tp = 2 }", "recompute = full"),
     "fused": ("mesh { dp = 2  tp = 2 }", "precision = bf16  kernels = triton  logits = chunk"),
     "compiled": ("mesh { dp = 2  tp = 2 }", "compile = on  recompute = full"),
     "elastic": (
-        "cluster { nodes = 4 }  mesh { dp = 2..8  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }",
+        "cluster { nodes = 4 }  mesh { dp = 2..8  tp = 1 }  shard { batch over dp }  state {"
+        " zero 1 over dp }",
         "microbatch = 2",
     ),
     "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
@@ -79,7 +92,12 @@ def test_the_program_reads_as_it_did(variant: str, golden: Callable[[str, str], 
 
 def test_a_program_of_sixteen_ranks_of_stages_is_short() -> None:
     """The rows of 4 chunks and 512 microbatches lie beside it."""
-    numbers = {"pp = 2": "pp = 16", "layers = 4": "layers = 64", "chunks=2": "chunks=4", "_batch = 32": "_batch = 4096"}
+    numbers = {
+        "pp = 2": "pp = 16",
+        "layers = 4": "layers = 64",
+        "chunks=2": "chunks=4",
+        "_batch = 32": "_batch = 4096",
+    }
     plan = source("tiny_pipeline")
     text = reduce(lambda text, each: text.replace(*each), numbers.items(), plan.text)
     found = program_files(compile_plan(Source(plan.path, text)), plan)
@@ -89,12 +107,22 @@ def test_a_program_of_sixteen_ranks_of_stages_is_short() -> None:
 
 @pytest.mark.parametrize("name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3"])
 def test_from_its_norm_to_the_residual_a_route_is_at_most_14_lines(name: str) -> None:
-    """A call over several lines counts as one, comments not; with a shared expert's lines they are 16."""
+    """A call over several lines counts as one, comments not; with a shared expert's lines they
+    are 16.
+    """
     plan = load(TINY.parent / f"{name}.scale")
-    forward = next(each for each in train_py(compile_plan(plan), plan).split("    def forward(") if "top_k(" in each)
+    forward = next(
+        each
+        for each in train_py(compile_plan(plan), plan).split("    def forward(")
+        if "top_k(" in each
+    )
     code = [line for line in forward.splitlines() if re.match(r" {8}[^ #)]", line)]
     (begin,) = (i for i, line in enumerate(code) if "norm(" in line and "self.norm2" in line)
-    end = next(i for i, line in enumerate(code) if i > begin and line.lstrip().startswith(("x = x", "return x +")))
+    end = next(
+        i
+        for i, line in enumerate(code)
+        if i > begin and line.lstrip().startswith(("x = x", "return x +"))
+    )
     assert 6 < end + 1 - begin <= 14 + 2 * (name == "deepseek_v3")
 
 
@@ -117,7 +145,9 @@ NOT_BY_HAND = r"""
     | parallel\ \d+\ ×\ [ce]p\ | take_shard\(.*bwd:\ none      # comments that miss what happens
     | _shares\b | \bin\ a\ flat\ bucket\b                        # dims of the compiler's own
 """
-"""A regular expression for each line of the review of emitted programs (issue 15): what no person writes."""
+"""A regular expression for each line of the review of emitted programs (issue 15): what no
+person writes.
+"""
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -142,23 +172,47 @@ def _demand_written_by_hand(text: str) -> None:
 def test_weights_and_layers_are_declared_in_the_order_of_use(variant: str) -> None:
     tree = ast.parse((ROOT / "tests" / "golden" / variant / "train.py").read_text())
     for model in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
-        init, forward = (ast.unparse(node) for node in model.body if isinstance(node, ast.FunctionDef))
+        init, forward = (
+            ast.unparse(node) for node in model.body if isinstance(node, ast.FunctionDef)
+        )
         declared = re.findall(r"self\.(\w+) = (?:weight|nn\.Module)", init)
-        used = [name for name in dict.fromkeys(re.findall(r"self\.(\w+)", forward)) if name in declared]
+        used = [
+            name for name in dict.fromkeys(re.findall(r"self\.(\w+)", forward)) if name in declared
+        ]
         assert declared == used
 
 
 def test_a_line_that_no_person_writes_is_found() -> None:
     lines = [
-        *("import os", "try:", "eps=1e-05", "theta=500000.0", "peak = x", "z, t = x", "y, y_2 = x", "logits_max_2 = x"),
+        *(
+            "import os",
+            "try:",
+            "eps=1e-05",
+            "theta=500000.0",
+            "peak = x",
+            "z, t = x",
+            "y, y_2 = x",
+            "logits_max_2 = x",
+        ),
         *(
             "        loss = token_loss(x)\n        return loss",
             "        x = f(x)\n        return x",
             "turns=True",
             'shard={0: ("tp",)}',
         ),
-        *("HFWeight(x)", "rows=(", "weight(mesh, 64, x)", "x.unflatten(-1, (2, 16))", "f(mesh) for _ in range(2))"),
-        *("e * 33.94112549695428", "scale=0.0625", 'StageInput("x", (64, 4, 64), torch.float32)', "weight_ = x + 1.0"),
+        *(
+            "HFWeight(x)",
+            "rows=(",
+            "weight(mesh, 64, x)",
+            "x.unflatten(-1, (2, 16))",
+            "f(mesh) for _ in range(2))",
+        ),
+        *(
+            "e * 33.94112549695428",
+            "scale=0.0625",
+            'StageInput("x", (64, 4, 64), torch.float32)',
+            "weight_ = x + 1.0",
+        ),
         *("attention(q, k, v, seq=0)", "attention(q, k, v, seq=1, causal=False)"),
         *("rms_norm = RMSNorm({64: Tile(rows=16, warps=4)})", "class BlockModule(nn.Module):"),
         *(
@@ -175,20 +229,30 @@ def test_a_line_that_no_person_writes_is_found() -> None:
             "{  # of each repeat, those",
         ),
         *("# S→R  up to 64 × f32, awaited by each stage", "# P→S  64 × f32, after each stage"),
-        *("pipeline parallel 2 × cp 2 ×", "take_shard(x, self.tp, dim=0)  # [s/tp, h]  R→S(seq)  bwd: none"),
+        *(
+            "pipeline parallel 2 × cp 2 ×",
+            "take_shard(x, self.tp, dim=0)  # [s/tp, h]  R→S(seq)  bwd: none",
+        ),
     ]
-    assert [line for line in lines if not re.search(NOT_BY_HAND, line, re.VERBOSE | re.MULTILINE)] == []
+    assert [
+        line for line in lines if not re.search(NOT_BY_HAND, line, re.VERBOSE | re.MULTILINE)
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("variant", "stage"),
     [
-        *(("tiny_llama", stage) for stage in ("resolve", "propagate", "insert_collectives", "fuse_buckets")),
+        *(
+            ("tiny_llama", stage)
+            for stage in ("resolve", "propagate", "insert_collectives", "fuse_buckets")
+        ),
         ("tiny_pipeline", "schedule_pipeline"),
         ("fused", "fuse_ops"),
     ],
 )
-def test_the_ir_reads_as_it_did(variant: str, stage: str, golden: Callable[[str, str], None]) -> None:
+def test_the_ir_reads_as_it_did(
+    variant: str, stage: str, golden: Callable[[str, str], None]
+) -> None:
     golden(f"{variant}/{stage}.ir", print_ir(compile_plan(source(variant), stage)))
 
 
@@ -206,12 +270,24 @@ def test_the_same_plan_gives_the_same_bytes(variant: str) -> None:
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
 def test_programs_are_formatted_and_lint_clean(command: list[str], tmp_path: Path) -> None:
-    for path in [TINY, ROOT / "plans" / "deepseek_v3.scale", *(ROOT / "plans").glob("llama3_*.scale")]:
+    for path in [
+        TINY,
+        ROOT / "plans" / "deepseek_v3.scale",
+        *(ROOT / "plans").glob("llama3_*.scale"),
+    ]:
         plan = load(path)
         (tmp_path / f"{path.stem}.py").write_text(emit(compile_plan(plan), plan)["train.py"])
     for variant in VARIANTS:
         plan = source(variant)
         (tmp_path / f"{variant}.py").write_text(emit(compile_plan(plan), plan)["train.py"])
-    ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(tmp_path)]
+    ruff = [
+        sys.executable,
+        "-m",
+        "ruff",
+        *command,
+        "--config",
+        str(ROOT / "tests" / "golden" / "ruff.toml"),
+        str(tmp_path),
+    ]
     result = subprocess.run(ruff, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,6 @@
-"""A model's hash is that of what it computes: on any mesh, in any precision, and no other model's."""
+"""A model's hash is that of what it computes: on any mesh, in any precision, and no other
+model's.
+"""
 
 import re
 
@@ -54,7 +56,10 @@ def test_it_is_another(was: str, now: str) -> None:
 
 
 def test_a_word_about_what_losses_see_makes_no_other_model() -> None:
-    word, other = PLAN.replace("]) {", "]) bidirectional {", 1), PLAN.replace("theta = 1", "theta = 2")
+    word, other = (
+        PLAN.replace("]) {", "]) bidirectional {", 1),
+        PLAN.replace("theta = 1", "theta = 2"),
+    )
     assert known(word) == known(PLAN)
     assert known(other.replace("]) {", "]) bidirectional {", 1)) == known(other) != known(word)
 

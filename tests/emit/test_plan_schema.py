@@ -30,7 +30,9 @@ def objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_no_object_has_fields_that_it_does_not_name() -> None:
-    assert not [each for each in objects(plan_schema()) if each.get("additionalProperties") is not False]
+    assert not [
+        each for each in objects(plan_schema()) if each.get("additionalProperties") is not False
+    ]
 
 
 def test_the_version_is_that_of_the_file() -> None:
@@ -78,7 +80,9 @@ def test_what_user_ops_add(tmp_path: Path) -> None:
 def test_what_programs_of_torch_alone_add(tmp_path: Path) -> None:
     plan = str(ROOT / "plans" / "tiny_llama.scale")
     assert main(["compile", plan, "--no-verify", "--target", "dtensor", "-o", str(tmp_path)]) == 0
-    text, program = ((tmp_path / name).read_text(encoding="utf-8") for name in ("plan.json", "train.py"))
+    text, program = (
+        (tmp_path / name).read_text(encoding="utf-8") for name in ("plan.json", "train.py")
+    )
     said = json.loads(text)
     assert said["target"] == "dtensor"
     assert said["files"] == {"train.py": sha256(program.encode()).hexdigest()}

@@ -21,7 +21,10 @@ def test_comments_docstrings_and_layout_do_not_matter() -> None:
     text, program = compiled("tiny_llama")
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and ast.get_docstring(node) is not None
+        ):
             del node.body[0]
     assert check(ast.unparse(tree), program) == check(text, program)
 
@@ -35,7 +38,11 @@ REGATHERED = """with regather(n, self.tp, dim=0) as n:
 
 BY_HAND = {
     # plan, code as `ast.unparse` writes it, what replaces it
-    "a reduce-scatter is left out": ("tiny_llama", "x + reduce_scatter(y, self.tp, dim=0)", "x + y"),
+    "a reduce-scatter is left out": (
+        "tiny_llama",
+        "x + reduce_scatter(y, self.tp, dim=0)",
+        "x + y",
+    ),
     "a reduce-scatter becomes an all-reduce": (
         "tiny_llama",
         "reduce_scatter(y, self.tp, dim=0)",
@@ -49,7 +56,11 @@ BY_HAND = {
         "silu(linear(m, self.w_gate)) * linear(m, self.w_up)",
         "silu(linear(m, self.w_up)) * linear(m, self.w_gate)",
     ),
-    "a gather along another dim": ("tiny_llama", "all_gather(a, self.tp, dim=0)", "all_gather(a, self.tp, dim=1)"),
+    "a gather along another dim": (
+        "tiny_llama",
+        "all_gather(a, self.tp, dim=0)",
+        "all_gather(a, self.tp, dim=1)",
+    ),
     "a gather with another backward": (
         "tiny_llama",
         "all_gather(a, self.tp, dim=0)",
@@ -61,7 +72,11 @@ BY_HAND = {
     "every layer recomputed": ("every", ", enabled=enabled)", ")"),
     "other layers recomputed": ("every", "i % 2 == 0", "i % 2 == 1"),
     "more layers recomputed": ("every", "i % 2 == 0", "i % 1 == 0"),
-    "layers recomputed of as many as there are not": ("every", "for i in range(", "for i in range(1"),
+    "layers recomputed of as many as there are not": (
+        "every",
+        "for i in range(",
+        "for i in range(1",
+    ),
     "layers recomputed": ("regather", "layer(x, self.rotary)", "recomputed(layer, x, self.rotary)"),
     "an op that is kept": (
         "selective",
@@ -72,18 +87,36 @@ BY_HAND = {
     "a reader outside its block": ("regather", "            v = linear(a", "        v = linear(a"),
     "a sum before another": (
         "tiny_llama",
-        "        sum_exp = all_reduce(sum_exp, self.tp)\n        label_logit = all_reduce(label_logit, self.tp)",
-        "        label_logit = all_reduce(label_logit, self.tp)\n        sum_exp = all_reduce(sum_exp, self.tp)",
+        "        sum_exp = all_reduce(sum_exp, self.tp)\n        label_logit ="
+        " all_reduce(label_logit, self.tp)",
+        "        label_logit = all_reduce(label_logit, self.tp)\n        sum_exp ="
+        " all_reduce(sum_exp, self.tp)",
     ),
     "a run without a name": ("tiny_llama", "name='tiny_llama'", "name=None"),
-    "another group of ranks": ("tiny_llama", "self.tp = mesh.axis('tp')", "self.tp = mesh.axis('dp')"),
+    "another group of ranks": (
+        "tiny_llama",
+        "self.tp = mesh.axis('tp')",
+        "self.tp = mesh.axis('dp')",
+    ),
     "a sum for the maximum": ("tiny_llama", ", op='max'", ""),
-    "another eps": ("tiny_llama", "rms_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-06)"),
+    "another eps": (
+        "tiny_llama",
+        "rms_norm(x, self.norm2, eps=1e-05)",
+        "rms_norm(x, self.norm2, eps=1e-06)",
+    ),
     "another norm": ("tiny_llama", "rms_norm(x, self.norm2,", "rms_norm(x, self.norm1,"),
     "another theta": ("tiny_llama", "theta=500000", "theta=10000"),
     "positions for fewer dims": ("tiny_llama", "seq_dim=-4", "seq_dim=-3"),
-    "a shorter table": ("tiny_llama", "rope_frequencies(SEQ, HEAD_DIM", "rope_frequencies(64, HEAD_DIM"),
-    "the sequence elsewhere": ("tiny_llama", "attention(q, k, v, layout='sbhd')", "attention(q, k, v)"),
+    "a shorter table": (
+        "tiny_llama",
+        "rope_frequencies(SEQ, HEAD_DIM",
+        "rope_frequencies(64, HEAD_DIM",
+    ),
+    "the sequence elsewhere": (
+        "tiny_llama",
+        "attention(q, k, v, layout='sbhd')",
+        "attention(q, k, v)",
+    ),
     "other sizes of a view": (
         "tiny_llama",
         "self.wq).unflatten(-1, (-1, HEAD_DIM))",
@@ -92,7 +125,11 @@ BY_HAND = {
     "no view": ("tiny_llama", "layout='sbhd').flatten(-2)", "layout='sbhd')"),
     "a weight's split": ("tiny_llama", f"{WO}, shard={{1:", f"{WO}, shard={{0:"),
     "a weight whole": ("tiny_llama", f"{WO}, shard={{1: 'tp'}}", WO),
-    "a weight's shape": ("tiny_llama", "(mesh, KV_HEADS * HEAD_DIM,", "(mesh, KV_HEADS + HEAD_DIM,"),
+    "a weight's shape": (
+        "tiny_llama",
+        "(mesh, KV_HEADS * HEAD_DIM,",
+        "(mesh, KV_HEADS + HEAD_DIM,",
+    ),
     "a weight of other dims": ("tiny_llama", "(mesh, FFN, HIDDEN,", "(mesh, HIDDEN, FFN,"),
     "another size": ("tiny_llama", ", FFN, SEQ = (256, 64, ", ", FFN, SEQ = (256, 32, "),
     "a size of another name": ("tiny_llama", "VOCAB, HIDDEN, LAYERS", "HIDDEN, VOCAB, LAYERS"),
@@ -100,7 +137,11 @@ BY_HAND = {
     "a size less": ("tiny_llama", "2, 192, 128)\n", "2, 192)\n"),
     "a size bound anew": ("tiny_llama", LOOP, f"        HIDDEN = 32\n{LOOP}"),
     "a size for an argument": ("tiny_llama", "x: Tensor, rotary", "HIDDEN: Tensor, rotary"),
-    "a size that is not there": ("tiny_llama", "weight(mesh, HIDDEN, init", "weight(mesh, WIDTH, init"),
+    "a size that is not there": (
+        "tiny_llama",
+        "weight(mesh, HIDDEN, init",
+        "weight(mesh, WIDTH, init",
+    ),
     "sizes behind their use": ("tiny_llama", "class Layer(nn", "PLAN = VOCAB\n\nclass Layer(nn"),
     "sizes twice": ("tiny_llama", "class Layer(nn", "SEQ = 128\n\nclass Layer(nn"),
     "a weight's first values": (
@@ -110,13 +151,21 @@ BY_HAND = {
     ),
     "a weight's distribution": ("tiny_llama", "normal(0.02)", "normal(0.2)"),
     "more layers": ("tiny_llama", "range(LAYERS)", "range(3)"),
-    "the layers again": ("tiny_llama", "for layer in self.layers:", "for layer in [*self.layers, *self.layers]:"),
+    "the layers again": (
+        "tiny_llama",
+        "for layer in self.layers:",
+        "for layer in [*self.layers, *self.layers]:",
+    ),
     "the bucket's axis": (
         "tiny_llama",
         "all_reduce_(gradients['vectors'], dp_tp)",
         "all_reduce_(gradients['vectors'], dp)",
     ),
-    "the other bucket": ("tiny_llama", "sum_squares(gradients['vectors'])", "sum_squares(gradients['matrices'])"),
+    "the other bucket": (
+        "tiny_llama",
+        "sum_squares(gradients['vectors'])",
+        "sum_squares(gradients['matrices'])",
+    ),
     "a bucket twice": (
         "tiny_llama",
         "    grad_norm = (",
@@ -134,20 +183,36 @@ BY_HAND = {
     ),
     "across documents": ("documents", "layout='sbhd', documents=documents)", "layout='sbhd')"),
     "tokens for documents": ("documents", "layer(x, documents,", "layer(x, tokens,"),
-    "inputs in another order": ("documents", "for tokens, labels, documents in", "for tokens, documents, labels in"),
+    "inputs in another order": (
+        "documents",
+        "for tokens, labels, documents in",
+        "for tokens, documents, labels in",
+    ),
     "an input left out": ("documents", "for tokens, labels, documents in", "for tokens, labels in"),
     "another separator": ("documents", "separator=10", "separator=11"),
     "fewer masks": ("masked", "masked=0.15", "masked=0.1"),
     "another mask": ("masked", "mask_token=3", "mask_token=4"),
     "no masks": ("masked", ", masked=0.15, mask_token=3", ""),
     "attention back only": ("masked", "causal=False", "causal=True"),
-    "inputs swapped": ("tiny_llama", "loss_sum = model(tokens, labels)", "loss_sum = model(labels, tokens)"),
+    "inputs swapped": (
+        "tiny_llama",
+        "loss_sum = model(tokens, labels)",
+        "loss_sum = model(labels, tokens)",
+    ),
     "no backward": ("tiny_llama", "        (loss_sum * inv_num_tokens).backward()\n", ""),
-    "a mean over ranks": ("tiny_llama", "(loss_sum * inv_num_tokens)", "(loss_sum / 2 * inv_num_tokens)"),
+    "a mean over ranks": (
+        "tiny_llama",
+        "(loss_sum * inv_num_tokens)",
+        "(loss_sum / 2 * inv_num_tokens)",
+    ),
     "another share": ("tiny_llama", "(loss_sum * inv_num_tokens)", "(loss_sum * num_tokens)"),
     "no clamp": ("tiny_llama", ".clamp(min=1)", ""),
     "the share in another dtype": ("tiny_llama", ".to(torch.float32)", ".to(torch.float64)"),
-    "the loss not averaged": ("tiny_llama", "all_reduce_(loss, dp) * inv_num_tokens", "all_reduce_(loss, dp)"),
+    "the loss not averaged": (
+        "tiny_llama",
+        "all_reduce_(loss, dp) * inv_num_tokens",
+        "all_reduce_(loss, dp)",
+    ),
     "no clipping": ("tiny_llama", "clip_scale(grad_norm, 1.0)", "torch.ones_like(grad_norm)"),
     "another limit": ("tiny_llama", "clip_scale(grad_norm, 1.0)", "clip_scale(grad_norm, 2.0)"),
     "never skipped": ("tiny_llama", "skip=num_tokens == 0", "skip=num_tokens == -1"),
@@ -170,7 +235,11 @@ BY_HAND = {
         "(loss_sum * inv_num_tokens * scale)",
         "(loss_sum * inv_num_tokens * scale * scale)",
     ),
-    "an update by scaled gradients": ("fp16", "clip_scale(grad_norm, 1.0) / scale", "clip_scale(grad_norm, 1.0)"),
+    "an update by scaled gradients": (
+        "fp16",
+        "clip_scale(grad_norm, 1.0) / scale",
+        "clip_scale(grad_norm, 1.0)",
+    ),
     "an update by scaled gradients, unclipped": ("fp16, unclipped", "scale=1 / scale, ", ""),
     "a norm of scaled gradients": ("fp16", ".sqrt() / scale", ".sqrt()"),
     "values that are not finite": ("tiny_llama", ", finite=finite)", ")"),
@@ -184,7 +253,11 @@ BY_HAND = {
     "spikes of the norm": ("spikes", "(loss <= limit)", "(grad_norm <= limit)"),
     "another limit on losses": ("spikes", "loss_limit(8.0)", "loss_limit(9.0)"),
     "a limit that is not told": ("spikes", ", limit=limit)", ")"),
-    "a loss that is no number, in float16": ("spikes, fp16", "loss.isfinite() & (loss <= limit)", "loss <= limit"),
+    "a loss that is no number, in float16": (
+        "spikes, fp16",
+        "loss.isfinite() & (loss <= limit)",
+        "loss <= limit",
+    ),
     "a loss that is not finite in float16": ("fp16", ", finite=loss.isfinite()", ""),
     "an overflow that is not seen": ("fp16", ", overflow=~grad_norm.isfinite()", ""),
     "an overflow that is another's": ("fp16", "~grad_norm.isfinite()", "~loss.isfinite()"),
@@ -203,28 +276,52 @@ BY_HAND = {
     "a default that is computed": ("tiny_llama", "rotary: Tensor)", "rotary: Tensor = print())"),
     "an annotation that is computed": ("tiny_llama", "rotary: Tensor)", "rotary: print())"),
     "a decorator": ("tiny_llama", "def train_step", "@torch.no_grad()\ndef train_step"),
-    "a method more": ("tiny_llama", "class Llama(", "    def extra(self) -> None: ...\n\n\nclass Llama("),
-    "a name that hides a function": ("tiny_llama", "        a = rms_norm", "        linear = x\n        a = rms_norm"),
+    "a method more": (
+        "tiny_llama",
+        "class Llama(",
+        "    def extra(self) -> None: ...\n\n\nclass Llama(",
+    ),
+    "a name that hides a function": (
+        "tiny_llama",
+        "        a = rms_norm",
+        "        linear = x\n        a = rms_norm",
+    ),
     "the plan twice": ("tiny_llama", "\nif __name__", "\nPLAN = None\nif __name__"),
     "no Python": ("tiny_llama", "import torch\n", "import import\n"),
-    "a result without its sum": ("tiny_llama", "return x + reduce_scatter(", "return reduce_scatter("),
+    "a result without its sum": (
+        "tiny_llama",
+        "return x + reduce_scatter(",
+        "return reduce_scatter(",
+    ),
     "another loss": ("tiny_llama", "return token_loss(sum_exp, ", "return token_loss(logits_max, "),
     "a result alone": ("tiny_llama", "return x + reduce_scatter(y, self.tp, dim=0)", "return x"),
     "another kernel": ("fused", "rms_norm = RMSNorm(TILES", "rms_norm = AddRMSNorm(TILES"),
-    "the tiles of another kernel": ("fused", "RMSNorm(TILES['RMSNorm']", "RMSNorm(TILES['AddRMSNorm']"),
+    "the tiles of another kernel": (
+        "fused",
+        "RMSNorm(TILES['RMSNorm']",
+        "RMSNorm(TILES['AddRMSNorm']",
+    ),
     "tiles of one's own": ("fused", "RMSNorm(TILES['RMSNorm'])", "RMSNorm({64: 1})"),
     "another file of tiles": ("fused", "'tiles.json'", "'tile.json'"),
     "the optimizer's tile": ("fused", "tile=TILES['AdamW']", "tile=TILES['RMSNorm']"),
     "logits in other chunks": ("fused", "chunk=4096", "chunk=2048"),
     "no kernel": ("fused", "rms_norm = RMSNorm(", "norm = RMSNorm("),
     "the other gate": ("fused", "gelu_mul(gate, up)", "gelu_mul(up, gate)"),
-    "a sum of one term": ("fused", "add_rms_norm(x, y, self.norm2", "add_rms_norm(y, y, self.norm2"),
+    "a sum of one term": (
+        "fused",
+        "add_rms_norm(x, y, self.norm2",
+        "add_rms_norm(y, y, self.norm2",
+    ),
     "another sum's norm": (
         "fused",
         "add_rms_norm(x, y, self.norm2, eps=1e-05)",
         "add_rms_norm(x, y, self.norm1, eps=1e-05)",
     ),
-    "products of other weights": ("fused", "fused_linear(a, self.wq, self.wk", "fused_linear(a, self.wq, self.wv"),
+    "products of other weights": (
+        "fused",
+        "fused_linear(a, self.wq, self.wk",
+        "fused_linear(a, self.wq, self.wv",
+    ),
     "weights of one product in another order": (
         "fused",
         "('layers.*.wq', 'layers.*.wk'",
@@ -275,7 +372,11 @@ BY_HAND = {
         "softcap(linear(n, self.wte), cap=20.0)",
         "softcap(linear(n, self.wte), cap=30.0)",
     ),
-    "padding among the classes": ("fused, two losses", "classes=61, smoothing=0.1)", "smoothing=0.1)"),
+    "padding among the classes": (
+        "fused, two losses",
+        "classes=61, smoothing=0.1)",
+        "smoothing=0.1)",
+    ),
     "another cap of logits": ("fused, two losses", "cap=30.0", "cap=31.0"),
     "no cap of whole logits": ("fused, logits capped alone", ", cap=30.0", ""),
     "a captured value stands for the carried": ("captured", "x = layer(x, y,", "x = layer(y, y,"),
@@ -286,8 +387,16 @@ BY_HAND = {
         "compile_each(model, Small, ",
     ),
     "nothing compiled": ("compiled", "    compile_each(model, Block, Layer)\n", ""),
-    "only one class compiled": ("compiled", "compile_each(model, Block, Layer)", "compile_each(model, Layer)"),
-    "another way to compile": ("compiled", "compile_each(model, ", "compile_each(model, backend='eager', "),
+    "only one class compiled": (
+        "compiled",
+        "compile_each(model, Block, Layer)",
+        "compile_each(model, Layer)",
+    ),
+    "another way to compile": (
+        "compiled",
+        "compile_each(model, ",
+        "compile_each(model, backend='eager', ",
+    ),
     "results swapped": ("two carried", "return (x, y)", "return (y, x)"),
 }
 
@@ -336,9 +445,16 @@ def _with_a_statement_twice(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_another_constant(tree: ast.Module) -> Iterator[str]:
-    docstrings = {id(stmt.value) for body in _bodies(tree) for stmt in body if isinstance(stmt, ast.Expr)}
-    run = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "name"}
-    for node in ast.walk(tree):  # a run is called as the plan's file, which is no part of the program
+    docstrings = {
+        id(stmt.value) for body in _bodies(tree) for stmt in body if isinstance(stmt, ast.Expr)
+    }
+    run = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "name"
+    }
+    # a run is called as the plan's file, which is no part of the program
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or id(node) in docstrings | run:
             continue
         match node.value:
@@ -392,9 +508,13 @@ KINDS = [
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("part", range(3))
-@pytest.mark.parametrize("plan", ["parallel block", "zero 3", "fp16", "fused", "fused, bias", "fused, two losses"])
+@pytest.mark.parametrize(
+    "plan", ["parallel block", "zero 3", "fp16", "fused", "fused, bias", "fused, two losses"]
+)
 @pytest.mark.parametrize("mutants", KINDS)
-def test_every_mutant_is_rejected(mutants: Callable[[ast.Module], Iterator[str]], plan: str, part: int) -> None:
+def test_every_mutant_is_rejected(
+    mutants: Callable[[ast.Module], Iterator[str]], plan: str, part: int
+) -> None:
     """Of three mutants one."""
     text, program = compiled(plan)
     tree = ast.parse(text)

@@ -1,6 +1,8 @@
-"""The read-back does not take the emitter's word for how an op is called: another dim, axis, size or number is refused.
+"""The read-back does not take the emitter's word for how an op is called: another dim, axis, size
+or number is refused.
 
-Each op is emitted otherwise than its expression says, in the text and in what the read-back expects of it alike.
+Each op is emitted otherwise than its expression says, in the text and in what the read-back expects
+of it alike.
 """
 
 import ast
@@ -78,23 +80,57 @@ PLANS = {
 
 KINDS = {
     "many": (
-        *("add", "concat", "contract", "div", "dropout", "fork", "gelu", "layernorm", "leaky_relu", "mean", "mul"),
+        *(
+            "add",
+            "concat",
+            "contract",
+            "div",
+            "dropout",
+            "fork",
+            "gelu",
+            "layernorm",
+            "leaky_relu",
+            "mean",
+            "mul",
+        ),
         *("roll", "scale", "shift", "softcap", "softmax", "split", "sum"),
     ),
     "sharded norm": ("mean_square", "rms_scaled"),
     "masked": ("attention",),
     "gather": ("attention", "coerce"),
     "routed": (
-        *("top", "balance", "router_z", "limit_capacity", "sort_by_expert", "dispatch", "exchange", "exchange_back"),
+        *(
+            "top",
+            "balance",
+            "router_z",
+            "limit_capacity",
+            "sort_by_expert",
+            "dispatch",
+            "exchange",
+            "exchange_back",
+        ),
         *("grouped_contract", "grouped_bias", "combine", "no_load", "add_load"),
         *("no_scores", "no_choices", "sum_scores", "add_choices", "aux_loss"),
     ),
-    "padded rows": ("coerce", "exchange_padded", "grouped_bias", "grouped_contract", "sort_by_expert"),
+    "padded rows": (
+        "coerce",
+        "exchange_padded",
+        "grouped_bias",
+        "grouped_contract",
+        "sort_by_expert",
+    ),
     "ring": ("ring_attention",),
     "padded": ("coerce", "embedding", "local_softmax_stats", "max_logit", "rmsnorm", "token_loss"),
     "whole vocabulary": ("cross_entropy",),
     "scaled rope": ("rope",),
-    "fused": ("add_rmsnorm", "contracts", "gelu_mul", "linear_softmax_stats", "rescale_to_global_max", "rope_pair"),
+    "fused": (
+        "add_rmsnorm",
+        "contracts",
+        "gelu_mul",
+        "linear_softmax_stats",
+        "rescale_to_global_max",
+        "rope_pair",
+    ),
     "fused, vocabulary whole": ("linear_cross_entropy",),
     "fused, two losses": ("logit_softmax_stats",),
     "kernels": ("add_layernorm", "silu_mul"),
@@ -126,7 +162,9 @@ def forward_ops(program: Program) -> Iterator[Op]:
 
 
 def mutants(text: str) -> Iterator[str]:
-    """The expression with another number or group, without a keyword, with operands swapped, with another operator."""
+    """The expression with another number or group, without a keyword, with operands swapped,
+    with another operator.
+    """
     tree = ast.parse(text, mode="eval")
     for node in ast.walk(tree):
         match node:
@@ -147,7 +185,11 @@ def mutants(text: str) -> Iterator[str]:
             case ast.Call(args=args, keywords=keywords):
                 for i in range(len(keywords)):
                     yield from changed(tree, node, "keywords", [*keywords[:i], *keywords[i + 1 :]])
-                if args and isinstance(args[-1], ast.Name | ast.Constant) and not ast.unparse(args[-1]).startswith("a"):
+                if (
+                    args
+                    and isinstance(args[-1], ast.Name | ast.Constant)
+                    and not ast.unparse(args[-1]).startswith("a")
+                ):
                     yield from changed(tree, node, "args", args[:-1])
                 if [*map(ast.unparse, args[:2])] == ["a0", "a1"]:
                     yield from changed(tree, node, "args", [args[1], args[0], *args[2:]])
@@ -164,7 +206,9 @@ def changed(tree: ast.Expression, node: ast.AST, field: str, value: object) -> I
 
 
 class Emitter:
-    """An emitter that writes ops of one kind otherwise; `change` is given the expression of operands `a0`, `a1`, …"""
+    """An emitter that writes ops of one kind otherwise; `change` is given the expression of
+    operands `a0`, `a1`, …
+    """
 
     def __init__(self, kind: str, program: Program) -> None:
         self.kind, self.axes = kind, [axis.name for axis in program.axes]
@@ -178,15 +222,23 @@ class Emitter:
         groups: list[tuple[str, ...]] = []
         layouts: dict[str, Layout] = {}
         text = self.change(own_text(op, len(operands), context, groups, layouts))
-        names = {name: context.layout(each) for name, each in layouts.items() if isinstance(each, Experts)}
+        names = {
+            name: context.layout(each)
+            for name, each in layouts.items()
+            if isinstance(each, Experts)
+        }
         names |= {f"a{i}": operand.text for i, operand in enumerate(operands)}
         names |= {f"group{i}": context.axis(axes) for i, axes in enumerate(groups)}
         if "other" in text:
-            names["other"] = context.axis(next((axis,) for axis in self.axes if (axis,) not in groups))
+            names["other"] = context.axis(
+                next((axis,) for axis in self.axes if (axis,) not in groups)
+            )
         if "table" in text:
             names["table"] = context.rotary(op)
         if "held" in text or "elsewhere" in text:
-            held, elsewhere = (context.layout(Positions(SEQUENCE, (axis,))) for axis in ("cp", "dp"))
+            held, elsewhere = (
+                context.layout(Positions(SEQUENCE, (axis,))) for axis in ("cp", "dp")
+            )
             names |= {"held": held, "elsewhere": elsewhere}
         if "positions" in layouts:
             names["positions"] = context.layout(layouts["positions"])
@@ -196,7 +248,9 @@ class Emitter:
         return evolve(made, text=ast.unparse(ast.parse(text)), binds=0)
 
 
-def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]], layouts: dict[str, Layout]) -> str:
+def own_text(
+    op: Op, count: int, context: Context, groups: list[tuple[str, ...]], layouts: dict[str, Layout]
+) -> str:
     """An op's own expression of operands by number; the groups in it are by number too."""
 
     def group(axes: tuple[str, ...]) -> str:
@@ -213,7 +267,9 @@ def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]]
 
 
 @pytest.mark.sample(7)
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds])
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds]
+)
 def test_an_op_that_is_called_otherwise_is_refused_at_its_line(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

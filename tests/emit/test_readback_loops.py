@@ -30,7 +30,11 @@ LAYERS_OF_STAGE = {
         "shard_axes=('tp',), reduce_axes=('dp',)",
     ),
     "a part without its sum": ("zero 3", ", reduce_axes=('tp',)", ""),
-    "a sum without its part": ("zero 3", "shard_axes=('dp',), reduce_axes=('tp',)", "reduce_axes=('tp',)"),
+    "a sum without its part": (
+        "zero 3",
+        "shard_axes=('dp',), reduce_axes=('tp',)",
+        "reduce_axes=('tp',)",
+    ),
     "a part that is summed over another axis": (
         "zero 1, hybrid",
         "reduce_axes=('replica',)",
@@ -47,12 +51,22 @@ LAYERS_OF_STAGE = {
         "per_layer=True, shard_axes=('dp',), shard_gradients=True)",
     ),
     "a reduction after the layer": ("zero 0", REDUCED, "", TURN, TURN + REDUCED),
-    "a reduction before the loop": ("zero 0", REDUCED, "", "        for layer,", REDUCED[4:] + "        for layer,"),
+    "a reduction before the loop": (
+        "zero 0",
+        REDUCED,
+        "",
+        "        for layer,",
+        REDUCED[4:] + "        for layer,",
+    ),
     "a reduction of what does not go on": ("zero 0", REDUCED, REDUCED.replace("x =", "y =")),
     "a gather of what does not go on": ("zero 3", GATHERED, GATHERED.replace("x =", "y =")),
     "a gather beside the carried": ("zero 3, two carried", GATHERED, GATHERED.replace("x", "y")),
     "a reduction in the state's dtype": ("fp16, zero 3", ", reduce_dtype=torch.bfloat16", ""),
-    "a reduction in another dtype": ("fp16, zero 1", "reduce_dtype=torch.bfloat16", "reduce_dtype=torch.float16"),
+    "a reduction in another dtype": (
+        "fp16, zero 1",
+        "reduce_dtype=torch.bfloat16",
+        "reduce_dtype=torch.float16",
+    ),
     "a reduction in a dtype of its own": (
         "zero 1",
         "per_layer=True, shard_axes=('dp',))",
@@ -61,12 +75,19 @@ LAYERS_OF_STAGE = {
     "the step reduces again": (
         "zero 1",
         "    grad_norm = ",
-        "    gradients['layers.matrices'] = reduce_scatter_(gradients['layers.matrices'], dp)\n    grad_norm = ",
+        "    gradients['layers.matrices'] = reduce_scatter_(gradients['layers.matrices'],"
+        " dp)\n    grad_norm = ",
     ),
     "a gather is left out": ("zero 3", GATHERED, ""),
     "a gather twice": ("zero 3", GATHERED, GATHERED * 2),
     "a gather after the layer": ("zero 3", GATHERED, "", TURN, TURN + GATHERED),
-    "a gather before the loop": ("zero 3", GATHERED, "", "        for layer,", GATHERED[4:] + "        for layer,"),
+    "a gather before the loop": (
+        "zero 3",
+        GATHERED,
+        "",
+        "        for layer,",
+        GATHERED[4:] + "        for layer,",
+    ),
     "a gather with an axis": ("zero 3", GATHERED, GATHERED.replace("params)", "params, self.tp)")),
     "a gather by keyword": ("zero 3", GATHERED, GATHERED.replace(", params", ", params=params")),
     "a gather of the module": ("zero 3", GATHERED, GATHERED.replace("params", "layer")),
@@ -74,7 +95,13 @@ LAYERS_OF_STAGE = {
     "weights freed twice": ("zero 3", FREED, FREED * 2),
     "weights freed that stay": ("zero 1", TURN, TURN + FREED),
     "weights freed before the layer": ("zero 3", FREED, "", TURN, FREED + TURN),
-    "weights freed after the loop": ("zero 3", FREED, "", "        n = rms_norm", FREED[4:] + "        n = rms_norm"),
+    "weights freed after the loop": (
+        "zero 3",
+        FREED,
+        "",
+        "        n = rms_norm",
+        FREED[4:] + "        n = rms_norm",
+    ),
     "another function": ("zero 3", FREED, FREED.replace("reshard", "max_logit")),
     "another repeat's groups": ("zero 3", "flat_params['layers']", "flat_params['blocks']"),
     "a bucket's name": ("zero 3", "flat_params['layers']", "flat_params['layers.matrices']"),
@@ -82,17 +109,20 @@ LAYERS_OF_STAGE = {
     "groups twice in a loop": (
         "zero 1",
         ZIPPED,
-        "for layer, params, more in zip(self.layers, flat_params['layers'], flat_params['layers'], strict=True)",
+        "for layer, params, more in zip(self.layers, flat_params['layers'],"
+        " flat_params['layers'], strict=True)",
     ),
     "groups more in a loop": (
         "zero 1",
         ZIPPED,
-        "for layer, params, more in zip(self.layers, flat_params['layers'], flat_params['layers.x'], strict=True)",
+        "for layer, params, more in zip(self.layers, flat_params['layers'],"
+        " flat_params['layers.x'], strict=True)",
     ),
     "what is no group in a loop": (
         "zero 1",
         ZIPPED,
-        "for layer, params, more in zip(self.layers, flat_params['layers'], self.rotary, strict=True)",
+        "for layer, params, more in zip(self.layers, flat_params['layers'], self.rotary,"
+        " strict=True)",
     ),
     "no groups in a loop": ("zero 1", ZIPPED, "for layer in self.layers", GATHERED, ""),
     "buckets in another order": ("zero 3", f"{TABLES}, {NORM}", f"{NORM}, {TABLES}"),
@@ -106,8 +136,16 @@ LAYERS_OF_STAGE = {
         "block(x, draws, self.rotary, layers_params)",
         "block(x, draws, self.rotary, params)",
     ),
-    "another repeat's groups inside": ("zero 3, nested", "flat_params['blocks.layers']", "flat_params['layers']"),
-    "the outer groups twice": ("zero 3, nested", "flat_params['blocks.layers']", "flat_params['blocks']"),
+    "another repeat's groups inside": (
+        "zero 3, nested",
+        "flat_params['blocks.layers']",
+        "flat_params['layers']",
+    ),
+    "the outer groups twice": (
+        "zero 3, nested",
+        "flat_params['blocks.layers']",
+        "flat_params['blocks']",
+    ),
     "as many as there are": ("zero 3", ", strict=True)", ")"),
     "no wait": ("zero 1", GATHERED, ""),
     "a wait twice": ("zero 1", GATHERED, GATHERED * 2),
@@ -117,16 +155,27 @@ LAYERS_OF_STAGE = {
     "all layers gathered over another axis": ("zero 1", EACH, EACH.replace("(dp", "(dp_tp")),
     "layers of another repeat gathered": ("zero 1", EACH, EACH.replace("layers", "blocks")),
     "a bucket's layers gathered": ("zero 1", EACH, EACH.replace("layers", "layers.matrices")),
-    "all layers gathered twice at once": ("zero 1", EACH, EACH.replace("])", "], flat_params['layers'])")),
+    "all layers gathered twice at once": (
+        "zero 1",
+        EACH,
+        EACH.replace("])", "], flat_params['layers'])"),
+    ),
     "all layers gathered first": (
         "zero 1",
         f"    flat_params = state.flat_params(len(batch))\n{EACH}",
         "",
         "    dp_tp = mesh.axis('dp', 'tp')\n",
-        f"    dp_tp = mesh.axis('dp', 'tp')\n    flat_params = state.flat_params(len(batch))\n{EACH}",
+        "    dp_tp = mesh.axis('dp', 'tp')\n    flat_params ="
+        f" state.flat_params(len(batch))\n{EACH}",
     ),
     "all layers gathered after the microbatches": ("zero 1", EACH, "", LOSS_SUM, EACH + LOSS_SUM),
-    "whole weights gathered after the microbatches": ("zero 3", WHOLE, "", LOSS_SUM, WHOLE + LOSS_SUM),
+    "whole weights gathered after the microbatches": (
+        "zero 3",
+        WHOLE,
+        "",
+        LOSS_SUM,
+        WHOLE + LOSS_SUM,
+    ),
     "one microbatch": ("zero 3", "state.flat_params(len(batch))", "state.flat_params()"),
     "a count of microbatches": ("zero 3", "state.flat_params(len(batch))", "state.flat_params(2)"),
     "the buffers twice": (
@@ -145,8 +194,16 @@ LAYERS_OF_STAGE = {
         "loss_sum = model(tokens, labels)",
     ),
     "a bucket without layers": ("zero 1", "per_layer=True, ", ""),
-    "a bucket with layers": ("zero 1", "'norm', weight_decay=0.0), ", "'norm', weight_decay=0.0), per_layer=True, "),
-    "a bucket that is not shared out": ("zero 1", "per_layer=True, shard_axes=('dp',))", "per_layer=True)"),
+    "a bucket with layers": (
+        "zero 1",
+        "'norm', weight_decay=0.0), ",
+        "'norm', weight_decay=0.0), per_layer=True, ",
+    ),
+    "a bucket that is not shared out": (
+        "zero 1",
+        "per_layer=True, shard_axes=('dp',))",
+        "per_layer=True)",
+    ),
     "a bucket shared out otherwise": (
         "zero 1",
         "per_layer=True, shard_axes=('dp',))",
@@ -162,7 +219,9 @@ LAYERS_OF_STAGE = {
     "more layers ahead": ("zero 3", "prefetch=2", "prefetch=3"),
     "fewer layers ahead": ("zero 3", ", prefetch=2", ""),
 }
-"""Of programs with a bucket for each layer: (plan, code, what stands there instead, and more such pairs)."""
+"""Of programs with a bucket for each layer: (plan, code, what stands there instead, and more
+such pairs).
+"""
 
 
 @pytest.mark.sample(44)
@@ -178,10 +237,14 @@ def test_another_flow_of_buckets_is_rejected(what: str) -> None:
 
 
 def test_turns_are_told_of_backward_by_what_it_comes_along() -> None:
-    """Of `x` nothing reads what the last layer makes: backward comes there by `y`, which has the loss."""
+    """Of `x` nothing reads what the last layer makes: backward comes there by `y`, which has
+    the loss.
+    """
     text, program = compiled("zero 3, taken on")
     assert "y = reshard(y, params)" in text
     for function in ("unshard", "reshard"):
         text = text.replace(f"y = {function}(y,", f"x = {function}(x,")
-    with pytest.raises(AssertionError, match=r"line \d+: nothing in the IR does `unshard\(x, params\)`"):
+    with pytest.raises(
+        AssertionError, match=r"line \d+: nothing in the IR does `unshard\(x, params\)`"
+    ):
         check(text, program)

@@ -1,4 +1,5 @@
-"""Every mutant of a kind of a program's text: the read-back refuses it, or it is the same program in other words.
+"""Every mutant of a kind of a program's text: the read-back refuses it, or it is the same program
+in other words.
 
 Non-goals: defects written by hand (`test_readback`, `test_readback_loops`, `test_readback_stages`).
 """
@@ -45,7 +46,9 @@ def _with_an_argument_twice(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_another_keyword(tree: ast.Module) -> Iterator[str]:
-    for node in [node for node in _code(tree) if isinstance(node, ast.keyword) and node.arg != "model"]:
+    for node in [
+        node for node in _code(tree) if isinstance(node, ast.keyword) and node.arg != "model"
+    ]:
         name, node.arg = node.arg, f"{node.arg}s"
         yield f"{node.arg} for {name}"
         node.arg = name
@@ -56,7 +59,11 @@ AS_LARGE = {"HIDDEN", "HEADS * HEAD_DIM"}
 
 
 def _with_neighbours_swapped(tree: ast.Module) -> Iterator[str]:
-    for node in [node for node in _code(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) != "ParamGroup"]:
+    for node in [
+        node
+        for node in _code(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) != "ParamGroup"
+    ]:
         for i, (a, b) in enumerate(pairwise([*node.args])):
             if ast.dump(a) != ast.dump(b) and {ast.unparse(a), ast.unparse(b)} != AS_LARGE:
                 node.args[i : i + 2] = [b, a]
@@ -64,11 +71,19 @@ def _with_neighbours_swapped(tree: ast.Module) -> Iterator[str]:
                 node.args[i : i + 2] = [a, b]
 
 
-OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv}
+OPERATORS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
 
 
 def _with_another_operator(tree: ast.Module) -> Iterator[str]:
-    for node in [node for node in _code(tree) if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS]:
+    for node in [
+        node for node in _code(tree) if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS
+    ]:
         node.op, before = OPERATORS[type(node.op)](), node.op
         yield f"another operator in `{ast.unparse(node)}`"
         node.op = before
@@ -76,7 +91,11 @@ def _with_another_operator(tree: ast.Module) -> Iterator[str]:
 
 def _with_another_function(tree: ast.Module) -> Iterator[str]:
     """Each call of a function that a name says, of the one that is called next."""
-    calls = [node for node in _code(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [
+        node
+        for node in _code(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
     for node, other in pairwise(calls):
         if ast.dump(node.func) != ast.dump(other.func):
             before, node.func = node.func, other.func
@@ -85,7 +104,11 @@ def _with_another_function(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_another_attribute(tree: ast.Module) -> Iterator[str]:
-    for node in [node for node in _code(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)]:
+    for node in [
+        node
+        for node in _code(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    ]:
         before, node.attr = node.attr, f"{node.attr}_"
         yield f"`{ast.unparse(node)}` for `.{before}`"
         node.attr = before
@@ -103,10 +126,40 @@ def _with_code_that_nothing_runs(tree: ast.Module) -> Iterator[str]:
 
 
 EVIL = (
-    *("__import__('os')", "open('x')", "eval('1')", "exec('1')", "print(1)", "mesh.__class__", "getattr(mesh, 'x')"),
-    *("globals()", "(lambda: 1)()", "[x for x in (1, 2) if x]", "(yield)", "{**{}}", "torch.load('x')", "f'{mesh}'"),
-    *("10 ** 10 ** 10", "'x' * 10 ** 10", "(x := 1)", "1 if mesh else 2", "mesh or None", "mesh[1:2]", "type(mesh)"),
-    *("[0] * 1000000000", "list(range(1000000000))", "sum(i for i in range(1000000000))", "1 << 100000", "str(mesh)"),
+    *(
+        "__import__('os')",
+        "open('x')",
+        "eval('1')",
+        "exec('1')",
+        "print(1)",
+        "mesh.__class__",
+        "getattr(mesh, 'x')",
+    ),
+    *(
+        "globals()",
+        "(lambda: 1)()",
+        "[x for x in (1, 2) if x]",
+        "(yield)",
+        "{**{}}",
+        "torch.load('x')",
+        "f'{mesh}'",
+    ),
+    *(
+        "10 ** 10 ** 10",
+        "'x' * 10 ** 10",
+        "(x := 1)",
+        "1 if mesh else 2",
+        "mesh or None",
+        "mesh[1:2]",
+        "type(mesh)",
+    ),
+    *(
+        "[0] * 1000000000",
+        "list(range(1000000000))",
+        "sum(i for i in range(1000000000))",
+        "1 << 100000",
+        "str(mesh)",
+    ),
 )
 
 
@@ -115,7 +168,9 @@ def _with_what_no_program_does(tree: ast.Module) -> Iterator[str]:
         for text in EVIL:
             function.body.insert(1, ast.parse(text).body[0])
             yield text
-            function.body[1] = ast.Assign([ast.Name("evil", ast.Store())], ast.parse(text, mode="eval").body, lineno=1)
+            function.body[1] = ast.Assign(
+                [ast.Name("evil", ast.Store())], ast.parse(text, mode="eval").body, lineno=1
+            )
             yield f"evil = {text}"
             del function.body[1]
 
@@ -154,7 +209,9 @@ def test_every_mutant_is_refused_at_a_line(
 ) -> None:
     text, program = compiled(plan)
     tree = ast.parse(text)
-    assert not survivors(islice(mutants(tree), part, None, PARTS), tree, lambda edited: check(edited, program))
+    assert not survivors(
+        islice(mutants(tree), part, None, PARTS), tree, lambda edited: check(edited, program)
+    )
 
 
 # ---- the same in other words
@@ -201,7 +258,9 @@ SAME = {
         "dp = state.mesh.axis('dp')\n    mesh = state.mesh\n    dp_tp",
     ),
 }
-"""Of tiny_llama: code as `ast.unparse` writes it, what stands there instead, and more such pairs."""
+"""Of tiny_llama: code as `ast.unparse` writes it, what stands there instead, and more such
+pairs.
+"""
 
 
 @pytest.mark.parametrize("what", SAME)

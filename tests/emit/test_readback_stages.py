@@ -1,4 +1,6 @@
-"""The read-back check of programs in stages: what is emitted is accepted under every schedule, and nothing else."""
+"""The read-back check of programs in stages: what is emitted is accepted under every schedule,
+and nothing else.
+"""
 
 import pytest
 
@@ -10,14 +12,24 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
 SCHEDULES = (
-    *("gpipe", "1f1b", CHUNKS, "breadth_first(chunks=2)", "zb_h1", "zb_h2", "interleaved_zero_bubble(chunks=2)"),
+    *(
+        "gpipe",
+        "1f1b",
+        CHUNKS,
+        "breadth_first(chunks=2)",
+        "zb_h1",
+        "zb_h2",
+        "interleaved_zero_bubble(chunks=2)",
+    ),
     *("zbv", "dualpipev"),
 )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("model", "cut"), [(LLAMA, "layers"), (SKIP, "layers, blocks")])
-def test_what_is_emitted_under_a_schedule_does_every_op(model: str, cut: str, schedule: str) -> None:
+def test_what_is_emitted_under_a_schedule_does_every_op(
+    model: str, cut: str, schedule: str
+) -> None:
     source = Source("staged.scale", staged(model, schedule, cut, options=FP16))
     program = compile_plan(source)
     assert check(train_py(program, source), program) == len(program.ops)
@@ -34,7 +46,8 @@ UNPACKED = "        else:\n            x, s = carried\n"
 LAYERS = "        for i in LAYERS_OF_STAGE['layers'][stage]:\n"
 LAYER = "            x = self.layers[str(i)](x, self.rotary)\n"
 RECOMPUTED = (
-    "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, enabled=i % 2 == 0)\n"
+    "            x, s = recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary,"
+    " enabled=i % 2 == 0)\n"
 )
 BLOCKS = "        for i in LAYERS_OF_STAGE['blocks'][stage]:\n"
 BLOCK = "            x, s = self.blocks[str(i)](x, s, blocks_draws[i])\n"
@@ -44,10 +57,14 @@ NORMED = "        n = rms_norm(x, self.norm, eps=1e-05)\n"
 RAN = "PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params)"
 RUN = f"    loss = {RAN}\n"
 EVALUATE = "    loss = PIPELINE.evaluate(model, batch, mesh, flat_params)\n"
-GATHERS = "    unshard_ahead(dp, flat_params['layers.matrices'], flat_params['vectors'], flat_params['matrices'])\n"
+GATHERS = (
+    "    unshard_ahead(dp, flat_params['layers.matrices'], flat_params['vectors'],"
+    " flat_params['matrices'])\n"
+)
 REDUCED = "shard_axes=('dp',), reduce_axes=('tp',), stages='pp'"
 HELD = (
-    "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE['layers'][stage]})\n"
+    "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in"
+    " LAYERS_OF_STAGE['layers'][stage]})\n"
 )
 FORKED = "        layers_draws = fork(draws, 4)\n"
 ONE_UNPACKED = "        elif stage <= 2:\n            y = carried\n"
@@ -71,16 +88,58 @@ DEFECTS = {
     "a branch behind the layers": (TWO, BETWEEN, "", LEAVES, BETWEEN + LEAVES),
     "a branch behind what leaves": (TWO, BETWEEN, "", LEAVES, LEAVES + BETWEEN),
     "a branch's op done by all": (TWO, BETWEEN, "        s = s * x\n"),
-    "a branch's op done by all, at the end of the first": (TWO, SILU, "", LAYERS, "        s = silu(x)\n" + LAYERS),
-    "the last stage's op done by another": (ONE, NORMED, "", SCATTERED, SCATTERED + "    " + NORMED),
+    "a branch's op done by all, at the end of the first": (
+        TWO,
+        SILU,
+        "",
+        LAYERS,
+        "        s = silu(x)\n" + LAYERS,
+    ),
+    "the last stage's op done by another": (
+        ONE,
+        NORMED,
+        "",
+        SCATTERED,
+        SCATTERED + "    " + NORMED,
+    ),
     "the last stage's op done by all": (ONE, NORMED, "", LEAVES_ONE, NORMED + LEAVES_ONE),
-    "the first stage's op done by the last": (WHOLE, WHOLE_BLOCKS, "", LEAVES_ONE, LEAVES_ONE + WHOLE_BLOCKS),
-    "an op in another branch": (TWO, SILU, "", BETWEEN, BETWEEN.replace("            s", SILU + "            s")),
-    "a branch with another": (ONE, SCATTERED, SCATTERED + "        else:\n            x = tokens\n"),
+    "the first stage's op done by the last": (
+        WHOLE,
+        WHOLE_BLOCKS,
+        "",
+        LEAVES_ONE,
+        LEAVES_ONE + WHOLE_BLOCKS,
+    ),
+    "an op in another branch": (
+        TWO,
+        SILU,
+        "",
+        BETWEEN,
+        BETWEEN.replace("            s", SILU + "            s"),
+    ),
+    "a branch with another": (
+        ONE,
+        SCATTERED,
+        SCATTERED + "        else:\n            x = tokens\n",
+    ),
     "a branch with more": (TWO, BETWEEN, BETWEEN + "        elif stage == 2:\n            s = x\n"),
-    "a branch that ends a stage": (TWO, "            s = s * x\n", "            s = s * x\n            return s\n"),
-    "a name of another branch": (TWO, SILU, SILU + "            t = silu(x)\n", "s = s * x", "s = t * x"),
-    "a name of an input that a branch takes": (ONE, SCATTERED, SCATTERED + "            labels = tokens\n"),
+    "a branch that ends a stage": (
+        TWO,
+        "            s = s * x\n",
+        "            s = s * x\n            return s\n",
+    ),
+    "a name of another branch": (
+        TWO,
+        SILU,
+        SILU + "            t = silu(x)\n",
+        "s = s * x",
+        "s = t * x",
+    ),
+    "a name of an input that a branch takes": (
+        ONE,
+        SCATTERED,
+        SCATTERED + "            labels = tokens\n",
+    ),
     "draws of the first stage alone": (TWO, FORKED, "", FIRST, "    " + FORKED + FIRST),
     "draws in the middle": (TWO, FORKED, "", BETWEEN, BETWEEN + FORKED),
     # ---- what crosses
@@ -109,8 +168,16 @@ DEFECTS = {
     "what leaves is changed before": (TWO, LEAVES, "        x = s\n" + LEAVES),
     "what enters has another type": (TWO, "carried: tuple[Tensor, Tensor]", "carried: Tensor"),
     "what leaves has another type": (TWO, "-> tuple[Tensor, Tensor] | Tensor:", "-> Tensor:"),
-    "another order of arguments": (ONE, HEADER, "self, x: Tensor, stage: int, tokens: Tensor, labels: Tensor)"),
-    "inputs in another order": (ONE, HEADER, "self, stage: int, x: Tensor, labels: Tensor, tokens: Tensor)"),
+    "another order of arguments": (
+        ONE,
+        HEADER,
+        "self, x: Tensor, stage: int, tokens: Tensor, labels: Tensor)",
+    ),
+    "inputs in another order": (
+        ONE,
+        HEADER,
+        "self, stage: int, x: Tensor, labels: Tensor, tokens: Tensor)",
+    ),
     "no stage is asked for": (ONE, "stage: int, ", ""),
     "an argument with a default": (ONE, "stage: int,", "stage: int=0,"),
     # ---- where other values cross than elsewhere
@@ -118,22 +185,41 @@ DEFECTS = {
     "all but one begin in the first": (OTHER, "elif stage <= 1:", "else:"),
     "too few begin in the second": (OTHER, "elif stage <= 2:", "elif stage <= 1:"),
     "what enters the second is not unpacked": (OTHER, ONE_UNPACKED, ""),
-    "what enters the second is unpacked twice": (OTHER, ONE_UNPACKED, ONE_UNPACKED + NARROWED_UNPACKED),
+    "what enters the second is unpacked twice": (
+        OTHER,
+        ONE_UNPACKED,
+        ONE_UNPACKED + NARROWED_UNPACKED,
+    ),
     "what enters the last is swapped": (OTHER, "x, z = carried", "z, x = carried"),
     "what enters the last by other names": (OTHER, "x, z = carried", "x, s = carried"),
     "one of two leaves the first": (OTHER, "return (x, s)", "return x"),
     "the first is not left": (OTHER, "        if stage < 1:\n            return (x, s)\n", ""),
     "the first is left later": (
         *(OTHER, "        if stage < 1:\n            return (x, s)\n", ""),
-        *("        if stage < 2:\n            return y\n", "        if stage < 2:\n            return (x, s)\n"),
+        *(
+            "        if stage < 2:\n            return y\n",
+            "        if stage < 2:\n            return (x, s)\n",
+        ),
     ),
     "too many leave the first": (OTHER, "if stage < 1:", "if stage < 2:"),
     "too many leave the second": (OTHER, "if stage < 2:", "if stage < LAST:"),
-    "the second is left by the first's values": (OTHER, "            return y\n", "            return x\n"),
+    "the second is left by the first's values": (
+        OTHER,
+        "            return y\n",
+        "            return x\n",
+    ),
     "a value of the first in the last": (OTHER, "x = silu(z)", "x = silu(s)"),
-    "a value that does not cross": (OTHER, "            x = silu(z)\n", "            x = silu(z)\n            z = y\n"),
+    "a value that does not cross": (
+        OTHER,
+        "            x = silu(z)\n",
+        "            x = silu(z)\n            z = y\n",
+    ),
     "layers carry less": (OTHER, "x, z = self.rest[str(i)](x, z)", "x = self.rest[str(i)](x, z)"),
-    "the values of another cut": (OTHER, "'y', (SEQ, 2, FFN // 2), torch.float32,", "'y', (8, 2, 32), torch.float32,"),
+    "the values of another cut": (
+        OTHER,
+        "'y', (SEQ, 2, FFN // 2), torch.float32,",
+        "'y', (8, 2, 32), torch.float32,",
+    ),
     "values of more cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(1, 3)"),
     "values of other cuts": (OTHER, "cuts=range(1, 2)", "cuts=range(0, 1)"),
     "values of all cuts": (OTHER, ", cuts=range(1, 2)", ""),
@@ -142,15 +228,31 @@ DEFECTS = {
         "StageInput('x', (SEQ // 2, 2, HIDDEN), torch.float32, cuts=range(2, 3)), S",
         "S",
     ),
-    "what enters is two always": (OTHER, "carried: tuple[Tensor, Tensor] | Tensor", "carried: tuple[Tensor, Tensor]"),
-    "what leaves is two always": (OTHER, "-> tuple[Tensor, Tensor] | Tensor", "-> tuple[Tensor, Tensor]"),
+    "what enters is two always": (
+        OTHER,
+        "carried: tuple[Tensor, Tensor] | Tensor",
+        "carried: tuple[Tensor, Tensor]",
+    ),
+    "what leaves is two always": (
+        OTHER,
+        "-> tuple[Tensor, Tensor] | Tensor",
+        "-> tuple[Tensor, Tensor]",
+    ),
     # ---- layers
     "layers of another repeat": (TWO, BLOCKS, BLOCKS.replace("blocks", "layers")),
     "layers of another stage": (ONE, LAYERS, LAYERS.replace("[stage]", "[0]")),
     "layers of another rank": (ONE, LAYERS, LAYERS.replace("[stage]", "[stage - 1]")),
     "all layers": (ONE, LAYERS, "        for i in range(4):\n"),
-    "all modules": (ONE, LAYERS + LAYER, "        for layer in self.layers:\n            x = layer(x, self.rotary)\n"),
-    "turns backwards": (ONE, LAYERS, "        for i in reversed(LAYERS_OF_STAGE['layers'][stage]):\n"),
+    "all modules": (
+        ONE,
+        LAYERS + LAYER,
+        "        for layer in self.layers:\n            x = layer(x, self.rotary)\n",
+    ),
+    "turns backwards": (
+        ONE,
+        LAYERS,
+        "        for i in reversed(LAYERS_OF_STAGE['layers'][stage]):\n",
+    ),
     "layers twice": (ONE, LAYERS + LAYER, (LAYERS + LAYER) * 2),
     "no layers": (ONE, LAYERS + LAYER, ""),
     "repeats swapped": (
@@ -175,21 +277,33 @@ DEFECTS = {
     "a layer's result by another name": (ONE, LAYER, LAYER.replace("x =", "y =")),
     "every layer recomputed": (TWO, ", enabled=i % 2 == 0)", ")"),
     "nothing recomputed": (
-        *(TWO, "recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, enabled=i % 2 == 0)"),
+        *(
+            TWO,
+            "recomputed(self.layers[str(i)], x, s, layers_draws[i], self.rotary, enabled=i % 2"
+            " == 0)",
+        ),
         "recomputed()",
     ),
     "other layers recomputed": (TWO, "enabled=i % 2 == 0", "enabled=i % 2 == 1"),
     "fewer layers recomputed": (TWO, "enabled=i % 2 == 0", "enabled=i % 3 == 0"),
     "layers of a stage recomputed": (TWO, "enabled=i % 2 == 0", "enabled=stage % 2 == 0"),
     "layers that are kept": (TWO, "recomputed(self.layers[str(i)], x", "self.layers[str(i)](x"),
-    "layers that are recomputed": (TWO, "self.blocks[str(i)](x", "recomputed(self.blocks[str(i)], x"),
+    "layers that are recomputed": (
+        TWO,
+        "self.blocks[str(i)](x",
+        "recomputed(self.blocks[str(i)], x",
+    ),
     "another function for again": (TWO, "recomputed(self.layers", "recompute(self.layers"),
     "a loop variable that is the stage": (
         ONE,
         LAYERS + LAYER,
         (LAYERS + LAYER).replace(" i ", " stage ").replace("(i)", "(stage)"),
     ),
-    "a loop variable that crosses": (ONE, LAYERS + LAYER, (LAYERS + LAYER).replace(" i ", " x ").replace("(i)", "(x)")),
+    "a loop variable that crosses": (
+        ONE,
+        LAYERS + LAYER,
+        (LAYERS + LAYER).replace(" i ", " x ").replace("(i)", "(x)"),
+    ),
     "a loop with an end": (ONE, LAYER, LAYER + "        else:\n            x = x\n"),
     "the stage anew": (ONE, ENTRY, f"        stage = tokens\n{ENTRY}"),
     "a name for layers": (
@@ -205,9 +319,21 @@ DEFECTS = {
     # ---- what is declared
     "a weight for another stage": (ONE, "if LAST in stages:", "if 2 in stages:"),
     "a weight for one stage of two": (ONE, "if {FIRST, LAST} & {*stages}:", "if FIRST in stages:"),
-    "a weight for more stages": (ONE, "if {FIRST, LAST} & {*stages}:", "if {FIRST, 1, LAST} & {*stages}:"),
-    "a weight for stages together": (ONE, "if {FIRST, LAST} & {*stages}:", "if {FIRST, LAST} <= {*stages}:"),
-    "a weight for all stages": (ONE, "        if LAST in stages:\n            self.norm", "        self.norm"),
+    "a weight for more stages": (
+        ONE,
+        "if {FIRST, LAST} & {*stages}:",
+        "if {FIRST, 1, LAST} & {*stages}:",
+    ),
+    "a weight for stages together": (
+        ONE,
+        "if {FIRST, LAST} & {*stages}:",
+        "if {FIRST, LAST} <= {*stages}:",
+    ),
+    "a weight for all stages": (
+        ONE,
+        "        if LAST in stages:\n            self.norm",
+        "        self.norm",
+    ),
     "a weight for all other stages": (ONE, "if LAST in stages:", "if 3 not in stages:"),
     "a weight otherwise": (
         ONE,
@@ -227,11 +353,16 @@ DEFECTS = {
     "modules of another class": (TWO, "str(i): Block(mesh)", "str(i): Layer(mesh)"),
     "modules of other stages": (ONE, "for stage in stages for", "for stage in stages[1:] for"),
     "modules under other names": (ONE, "{str(i): Layer", "{str(i + 1): Layer"),
-    "modules for every layer": (ONE, HELD, "self.layers = nn.ModuleList((Layer(mesh) for _ in range(4)))\n"),
+    "modules for every layer": (
+        ONE,
+        HELD,
+        "self.layers = nn.ModuleList((Layer(mesh) for _ in range(4)))\n",
+    ),
     "stages of its own": (
         ONE,
         "        super().__init__()\n        self.tp = mesh.axis('tp')\n        if",
-        "        super().__init__()\n        self.tp = mesh.axis('tp')\n        stages = (0, 3)\n        if",
+        "        super().__init__()\n        self.tp = mesh.axis('tp')\n        stages = (0,"
+        " 3)\n        if",
     ),
     "stages unasked": (ONE, "self, mesh: Mesh, stages: tuple[int, ...]", "self, mesh: Mesh"),
     "whole modules for another stage": (
@@ -243,7 +374,8 @@ DEFECTS = {
     "whole modules run by layers": (
         WHOLE,
         WHOLE_BLOCKS,
-        "            for i in LAYERS_OF_STAGE['layers'][stage]:\n                x = self.blocks[str(i)](x)\n",
+        "            for i in LAYERS_OF_STAGE['layers'][stage]:\n                x ="
+        " self.blocks[str(i)](x)\n",
     ),
     "whole modules run by all": (
         WHOLE,
@@ -252,7 +384,11 @@ DEFECTS = {
         LAYERS,
         "        for block in self.blocks:\n            x = block(x)\n" + LAYERS,
     ),
-    "functions of programs that do not split": (WHOLE, "split_linear(n, self.head)", "linear(n, self.head)"),
+    "functions of programs that do not split": (
+        WHOLE,
+        "split_linear(n, self.head)",
+        "linear(n, self.head)",
+    ),
     # ---- layers, stage_to_rank and rows
     "layers of a stage": (ONE, "(range(0, 1), range(1, 2)", "(range(0, 2), range(2, 2)"),
     "stages swapped": (ONE, "(range(0, 1), range(1, 2)", "(range(1, 2), range(0, 1)"),
@@ -260,8 +396,16 @@ DEFECTS = {
     "another home": (ONE, "stage_to_rank=(0, 1, 0, 1)", "stage_to_rank=(0, 1, 1, 0)"),
     "another axis": (ONE, "Pipeline('pp'", "Pipeline('dp'"),
     "another shape": (ONE, "StageInput('x', (SEQ // 2, 2, HIDDEN)", "StageInput('x', (16, 2, 32)"),
-    "another element type": (ONE, "(SEQ // 2, 2, HIDDEN), torch.float32)", "(SEQ // 2, 2, HIDDEN), torch.bfloat16)"),
-    "no gradient of what crosses": (ONE, "torch.float32),), schedule", "torch.float32, gradient=False),), schedule"),
+    "another element type": (
+        ONE,
+        "(SEQ // 2, 2, HIDDEN), torch.float32)",
+        "(SEQ // 2, 2, HIDDEN), torch.bfloat16)",
+    ),
+    "no gradient of what crosses": (
+        ONE,
+        "torch.float32),), schedule",
+        "torch.float32, gradient=False),), schedule",
+    ),
     "another name for what crosses": (ONE, "StageInput('x'", "StageInput('y'"),
     "less that crosses": (TWO, "StageInput('x', (SEQ // 2, 2, HIDDEN), torch.float32), S", "S"),
     "another file of rows": (WHOLE, "'schedule.csv'", "'rows.csv'"),
@@ -315,7 +459,11 @@ DEFECTS = {
     "reduced microbatch by microbatch": (ONE, REDUCED, f"{REDUCED}, shard_gradients=True"),
     "chunks counted": (ONE, "state.flat_params()", "state.flat_params(len(batch))"),
     "a chunk's norm alone": (ONE, "*gradients['vectors']", "gradients['vectors']"),
-    "a copy taken apart": (ONE, "sum_squares(gradients['matrices']", "sum_squares(*gradients['matrices']"),
+    "a copy taken apart": (
+        ONE,
+        "sum_squares(gradients['matrices']",
+        "sum_squares(*gradients['matrices']",
+    ),
     "the mesh behind": (
         ONE,
         "    mesh = state.mesh\n",
@@ -332,7 +480,11 @@ DEFECTS = {
     ),
     "a tied gradient summed over some": (ONE, "pp = mesh.axis('pp')", "pp = mesh.among('pp', 0)"),
     "squares counted twice": (ONE, ", once=pp)", ")"),
-    "squares counted once": (ONE, "sum_squares(*gradients['vectors'])", "sum_squares(*gradients['vectors'], once=pp)"),
+    "squares counted once": (
+        ONE,
+        "sum_squares(*gradients['vectors'])",
+        "sum_squares(*gradients['vectors'], once=pp)",
+    ),
     "squares counted once over another axis": (ONE, ", once=pp)", ", once=tp)"),
     "squares of one stage": (ONE, "gradients['vectors']), pp_dp)", "gradients['vectors']), dp)"),
     "the model whole": (
@@ -342,7 +494,11 @@ DEFECTS = {
     ),
     "nobody's holders": (ONE, ", stages_of_param=stages_of_param", ""),
     "another model's holders": (ONE, "PIPELINE.build(Small, mesh)", "PIPELINE.build(Layer, mesh)"),
-    "a bucket without stages": (ONE, "shard_axes=('dp',), stages='pp', among=(0, 1))", "shard_axes=('dp',))"),
+    "a bucket without stages": (
+        ONE,
+        "shard_axes=('dp',), stages='pp', among=(0, 1))",
+        "shard_axes=('dp',))",
+    ),
     "a bucket of another axis": (ONE, "stages='pp', among", "stages='tp', among"),
     "a bucket among fewer": (ONE, ", among=(0, 1))", ")"),
     "a bucket among others": (ONE, "among=(0, 1)", "among=(1, 0)"),
@@ -394,12 +550,15 @@ def _staged() -> tuple[Program, Source]:
     return compile_plan(source), source
 
 
-@pytest.mark.parametrize("files", [{}, {"rows.csv": ""}, {"schedule.csv": ""}, {"schedule.csv": "", "rows.csv": ""}])
+@pytest.mark.parametrize(
+    "files", [{}, {"rows.csv": ""}, {"schedule.csv": ""}, {"schedule.csv": "", "rows.csv": ""}]
+)
 def test_other_files_beside_the_program_are_rejected(files: dict[str, str]) -> None:
     written = program_files(*_staged())
     kept = {name: written[name] for name in ("train.py", "hf_names.json")}
     with pytest.raises(
-        AssertionError, match=r"emit: (message_groups|rows|schedule)\.csv is not the file that the program reads"
+        AssertionError,
+        match=r"emit: (message_groups|rows|schedule)\.csv is not the file that the program reads",
     ):
         check_files({**kept, **files})
 
@@ -410,8 +569,16 @@ EQUAL = {
         *(BLOCKS, "        blocks_draws = fork(draws, 3)\n" + BLOCKS),
     ),
     "all but one leave": (ONE, "if stage < LAST:", "if stage != LAST:"),
-    "all of the last begin": (OTHER, OTHER_UNPACKED, OTHER_UNPACKED.replace("else", "elif stage <= 3")),
-    "stages of a weight by name": (ONE, "if {FIRST, LAST} & {*stages}:", "if {LAST, FIRST} & {*stages}:"),
+    "all of the last begin": (
+        OTHER,
+        OTHER_UNPACKED,
+        OTHER_UNPACKED.replace("else", "elif stage <= 3"),
+    ),
+    "stages of a weight by name": (
+        ONE,
+        "if {FIRST, LAST} & {*stages}:",
+        "if {LAST, FIRST} & {*stages}:",
+    ),
     "a branch for a whole condition": (ONE, "if stage == FIRST:", "if FIRST == stage:"),
     "a stage by number": (ONE, "if stage == FIRST:", "if stage == 0:"),
     "a branch by order": (ONE, "if stage == FIRST:", "if stage < 1:"),

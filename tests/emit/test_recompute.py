@@ -1,6 +1,8 @@
-"""Recomputed values in plans where they are easily mistaken: read back, refused if they are others, and exact.
+"""Recomputed values in plans where they are easily mistaken: read back, refused if they are others,
+and exact.
 
-Each plan is of one mistake that the compiler once made of it.  Non-goals: what is saved (`tests/analysis/memory`).
+Each plan is of one mistake that the compiler once made of it.  Non-goals: what is saved
+(`tests/analysis/memory`).
 """
 
 from math import prod
@@ -21,14 +23,23 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
 MEANS = "a = mean(x, over=[hidden])  b = tanh(mean(x, over=[hidden]))  x = x * a + x * b"
-DRAWN = "repeat layers { x = x + dropout(x, 0.1) * tanh(x) } repeat layers { x = x + dropout(x, 0.2) * silu(x) }"
+DRAWN = (
+    "repeat layers { x = x + dropout(x, 0.1) * tanh(x) } repeat layers { x = x + dropout(x,"
+    " 0.2) * silu(x) }"
+)
 HALVES = "x = silu((x * 0.5) @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden] + x * 0.5"
 CAPTURED = "repeat blocks { x = x + tanh(y) * silu(x) } repeat blocks { x = tanh(y) * relu(x) + x }"
 PARTS = f"repeat blocks as i {{ if i < 1 {{ x = x + tanh(x) }} else {{ {MLP} }} }}"
 NAMED = "enabled = silu(x) repeat layers { enabled = enabled + tanh(enabled) } x = x + enabled"
 PLANS = {
-    "a sum": (f"repeat layers {{ {MLP} x = x + x * tanh(sum(x, over=[hidden])) }}", "selective(sum)"),
-    "a sum of a product": (f"repeat layers {{ {MLP} x = x + x * tanh(sum(x * x, over=[hidden])) }}", "selective(sum)"),
+    "a sum": (
+        f"repeat layers {{ {MLP} x = x + x * tanh(sum(x, over=[hidden])) }}",
+        "selective(sum)",
+    ),
+    "a sum of a product": (
+        f"repeat layers {{ {MLP} x = x + x * tanh(sum(x * x, over=[hidden])) }}",
+        "selective(sum)",
+    ),
     "equal ops, each in its block": (f"repeat layers {{ {MLP} {MEANS} }}", "selective(mean)"),
     "draws of two repeats": (DRAWN, "full"),
     "equal ops, one of them behind all that is kept": (f"repeat layers {{ {HALVES} }}", "full"),
@@ -42,7 +53,9 @@ PLANS = {
 def _plan(name: str, recompute: str = "") -> str:
     """On one rank."""
     body, again = PLANS[name]
-    return plan(f"{START} {body} {LOSS}", "", "", f"precision = fp64  recompute = {recompute or again}")
+    return plan(
+        f"{START} {body} {LOSS}", "", "", f"precision = fp64  recompute = {recompute or again}"
+    )
 
 
 def _compiled(name: str) -> tuple[str, Program]:
@@ -55,7 +68,10 @@ def _compiled(name: str) -> tuple[str, Program]:
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_done_again_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None:
     """`harness` emits, which reads back."""
-    kept, again = _step(_plan(name, "none"), tmp_path / "none"), _step(_plan(name), tmp_path / "again")
+    kept, again = (
+        _step(_plan(name, "none"), tmp_path / "none"),
+        _step(_plan(name), tmp_path / "again"),
+    )
     assert kept.loss == again.loss
     assert kept.gradients.keys() == again.gradients.keys()
     assert all(torch.equal(kept.gradients[key], again.gradients[key]) for key in kept.gradients)
@@ -64,7 +80,10 @@ def test_what_is_done_again_is_the_same_to_the_last_bit(name: str, tmp_path: Pat
 
 def _step(text: str, folder: Path) -> Step:
     module = harness.imported(harness.written(text, folder) / "train.py")
-    sizes = [(module.PLAN.global_batch, module.PLAN.seq)[: len(given.dims)] for given in module.PLAN.inputs.values()]
+    sizes = [
+        (module.PLAN.global_batch, module.PLAN.seq)[: len(given.dims)]
+        for given in module.PLAN.inputs.values()
+    ]
     inputs = tuple(torch.arange(prod(size)).view(size) % (7 + i) for i, size in enumerate(sizes))
     (step,) = harness.run(Case(), module, harness.initial(Case(), module, seed=5), [inputs], 0.1)
     return step
@@ -81,8 +100,16 @@ OTHERWISE = {
         "with recompute(mean, x, dim=2, size=32) as a:",
         "if (a := mean(x, dim=2, size=32)) is not None:",
     ),
-    "what an equal op gives in a block that is left": ("equal ops, each in its block", "a.unsqueeze(2)", "mean_"),
-    "layers that are kept": ("draws of two repeats", "recomputed(layer, x, draws)", "layer(x, draws)"),
+    "what an equal op gives in a block that is left": (
+        "equal ops, each in its block",
+        "a.unsqueeze(2)",
+        "mean_",
+    ),
+    "layers that are kept": (
+        "draws of two repeats",
+        "recomputed(layer, x, draws)",
+        "layer(x, draws)",
+    ),
 }
 
 
@@ -108,10 +135,19 @@ def _with_first_done(program: Program, times: int) -> Program:
     """The program whose backward does so many times what it does again first."""
     region, (forward, backward) = program.microbatches, blocks(program.microbatches)
     (repeat,) = (stmt for stmt in backward.body if isinstance(stmt, Region))
-    first = next(stmt for stmt in repeat.body if isinstance(stmt, Op) and stmt.outputs[0].name.startswith("_y"))
-    copies = [evolve(first, outputs=(evolve(first.outputs[0], name=f"_other.{i}"),)) for i in range(times - 1)]
+    first = next(
+        stmt
+        for stmt in repeat.body
+        if isinstance(stmt, Op) and stmt.outputs[0].name.startswith("_y")
+    )
+    copies = [
+        evolve(first, outputs=(evolve(first.outputs[0], name=f"_other.{i}"),))
+        for i in range(times - 1)
+    ]
     longer = evolve(repeat, body=(*copies, *repeat.body))
-    backward = evolve(backward, body=tuple(longer if stmt is repeat else stmt for stmt in backward.body))
+    backward = evolve(
+        backward, body=tuple(longer if stmt is repeat else stmt for stmt in backward.body)
+    )
     longer = evolve(region, body=(forward, backward))
     step = tuple(longer if stmt is region else stmt for stmt in program.region.body)
     return evolve(program, region=evolve(program.region, body=step))

@@ -1,4 +1,6 @@
-"""The time of a step in what a compile writes: only where the plan's GPUs are known, and checked by the read-back."""
+"""The time of a step in what a compile writes: only where the plan's GPUs are known, and
+checked by the read-back.
+"""
 
 import json
 import re
@@ -58,9 +60,15 @@ def test_both_files_have_the_time(written: tuple[Program, dict[str, str]]) -> No
 def test_the_read_back_refuses_another_time(written: tuple[Program, dict[str, str]]) -> None:
     program, files = written
     check(files["train.py"], program)
-    for was, other in ((r"error=[\d.]+", "error=0.5"), (r"seconds=[\d.]+", "seconds=1.0"), ("h100_sxm", "h200")):
+    for was, other in (
+        (r"error=[\d.]+", "error=0.5"),
+        (r"seconds=[\d.]+", "seconds=1.0"),
+        ("h100_sxm", "h200"),
+    ):
         with pytest.raises(AssertionError, match="`expected` is"):
-            check(re.sub(f"(expected=Expected.*?){was}", rf"\g<1>{other}", files["train.py"]), program)
+            check(
+                re.sub(f"(expected=Expected.*?){was}", rf"\g<1>{other}", files["train.py"]), program
+            )
 
 
 def test_a_plan_without_a_cluster_pays_nothing(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ def test_refuses_a_file_of_someone_else(tmp_path: Path, name: str, text: str) ->
     (tmp_path / name).write_text(text)
     assert (
         refusal(tmp_path)
-        == f"`{tmp_path / name}` was not written by scalec: move it away, or choose another folder with -o"
+        == f"`{tmp_path / name}` was not written by scalec: move it away, or choose another"
+        " folder with -o"
     )
     assert contents(tmp_path) == {name: text}
 
@@ -89,7 +90,10 @@ def test_refuses_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
 
 
 ROWS = "0F0,0B0\n"
-PIPELINE = {"schedule.csv": ROWS, "train.py": f"{PROGRAM}sha256 = '{sha256(ROWS.encode()).hexdigest()}'\n"}
+PIPELINE = {
+    "schedule.csv": ROWS,
+    "train.py": f"{PROGRAM}sha256 = '{sha256(ROWS.encode()).hexdigest()}'\n",
+}
 
 
 def test_rows_are_known_by_the_program_beside_them(tmp_path: Path) -> None:
@@ -107,7 +111,9 @@ def test_rows_are_known_by_the_program_beside_them(tmp_path: Path) -> None:
 def test_files_that_the_program_no_longer_reads_are_removed(tmp_path: Path) -> None:
     rows, names = "0F0\n", '{"written_by": "scalec 1"}'
     known = " ".join(sha256(text.encode()).hexdigest() for text in (rows, names))
-    write(tmp_path, {"train.py": f"{PROGRAM}# {known}\n", "schedule.csv": rows, "names.json": names})
+    write(
+        tmp_path, {"train.py": f"{PROGRAM}# {known}\n", "schedule.csv": rows, "names.json": names}
+    )
     (tmp_path / "of_a_user.csv").write_text("1,2\n")
     (tmp_path / "folder.csv").mkdir()
     write(tmp_path, {"train.py": PROGRAM})
@@ -142,7 +148,10 @@ def test_refuses_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
 def test_refuses_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
-    assert refusal(tmp_path) == f"cannot write `{tmp_path}`: permission denied; choose another folder with -o"
+    assert (
+        refusal(tmp_path)
+        == f"cannot write `{tmp_path}`: permission denied; choose another folder with -o"
+    )
 
 
 def failing(error: int) -> Callable[..., None]:
@@ -152,11 +161,14 @@ def failing(error: int) -> Callable[..., None]:
     return fail
 
 
-def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, FILES)
     monkeypatch.setattr(Path, "replace", failing(errno.EROFS))
     newer = {"train.py": PROGRAM + "pass\n"}
     assert (
-        refusal(tmp_path, newer) == f"cannot write `{tmp_path}`: read-only file system; choose another folder with -o"
+        refusal(tmp_path, newer)
+        == f"cannot write `{tmp_path}`: read-only file system; choose another folder with -o"
     )
     assert contents(tmp_path) == FILES

@@ -1,4 +1,6 @@
-"""Ranks' calls are compared in `test_crossings`, and with the plan where they are recorded; elsewhere, numbers are."""
+"""Ranks' calls are compared in `test_crossings`, and with the plan where they are recorded;
+elsewhere, numbers are.
+"""
 
 import pytest
 

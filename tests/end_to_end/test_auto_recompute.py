@@ -1,4 +1,6 @@
-"""`recompute = auto(memory = …)` in emitted programs: the same numbers, and the memory that the account says."""
+"""`recompute = auto(memory = …)` in emitted programs: the same numbers, and the memory that the
+account says.
+"""
 
 from dataclasses import replace
 from math import prod
@@ -24,13 +26,20 @@ from .test_numbers import compare
 ALONE = {"llama": (LLAMA, ""), "fused": (LLAMA, "kernels = triton"), "dropout": (SKIP, "")}
 SHARED = {
     "shared weights": replace(SP, state="zero 3 over dp", optimizer="adamw"),
-    "stages with experts": Case(pp=2, ep=2, model="two", experts="ep", microbatches=2, state="zero 1 over ep"),
+    "stages with experts": Case(
+        pp=2, ep=2, model="two", experts="ep", microbatches=2, state="zero 1 over ep"
+    ),
 }
 
 
 def _bound(none: str, full: str, part: float) -> int:
-    """A part of the way from what a rank needs if layers are recomputed to what it needs if nothing is."""
-    most, fewest = (account(compile_plan(Source(str(PLANS / "plan.scale"), text))).total for text in (none, full))
+    """A part of the way from what a rank needs if layers are recomputed to what it needs if
+    nothing is.
+    """
+    most, fewest = (
+        account(compile_plan(Source(str(PLANS / "plan.scale"), text))).total
+        for text in (none, full)
+    )
     return round(fewest + part * (most - fewest))
 
 
@@ -41,7 +50,10 @@ def _plan(name: str, recompute: str) -> str:
 
 def _step(text: str, folder: Path) -> Step:
     module = harness.imported(harness.written(text, folder) / "train.py")
-    sizes = [(module.PLAN.global_batch, module.PLAN.seq)[: len(given.dims)] for given in module.PLAN.inputs.values()]
+    sizes = [
+        (module.PLAN.global_batch, module.PLAN.seq)[: len(given.dims)]
+        for given in module.PLAN.inputs.values()
+    ]
     inputs = tuple(torch.arange(prod(size)).view(size) % (7 + i) for i, size in enumerate(sizes))
     (step,) = harness.run(Case(), module, harness.initial(Case(), module, seed=5), [inputs], 0.1)
     return step
@@ -61,7 +73,9 @@ def test_what_is_recomputed_is_the_same_to_the_last_bit(name: str, tmp_path: Pat
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SHARED)
-def test_several_ranks_compute_what_one_does_and_hold_what_is_counted(name: str, tmp_path: Path) -> None:
+def test_several_ranks_compute_what_one_does_and_hold_what_is_counted(
+    name: str, tmp_path: Path
+) -> None:
     case = SHARED[name]
     bound = _bound(plan_text(case), plan_text(replace(case, recompute="full")), 0.2)
     case = replace(case, recompute=f"auto(memory = {bound}B)")
@@ -70,7 +84,10 @@ def test_several_ranks_compute_what_one_does_and_hold_what_is_counted(name: str,
     compare(case, module, 1)
     if not program.pipeline:
         (it,) = accounts_of(with_load(program, 1))
-        assert all(sum(rank.kept.values()) == it.activations for rank in measure(module, module.PLAN.global_batch))
+        assert all(
+            sum(rank.kept.values()) == it.activations
+            for rank in measure(module, module.PLAN.global_batch)
+        )
 
 
 @pytest.mark.sample(1)
@@ -78,7 +95,10 @@ def test_several_ranks_compute_what_one_does_and_hold_what_is_counted(name: str,
 def test_the_fullest_moment_is_within_the_bound(part: float, tmp_path: Path) -> None:
     """As torch's profiler sees it, within 3%."""
     train = "train { seq = 256  global_batch = 16  microbatch = 4  recompute = WORD }"
-    text = f'use "tiny_llama.scale" {{ dims {{ vocab = 64  layers = 4 }}  {train} }}\nmesh {{ dp = 1  tp = 1 }}\n'
+    text = (
+        f'use "tiny_llama.scale" {{ dims {{ vocab = 64  layers = 4 }}  {train} }}\nmesh {{ dp'
+        f" = 1  tp = 1 }}\n"
+    )
     bound = _bound(text.replace("WORD", "none"), text.replace("WORD", "full"), part)
     module, program = compiled(text.replace("WORD", f"auto(memory = {bound}B)"), tmp_path)
     it = account(program)

@@ -1,4 +1,6 @@
-"""Biases of routers against the reference: loads and biases after each step, evaluation, checkpoints."""
+"""Biases of routers against the reference: loads and biases after each step, evaluation,
+checkpoints.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,31 @@ from scalec.runtime.checkpoint import saver
 
 CASES = (
     Case(model="biased", microbatches=2, valid="silent_microbatch"),
-    Case(dp=2, ep=2, model="biased", experts="ep", state="zero 3 over dp, ep", optimizer="adamw", clip=0.05),
+    Case(
+        dp=2,
+        ep=2,
+        model="biased",
+        experts="ep",
+        state="zero 3 over dp, ep",
+        optimizer="adamw",
+        clip=0.05,
+    ),
     Case(dp=2, tp=2, sp=True, model="biased", experts="dp, tp", recompute="full", microbatches=2),
-    Case(dp=2, tp=2, model="biased softmax", experts="tp", state="zero 1 over dp", kernels="triton"),
-    Case(pp=2, ep=2, model="biased", experts="ep", schedule="zb_h1", microbatches=3, state="zero 2 over ep"),
-    Case(pp=2, dp=2, model="biased softmax", experts="dp", schedule="zbv", layers=4, microbatches=2),
+    Case(
+        dp=2, tp=2, model="biased softmax", experts="tp", state="zero 1 over dp", kernels="triton"
+    ),
+    Case(
+        pp=2,
+        ep=2,
+        model="biased",
+        experts="ep",
+        schedule="zb_h1",
+        microbatches=3,
+        state="zero 2 over ep",
+    ),
+    Case(
+        pp=2, dp=2, model="biased softmax", experts="dp", schedule="zbv", layers=4, microbatches=2
+    ),
 )
 
 
@@ -58,7 +80,9 @@ def _biases(state: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("other", [SAVED, OTHER], ids=["the same ranks", "stages and another folding"])
+@pytest.mark.parametrize(
+    "other", [SAVED, OTHER], ids=["the same ranks", "stages and another folding"]
+)
 def test_a_checkpoint_has_all_biases(other: Case, tmp_path: Path) -> None:
     start = reference.initial(SAVED.config)
     batches = list(harness.batches(SAVED, 2))
@@ -86,7 +110,9 @@ def test_a_step_with_an_overflow_moves_no_bias(tmp_path: Path) -> None:
     case = Case(dp=2, model="biased", experts="dp", precision="fp16")
     start = {name: value.float() for name, value in reference.initial(case.config).items()}
     module = harness.compiled(case, tmp_path)
-    for good, skipped, last in run_ranks(2, _overflows, module, start, list(harness.batches(case, 3))):
+    for good, skipped, last in run_ranks(
+        2, _overflows, module, start, list(harness.batches(case, 3))
+    ):
         assert good
         assert all(x.any() and torch.equal(x, skipped[name]) for name, x in good.items())
         assert any(not torch.equal(x, last[name]) for name, x in skipped.items())

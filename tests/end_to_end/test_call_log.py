@@ -43,7 +43,9 @@ half.calls = 0
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The standard error of two ranks of a run whose second step calls an op of its own that fails."""
+    """The standard error of two ranks of a run whose second step calls an op of its own that
+    fails.
+    """
     folder = tmp_path_factory.mktemp("call_log")
     text_files(folder)
     (folder / "own.scale").write_text(PLAN)

@@ -1,4 +1,6 @@
-"""A function that looks back along the sequence trains on any mesh as in one process: a scan, against plain torch."""
+"""A function that looks back along the sequence trains on any mesh as in one process: a scan,
+against plain torch.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,11 +62,15 @@ def plain_loss(p: dict[str, Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
     for i in range(2):
         inner = F.linear(x, p[f"layers.{i}.w_in"])
         x = x + F.linear(F.silu(looks_back @ inner), p[f"layers.{i}.w_out"])
-    return F.cross_entropy(F.linear(x, p["head"]).flatten(0, 1), labels.flatten(), ignore_index=-100)
+    return F.cross_entropy(
+        F.linear(x, p["head"]).flatten(0, 1), labels.flatten(), ignore_index=-100
+    )
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_train_as_plain_torch(
+    mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ranks, sections = MESHES[mesh]
     (tmp_path / "scans.py").write_text(MODULE)
     plan, out = tmp_path / "plan.scale", tmp_path / "out"
@@ -79,13 +85,21 @@ def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: p
     layer = {"w_in": (24, 16), "w_out": (16, 24)}
     shapes = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
     shapes |= {"wte": (32, 16), "head": (32, 16)}
-    start = {n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()}
-    batches = [tuple(torch.randint(32, (8, 8), generator=generator) for _ in range(2)) for _ in range(3)]
+    start = {
+        n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()
+    }
+    batches = [
+        tuple(torch.randint(32, (8, 8), generator=generator) for _ in range(2)) for _ in range(3)
+    ]
     case: Any = SimpleNamespace(ranks=ranks)
     steps = run(case, imported(out / "train.py"), start, batches, 0.1)
     for step, plain in zip(steps, sgd_steps(plain_loss, start, batches, 0.1), strict=True):
         assert step.loss == pytest.approx(plain.loss, rel=1e-10)
         assert step.norm == pytest.approx(plain.norm, rel=1e-10)
         for name in start:
-            assert torch.allclose(step.gradients[name], plain.gradients[name], rtol=1e-10, atol=1e-10), name
-            assert torch.allclose(step.parameters[name], plain.parameters[name], rtol=1e-10, atol=1e-10), name
+            assert torch.allclose(
+                step.gradients[name], plain.gradients[name], rtol=1e-10, atol=1e-10
+            ), name
+            assert torch.allclose(
+                step.parameters[name], plain.parameters[name], rtol=1e-10, atol=1e-10
+            ), name

@@ -1,4 +1,6 @@
-"""Sequences over ranks, experts folded over the same axes, and stages: every pair of ways, against the reference."""
+"""Sequences over ranks, experts folded over the same axes, and stages: every pair of ways,
+against the reference.
+"""
 
 from dataclasses import replace
 from itertools import combinations, product
@@ -31,26 +33,40 @@ FOLDINGS: dict[str, dict[str, Any]] = {  # over {} the sequence lies
     "whole tokens": {"tp": 2, "experts": "tp"},
     "in parts": {"tp": 2, "experts": "{}", "inner": True},
 }
-ROUTES = {(False, False): "two", (False, True): "losses", (True, False): "bounded", (True, True): "capacity"}
+ROUTES = {
+    (False, False): "two",
+    (False, True): "losses",
+    (True, False): "bounded",
+    (True, True): "capacity",
+}
 FACTORS: dict[str, tuple[Any, ...]] = {
     "strategy": tuple(STRATEGIES),
     "zigzag": (False, True),
     "folding": tuple(FOLDINGS),
     "schedule": ("none", "1f1b", "interleaved_1f1b(chunks=2)", "zb_h1", "zbv", "dualpipev"),
     "zero": (0, 1, 2, 3),
-    "recompute": ("none", "full", "every(2, layers)", "selective(dispatch)", "selective(attention, silu)"),
+    "recompute": (
+        "none",
+        "full",
+        "every(2, layers)",
+        "selective(dispatch)",
+        "selective(attention, silu)",
+    ),
     "capacity": (False, True),
     "balance": (False, True),
 }
 STAGED = [schedule for schedule in FACTORS["schedule"] if schedule != "none"]
 IMPOSSIBLE: frozenset[Pair] = frozenset(
     {
-        frozenset({("strategy", "ulysses"), ("zigzag", True)}),  # its ranks all have whole sequences in attention
+        # its ranks all have whole sequences in attention
+        frozenset({("strategy", "ulysses"), ("zigzag", True)}),
         *(  # more than eight ranks
-            frozenset({("strategy", "ulysses, ring"), ("schedule", schedule)}) for schedule in STAGED
+            frozenset({("strategy", "ulysses, ring"), ("schedule", schedule)})
+            for schedule in STAGED
         ),
         *(  # the sequence of these tests has eight positions, too few for chunks on each
-            frozenset({("strategy", "ulysses, ring"), ("folding", folding)}) for folding in ("tensors", "tensors only")
+            frozenset({("strategy", "ulysses, ring"), ("folding", folding)})
+            for folding in ("tensors", "tensors only")
         ),
     }
 )
@@ -65,7 +81,9 @@ def _case(row: dict[str, Any]) -> Case:
     case = Case(
         **{**at, **folding, "how": how, "experts": folding["experts"].format(over)},
         model=f"{ROUTES[row['capacity'], row['balance']]}_of_eight",
-        state=f"zero {row['zero']} over {', '.join([*data, *over.split(', ')])}" if row["zero"] else "",
+        state=f"zero {row['zero']} over {', '.join([*data, *over.split(', ')])}"
+        if row["zero"]
+        else "",
         recompute=row["recompute"],
         kv=4,
         layers=4,
@@ -73,7 +91,11 @@ def _case(row: dict[str, Any]) -> Case:
         optimizer="adamw",
         clip=0.05,
     )
-    return case if row["schedule"] == "none" else possible(replace(case, pp=2, schedule=row["schedule"]))
+    return (
+        case
+        if row["schedule"] == "none"
+        else possible(replace(case, pp=2, schedule=row["schedule"]))
+    )
 
 
 CASES = [*map(_case, ROWS)]
@@ -89,5 +111,7 @@ def test_every_pair_is_there() -> None:
     """By brute force, on at most eight ranks."""
     assert all(case.ranks <= RANKS for case in CASES)
     for a, b in combinations(FACTORS, 2):
-        wanted = {frozenset({(a, x), (b, y)}) for x, y in product(FACTORS[a], FACTORS[b])} - IMPOSSIBLE
+        wanted = {
+            frozenset({(a, x), (b, y)}) for x, y in product(FACTORS[a], FACTORS[b])
+        } - IMPOSSIBLE
         assert wanted <= {frozenset({(a, row[a]), (b, row[b])}) for row in ROWS}

@@ -1,4 +1,6 @@
-"""Silent corruption on one of several ranks: which look of `watch` finds it, by step and place, and what none finds."""
+"""Silent corruption on one of several ranks: which look of `watch` finds it, by step and place,
+and what none finds.
+"""
 
 import re
 from collections.abc import Callable
@@ -34,7 +36,9 @@ def _flip(x: Tensor) -> None:
 
 
 def _box(state: Any, start: str) -> Tensor:
-    return next(box.tensor for box in state.boxes() if box.key.startswith(start) and box.tensor.numel())
+    return next(
+        box.tensor for box in state.boxes() if box.key.startswith(start) and box.tensor.numel()
+    )
 
 
 def _before_the_update(state: Any, spoil: Callable[[], None]) -> None:
@@ -107,7 +111,12 @@ FOUND: dict[str, tuple[Case, Watch, Plant, str]] = {
         _tokens,
         r"step 2: input tokens\[0, 1, 2\] is not the same over tp: rank 2 differs from rank 3, \d+ on rank 2",
     ),
-    "data of a pipeline": (STAGES, EACH, _tokens, r"step 2: input tokens\[0, 1, 2\] is not the same over pp: rank 1 "),
+    "data of a pipeline": (
+        STAGES,
+        EACH,
+        _tokens,
+        r"step 2: input tokens\[0, 1, 2\] is not the same over pp: rank 1 ",
+    ),
     "a sum that ranks share": (
         TENSORS,
         EACH,
@@ -138,7 +147,12 @@ FOUND: dict[str, tuple[Case, Watch, Plant, str]] = {
         _layer,
         r"step 2: run twice, rank 1 on \S+ has another result of layers\.1 in call 1, ",
     ),
-    "an update": (SHARED, TWICE, _optimizer, r"step 2: run twice, rank 1 on \S+ has another update of exp_avg in \S+"),
+    "an update": (
+        SHARED,
+        TWICE,
+        _optimizer,
+        r"step 2: run twice, rank 1 on \S+ has another update of exp_avg in \S+",
+    ),
 }
 UNSEEN: dict[str, tuple[Case, Plant]] = {
     "data that one rank alone has": (SHARED, _tokens),
@@ -148,17 +162,24 @@ UNSEEN: dict[str, tuple[Case, Plant]] = {
 
 
 def _watched(module: Any, rows: harness.Inputs, asked: Watch, plant: Plant) -> str:
-    """What the last rank is told in three steps, before the second of which something is spoiled on it."""
+    """What the last rank is told in three steps, before the second of which something is
+    spoiled on it.
+    """
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     state.initialise(0)
     batch = harness.local_batch(module.PLAN, *rows)
     batch = Batch(batch.tokens.clone(), batch.labels.clone())
     run = module.train_step
-    watching = Watching(asked, model, state, run, lambda _: batch, small_log(None), module.PLAN.inputs)
+    watching = Watching(
+        asked, model, state, run, lambda _: batch, small_log(None), module.PLAN.inputs
+    )
     try:
         for number in (1, 2, 3):
-            if number == 2 and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+            if (
+                number == 2
+                and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+            ):
                 plant(model, state, batch)
             watching.after(number, watching.step(number, batch, 0.1, run, lambda: None))
     except RunError as error:
@@ -187,7 +208,9 @@ def test_none_finds_what_is_the_same_as_nothing(what: str, tmp_path: Path) -> No
 
 # ---- whole runs of other kinds of plans
 
-ELASTIC = plan_text(Case(dp=4, optimizer="adamw", state="zero 1 over dp")).replace("dp = 4", "dp = 2..4")
+ELASTIC = plan_text(Case(dp=4, optimizer="adamw", state="zero 1 over dp")).replace(
+    "dp = 4", "dp = 2..4"
+)
 DOCUMENTS = (
     plan_text(Case(tp=2, microbatches=2, optimizer="adamw"))
     .replace("labels[batch, seq])", "labels[batch, seq], documents[batch, seq])")
@@ -201,9 +224,13 @@ DOCUMENTS = (
 @pytest.mark.parametrize("text", [ELASTIC, DOCUMENTS], ids=["elastic", "documents"])
 def test_runs_are_watched(text: str, faulty: bool, tmp_path: Path) -> None:
     """Of the elastic plan on its smaller mesh."""
-    harness.written(f"{text} watch {{ copies every 2  replay every 3  spikes = 8  locate = on }}", tmp_path)
+    harness.written(
+        f"{text} watch {{ copies every 2  replay every 3  spikes = 8  locate = on }}", tmp_path
+    )
     (tmp_path / "corpus.bin").write_bytes(bytes(i * 7 % 32 for i in range(8000)))
-    program = Program(tmp_path, 2, "--data=corpus.bin --data-as-is --device=cpu --steps=6 --log-every=1")
+    program = Program(
+        tmp_path, 2, "--data=corpus.bin --data-as-is --device=cpu --steps=6 --log-every=1"
+    )
     ended = fork(program, *[Fault(Point("step", 4, 1), Flip(of="state"))] * faulty).wait(120)
     assert ended.statuses == ((1, 1) if faulty else (0, 0)), ended.err
     assert any("error: step 4: " in said for said in ended.err) == faulty, ended.err

@@ -1,7 +1,8 @@
-"""Every pair of ways to cut a model over ranks and to train it, in few programs: each step against the reference.
+"""Every pair of ways to cut a model over ranks and to train it, in few programs: each step against
+the reference.
 
-Values that are alike are one level of a factor, and take turns where it occurs.
-Non-goals: more than four ranks, every value with every other (`test_numbers`, `test_pipelines`, which are long).
+Values that are alike are one level of a factor, and take turns where it occurs.  Non-goals: more
+than four ranks, every value with every other (`test_numbers`, `test_pipelines`, which are long).
 """
 
 import re
@@ -25,13 +26,19 @@ PROGRAMS, RANKS = 40, 4
 
 STAGED = {
     "a stage a rank": ("gpipe", "1f1b", "zb_h1", "zb_h2"),
-    "several in order": ("interleaved_1f1b(chunks=2)", "breadth_first(chunks=2)", "interleaved_zero_bubble(chunks=2)"),
+    "several in order": (
+        "interleaved_1f1b(chunks=2)",
+        "breadth_first(chunks=2)",
+        "interleaved_zero_bubble(chunks=2)",
+    ),
     "down and up": ("zbv", "dualpipev"),
 }
 SHARED = {
     "whole": ("", "bucket = 1KiB"),
     "gradients": ("zero 1 over dp", "zero 2 over dp", "zero 1 over dp  bucket = 1KiB"),
-    "parameters": [state for state in matrix.FACTORS["state"] if "zero 3" in state or "parameters" in state],
+    "parameters": [
+        state for state in matrix.FACTORS["state"] if "zero 3" in state or "parameters" in state
+    ],
 }
 CONTEXTS = (
     {"cp": 2, "how": "as zigzag"},
@@ -51,7 +58,14 @@ MESHES: Mapping[str, Sequence[dict[str, Any]]] = {
 STAGES = ("[0, 2]", "[2, 0]", "")
 """Layers of the first stage and of the last, where there are two."""
 EXPERTS = ("losses", "capacity", "two", "one", "sigmoid", "groups")
-REPLICAS = Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full")
+REPLICAS = Case(
+    replicas=2,
+    dp=2,
+    optimizer="adamw",
+    clip=0.05,
+    state="zero 3 over replica, dp",
+    recompute="full",
+)
 FACTORS: Mapping[str, Sequence[Any]] = {
     "schedule": ("none", *STAGED),
     "mesh": tuple(MESHES),
@@ -103,13 +117,19 @@ def _cases() -> Iterator[Case]:
             case["model"] = next_of(EXPERTS)
         schedule, mesh = case.pop("schedule"), case.pop("mesh")
         if schedule == "none":
-            axes: dict[str, Any] = next_of(MESHES[mesh]) | ({"tp": 2} if mesh == "cp and tp" else {})
+            axes: dict[str, Any] = next_of(MESHES[mesh]) | (
+                {"tp": 2} if mesh == "cp and tp" else {}
+            )
             yield _folded(_shared(Case(**case, **axes)))
         else:
             stages = next_of(STAGES) if row["layers"] == 2 else ""
             own: dict[str, Any] = next_of(CONTEXTS) if mesh == "cp" else {mesh: 2}
             yield _folded(
-                possible(_shared(Case(**case, **own, pp=2, schedule=next_of(STAGED[schedule]), stages=stages)))
+                possible(
+                    _shared(
+                        Case(**case, **own, pp=2, schedule=next_of(STAGED[schedule]), stages=stages)
+                    )
+                )
             )
 
 
@@ -120,15 +140,27 @@ def _shared(case: Case) -> Case:
 
 
 def _folded(case: Case) -> Case:
-    """The case with its experts over all axes that shard tokens; over tp where it has no others, else within each."""
+    """The case with its experts over all axes that shard tokens; over tp where it has no
+    others, else within each.
+    """
     if not case.config.route:
         return case
     tokens = [axis for axis in ("dp", "cp", "uly") if getattr(case, axis) > 1] + ["tp"] * case.sp
-    return replace(case, experts=", ".join(tokens) or "tp", inner=bool(tokens) and case.tp > 1 and not case.sp)
+    return replace(
+        case, experts=", ".join(tokens) or "tp", inner=bool(tokens) and case.tp > 1 and not case.sp
+    )
 
 
 BOTH = (
-    Case(cp=2, uly=2, how="as zigzag via ring", kv=2, recompute="full", state="zero 3 over cp, uly", optimizer="adamw"),
+    Case(
+        cp=2,
+        uly=2,
+        how="as zigzag via ring",
+        kv=2,
+        recompute="full",
+        state="zero 3 over cp, uly",
+        optimizer="adamw",
+    ),
     Case(
         cp=2,
         uly=2,
@@ -139,7 +171,14 @@ BOTH = (
         state="zero 1 over cp",
         clip=0.05,
     ),
-    Case(uly=4, kv=2, microbatches=2, gathered="regather", recompute="selective(silu)", state="zero 2 over uly"),
+    Case(
+        uly=4,
+        kv=2,
+        microbatches=2,
+        gathered="regather",
+        recompute="selective(silu)",
+        state="zero 2 over uly",
+    ),
     Case(dp=2, tp=2, rules="batch over dp  vocab, ffn over tp  seq over tp", valid="silent_rank"),
     Case(tp=2, sp=True, kv=4, microbatches=3, optimizer="groups", clip=0.05),
 )
@@ -154,16 +193,22 @@ def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
 
 
 def test_few_programs_have_every_pair() -> None:
-    """By brute force, for the generator is part of the proof; and every value of those that are alike occurs."""
+    """By brute force, for the generator is part of the proof; and every value of those that are
+    alike occurs.
+    """
     assert len(CASES) <= PROGRAMS
     assert all(1 < case.ranks <= RANKS for case in CASES)
     for a, b in combinations(FACTORS, 2):
-        assert _pairs(a, FACTORS[a], b, FACTORS[b]) - IMPOSSIBLE <= {frozenset({(a, r[a]), (b, r[b])}) for r in ROWS}
+        assert _pairs(a, FACTORS[a], b, FACTORS[b]) - IMPOSSIBLE <= {
+            frozenset({(a, r[a]), (b, r[b])}) for r in ROWS
+        }
     assert {case.schedule for case in CASES if case.pp > 1} == {*SCHEDULES}
     said = {re.sub("over dp, (cp|uly)(, uly)?", "over dp", case.state) for case in CASES}
     assert said >= {state for alike in SHARED.values() for state in alike}
     meshes = {(case.dp, case.cp, case.uly, case.tp, case.how) for case in CASES if case.pp == 1}
     whole = {"dp": 1, "cp": 1, "uly": 1, "tp": 1, "how": ""}
-    assert meshes >= {tuple((whole | own).values()) for alike in ("dp", "tp", "both") for own in MESHES[alike]}
+    assert meshes >= {
+        tuple((whole | own).values()) for alike in ("dp", "tp", "both") for own in MESHES[alike]
+    }
     contexts = {(case.cp, case.uly, case.how) for case in CASES}
     assert contexts >= {tuple(({"cp": 1, "uly": 1, "how": ""} | own).values()) for own in CONTEXTS}

@@ -1,7 +1,9 @@
-"""Documents in one sequence: emitted programs against each document by itself, in one process and in float64.
+"""Documents in one sequence: emitted programs against each document by itself, in one process and
+in float64.
 
-What is held together here: which document a token is of and which labels count (the runtime's samples), the mask of
-attention, and that rotary positions are relative, so that they need not begin anew.
+What is held together here: which document a token is of and which labels count (the runtime's
+samples), the mask of attention, and that rotary positions are relative, so that they need not begin
+anew.
 """
 
 from collections.abc import Sequence
@@ -40,21 +42,36 @@ def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Pat
     (step,) = harness.run(case, module, start, [batch], LR)
     loss, gradients = alone(case.config, start, windows)
     assert step.loss == pytest.approx(loss, rel=1e-10, abs=0)
-    assert harness.evaluate(case, module, start, batch) == [pytest.approx(loss, rel=1e-10, abs=0)] * case.ranks
+    assert (
+        harness.evaluate(case, module, start, batch)
+        == [pytest.approx(loss, rel=1e-10, abs=0)] * case.ranks
+    )
     for name, expected in gradients.items():
-        error, scale = (step.gradients[name] - expected).abs().max().item(), expected.abs().max().item()
-        assert error <= 1e-10 * scale, f"gradient of {name}: off by {error:.3g}, the largest element is {scale:.3g}"
+        error, scale = (
+            (step.gradients[name] - expected).abs().max().item(),
+            expected.abs().max().item(),
+        )
+        assert error <= 1e-10 * scale, (
+            f"gradient of {name}: off by {error:.3g}, the largest element is {scale:.3g}"
+        )
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["", "as zigzag", "via ring", "as zigzag via ring"])
 @pytest.mark.parametrize("window", [2, 5])
-def test_windows_of_documents_are_the_same_over_ranks(how: str, window: int, tmp_path: Path) -> None:
+def test_windows_of_documents_are_the_same_over_ranks(
+    how: str, window: int, tmp_path: Path
+) -> None:
     """A window beside documents, and a cap of scores: over ranks as on one."""
-    found = [windowed(case, window, tmp_path) for case in (Case(microbatches=2), Case(cp=2, how=how, microbatches=2))]
+    found = [
+        windowed(case, window, tmp_path)
+        for case in (Case(microbatches=2), Case(cp=2, how=how, microbatches=2))
+    ]
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-10, abs=0)
     for name, expected in found[0][1].items():
-        torch.testing.assert_close(found[1][1][name], expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+        torch.testing.assert_close(
+            found[1][1][name], expected, rtol=0, atol=1e-10 * expected.abs().max().item()
+        )
 
 
 def windowed(case: Case, window: int, folder: Path) -> tuple[float, Tensors]:
@@ -73,7 +90,9 @@ def windowed_plan(case: Case, window: int) -> str:
 
 def document_plan(case: Case) -> str:
     """A plan whose attention sees no other document."""
-    text = plan_text(case).replace("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]")
+    text = plan_text(case).replace(
+        "labels[batch, seq]", "labels[batch, seq], documents[batch, seq]"
+    )
     text = text.replace("mask=causal", "mask=causal, documents=documents")
     return text.replace("tokenizer = bytes", f"separator = {SEPARATOR}")
 
@@ -99,7 +118,9 @@ def alone(config: Config, start: Tensors, windows: Tensor) -> tuple[float, Tenso
     documents = [part for window in windows for part in _parts(window) if len(part) > 1]
     sums = [reference.loss(config, leaves, part[None, :-1], part[None, 1:]) for part in documents]
     mean = torch.stack(sums).sum() / sum(len(part) - 1 for part in documents)
-    return mean.item(), dict(zip(leaves, torch.autograd.grad(mean, list(leaves.values())), strict=True))
+    return mean.item(), dict(
+        zip(leaves, torch.autograd.grad(mean, list(leaves.values())), strict=True)
+    )
 
 
 def _parts(window: Tensor) -> list[Tensor]:

@@ -1,6 +1,8 @@
-"""Dropout on forked ranks against plain torch in one process, in float64: the same elements on every mesh.
+"""Dropout on forked ranks against plain torch in one process, in float64: the same elements on
+every mesh.
 
-The reference drops by a splitmix64 of its own, in numpy, so that what is drawn is held too, not only that ranks agree.
+The reference drops by a splitmix64 of its own, in numpy, so that what is drawn is held too, not
+only that ranks agree.
 """
 
 import json
@@ -84,14 +86,19 @@ def test_every_mesh_drops_what_one_process_drops(case: Case, tmp_path: Path) -> 
         assert got.gradients.keys() == want.gradients.keys()
         for name, gradient in want.gradients.items():
             torch.testing.assert_close(got.gradients[name], gradient, rtol=0, atol=TOLERANCE)
-            torch.testing.assert_close(got.parameters[name], want.parameters[name], rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(
+                got.parameters[name], want.parameters[name], rtol=0, atol=TOLERANCE
+            )
 
 
 def test_a_run_that_is_taken_up_drops_as_one_that_went_on(tmp_path: Path) -> None:
     """Loss and norm to the last bit; they depend on all that was dropped before."""
     (tmp_path / "data.bin").write_bytes(bytes(i * i % 31 for i in range(4000)))
     whole = _trained(tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole/run/checkpoints/step-000002", tmp_path / "again/run/checkpoints/step-000002")
+    shutil.copytree(
+        tmp_path / "whole/run/checkpoints/step-000002",
+        tmp_path / "again/run/checkpoints/step-000002",
+    )
     assert _trained(tmp_path / "again", "--resume") == whole[2:]
     assert len({line["loss"] for line in whole}) == 4
 
@@ -102,15 +109,21 @@ def _trained(folder: Path, *options: str) -> list[dict[str, float]]:
     settings = "--device=cpu --steps=4 --save-every=2 --log-every=1 --out=run --data=../data.bin"
     assert run_file(folder, 1, " ".join([settings, *options])) == [(0, "")]
     lines = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
-    return [{key: line[key] for key in ("step", "loss", "norm")} for line in lines if "loss" in line]
+    return [
+        {key: line[key] for key in ("step", "loss", "norm")} for line in lines if "loss" in line
+    ]
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective(attention, dropout, tanh)"])
 def test_what_is_done_again_is_the_same_to_the_last_bit(recompute: str, tmp_path: Path) -> None:
-    kept, again = (_steps(Case(microbatches=4, recompute=how), tmp_path / how) for how in ("none", recompute))
+    kept, again = (
+        _steps(Case(microbatches=4, recompute=how), tmp_path / how) for how in ("none", recompute)
+    )
     for one, other in zip(kept, again, strict=True):
         assert one.loss == other.loss
-        assert all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
+        assert all(
+            torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients
+        )
 
 
 def _steps(case: Case, folder: Path) -> list[Step]:
@@ -124,8 +137,13 @@ def test_evaluation_drops_nothing(tmp_path: Path) -> None:
     module = harness.imported(harness.written(_plan(case), tmp_path) / "train.py")
     start, batch = _drawn(harness.initial(case, module, seed=5)), next(_batches(case))
     tokens, labels, _ = batch
-    want = cross_entropy(_logits(start, tokens, None).flatten(0, 1), labels.flatten(), ignore_index=-100).item()
-    assert harness.evaluate(case, module, start, batch) == [pytest.approx(want, rel=TOLERANCE)] * case.ranks
+    want = cross_entropy(
+        _logits(start, tokens, None).flatten(0, 1), labels.flatten(), ignore_index=-100
+    ).item()
+    assert (
+        harness.evaluate(case, module, start, batch)
+        == [pytest.approx(want, rel=TOLERANCE)] * case.ranks
+    )
 
 
 def _batches(case: Case) -> Iterator[tuple[Tensor, ...]]:
@@ -136,7 +154,10 @@ def _batches(case: Case) -> Iterator[tuple[Tensor, ...]]:
 def _drawn(like: Tensors) -> Tensors:
     """Parameters of a size at which every one of them matters."""
     generator = torch.Generator().manual_seed(7)
-    return {n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4 for n, v in like.items()}
+    return {
+        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4
+        for n, v in like.items()
+    }
 
 
 def _expected(parameters: Tensors, case: Case) -> Iterator[Step]:
@@ -147,7 +168,12 @@ def _expected(parameters: Tensors, case: Case) -> Iterator[Step]:
         loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         parameters = {name: value - LR * gradients[name] for name, value in parameters.items()}
-        yield Step(loss.item(), sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5, gradients, parameters)
+        yield Step(
+            loss.item(),
+            sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5,
+            gradients,
+            parameters,
+        )
 
 
 # ---- the model
@@ -160,7 +186,11 @@ def _logits(p: Tensors, tokens: Tensor, draws: Draws) -> Tensor:
     for block in range(BLOCKS):
         of_block = _forked(draws, block)
         for layer in range(LAYERS):
-            own = {n.split(".")[-1]: v for n, v in p.items() if n.startswith(f"blocks.{block}.layers.{layer}.")}
+            own = {
+                n.split(".")[-1]: v
+                for n, v in p.items()
+                if n.startswith(f"blocks.{block}.layers.{layer}.")
+            }
             x = _attended(own, x, _forked(of_block, layer))
         inner = torch.tanh(x @ p[f"blocks.{block}.w_in"].T)
         x = x + _dropped(inner, of_block, 4, 0.25) @ p[f"blocks.{block}.w_out"].T
@@ -168,7 +198,9 @@ def _logits(p: Tensors, tokens: Tensor, draws: Draws) -> Tensor:
 
 
 def _attended(p: Tensors, x: Tensor, draws: Draws) -> Tensor:
-    q, k, v = ((x @ p[name].T).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for name in ("wq", "wk", "wv"))
+    q, k, v = (
+        (x @ p[name].T).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for name in ("wq", "wk", "wv")
+    )
     k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
     scores = 3 * torch.tanh(q @ k.mT / HEAD_DIM**0.5 / 3)
     later = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
@@ -194,7 +226,9 @@ def _forked(draws: Draws, layer: int) -> Draws:
 
 
 def _words(key: NDArray[np.uint64], counter: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """Splitmix64 (Steele, Lea, Flood 2014, figure 16): step `counter` of the stream that begins at `key`."""
+    """Splitmix64 (Steele, Lea, Flood 2014, figure 16): step `counter` of the stream that begins
+    at `key`.
+    """
     with np.errstate(over="ignore"):
         z = key + counter * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,5 +1,6 @@
-"""Runs of elastic plans that go on with fewer ranks, and with ranks to spare: their losses and state are those of a run
-that nothing disturbs, to rounding, and what they communicate is their plan."""
+"""Runs of elastic plans that go on with fewer ranks, and with ranks to spare: their losses and
+state are those of a run that nothing disturbs, to rounding, and what they communicate is their
+plan."""
 
 import json
 import shutil
@@ -28,12 +29,20 @@ RUN = Path("runs", "tiny")
 CASES = {
     "zero_1": (Case(dp=4, optimizer="groups", clip=1.0, state="zero 1 over dp"), {3: 2, 1: 1}),
     "zero_3": (Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0, state="zero 3 over dp"), {3: 2}),
-    "zero_2": (Case(dp=2, cp=2, optimizer="adamw", recompute="full", state="zero 2 over dp, cp"), {2: 2}),
+    "zero_2": (
+        Case(dp=2, cp=2, optimizer="adamw", recompute="full", state="zero 2 over dp, cp"),
+        {2: 2},
+    ),
     "hybrid": (Case(dp=2, cp=2, optimizer="momentum", state="zero 3 over cp"), {3: 2}),
-    "pipeline": (Case(dp=2, pp=2, schedule="zb_h1", optimizer="adamw", clip=1.0, state="zero 1 over dp"), {3: 2}),
+    "pipeline": (
+        Case(dp=2, pp=2, schedule="zb_h1", optimizer="adamw", clip=1.0, state="zero 1 over dp"),
+        {3: 2},
+    ),
     "fp16": (Case(dp=4, optimizer="adamw", state="zero 1 over dp", precision="fp16"), {3: 2}),
 }
-"""Plans on four ranks, whose axis dp may have any size; how many ranks are left, and for how many there is a place."""
+"""Plans on four ranks, whose axis dp may have any size; how many ranks are left, and for how
+many there is a place.
+"""
 
 
 @pytest.mark.sample(2)
@@ -64,8 +73,12 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(name: str, tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("state", ["zero 1 over dp", "zero 3 over dp"])
 def test_nodes_are_lost_and_come_back(state: str, tmp_path: Path) -> None:
-    """Under torchrun, a rank a node: 4 nodes, then 3, of which one stands by, 2 without the first one, and 4 again."""
-    text = plan_text(Case(dp=4, optimizer="groups", clip=1.0, state=state)).replace("dp = 4", "dp = 1..4")
+    """Under torchrun, a rank a node: 4 nodes, then 3, of which one stands by, 2 without the
+    first one, and 4 again.
+    """
+    text = plan_text(Case(dp=4, optimizer="groups", clip=1.0, state=state)).replace(
+        "dp = 4", "dp = 1..4"
+    )
     text += "\ncluster { nodes = 4 }"
     whole, folder = (harness.written(text, tmp_path / name) for name in ("whole", "elastic"))
     _run(whole, 4, 4, f"--steps {LONG}")
@@ -98,8 +111,12 @@ def test_nodes_are_lost_and_come_back(state: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("sent", "ends"), [(signal.SIGUSR1, (SAVED,) * 3), (signal.SIGKILL, (1, -9, 1))])
-def test_spare_ranks_end_as_the_run_does(sent: signal.Signals, ends: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "ends"), [(signal.SIGUSR1, (SAVED,) * 3), (signal.SIGKILL, (1, -9, 1))]
+)
+def test_spare_ranks_end_as_the_run_does(
+    sent: signal.Signals, ends: tuple[int, ...], tmp_path: Path
+) -> None:
     """Where all ranks are signalled to stop, and where one is lost."""
     case, _ = CASES["zero_1"]
     folder = harness.written(plan_text(case).replace("dp = 4", "dp = 1..4"), tmp_path)
@@ -120,11 +137,18 @@ def test_a_start_that_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "held.py").write_text(HELD)
     hold = folder / "hold-3"
     hold.touch()
-    line = "held.py train.py --device=cpu --steps=6 --save-every=1 --log-every=1 --data text/a.txt --resume auto"
-    first = subprocess.Popen([sys.executable, *line.split()], cwd=folder, stderr=subprocess.PIPE, text=True)
+    line = (
+        "held.py train.py --device=cpu --steps=6 --save-every=1 --log-every=1 --data"
+        " text/a.txt --resume auto"
+    )
+    first = subprocess.Popen(
+        [sys.executable, *line.split()], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
     while not (folder / RUN / "checkpoints" / "step-000003").exists():
         assert first.poll() is None
-    second = run_file(folder, 1, line.removeprefix("held.py train.py").replace("steps=6", "steps=3"))
+    second = run_file(
+        folder, 1, line.removeprefix("held.py train.py").replace("steps=6", "steps=3")
+    )
     assert second == [(0, "")]
     hold.unlink()
     _, err = first.communicate(timeout=HANGS)
@@ -135,9 +159,14 @@ def test_a_start_that_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def _run(folder: Path, world: int, places: int, more: str = "", record: str = "") -> None:
-    """All ranks end well, spare ones too; the first names them, and the mesh if it is not the largest."""
+    """All ranks end well, spare ones too; the first names them, and the mesh if it is not the
+    largest.
+    """
     text_files(folder)
-    options = f"--device=cpu --steps {STEPS} --save-every {HALF} --log-every 1 --eval-every 1000 --data text/*.txt"
+    options = (
+        f"--device=cpu --steps {STEPS} --save-every {HALF} --log-every 1 --eval-every 1000"
+        " --data text/*.txt"
+    )
     ended = run_file(folder, world, f"{options} {more}", record)
     assert [status for status, _ in ended] == [0] * world, ended
     said = ended[0][1]

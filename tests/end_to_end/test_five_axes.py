@@ -1,4 +1,6 @@
-"""Plans of five axes on sixteen gloo ranks: against one process, recorded, sanitized, saved, resumed and killed."""
+"""Plans of five axes on sixteen gloo ranks: against one process, recorded, sanitized, saved,
+resumed and killed.
+"""
 
 import json
 import os
@@ -49,7 +51,11 @@ LR, STEPS = 3e-3, 2
 
 OTHERS = {
     "one rank": ("mesh { dp = 1 }", "shard { batch over dp }", ""),
-    "four": ("mesh { dp = 2  ep = 2 }", "shard { experts over ep  batch over dp, ep }", "state { zero 2 over dp, ep }"),
+    "four": (
+        "mesh { dp = 2  ep = 2 }",
+        "shard { experts over ep  batch over dp, ep }",
+        "state { zero 2 over dp, ep }",
+    ),
     "eight": (
         "mesh { dp = 2  cp = 2  tp = 2 }",
         """shard {
@@ -64,7 +70,9 @@ SAVED, LAST = 2, 4
 
 
 def _written(plan: str, folder: Path, **settings: str) -> Path:
-    """The emitted files of a plan in float64, and with these settings of `train` in place of its own."""
+    """The emitted files of a plan in float64, and with these settings of `train` in place of
+    its own.
+    """
     for name, value in {**settings, "precision": "fp64"}.items():
         plan, count = re.subn(rf"\b{name} = \S+", f"{name} = {value}", plan)
         assert count == 1
@@ -72,10 +80,14 @@ def _written(plan: str, folder: Path, **settings: str) -> Path:
 
 
 def _batches() -> Iterator[tuple[Tensor, Tensor]]:
-    """Random tokens and labels, [rows, seq] a step; of each sequence another number of labels counts."""
+    """Random tokens and labels, [rows, seq] a step; of each sequence another number of labels
+    counts.
+    """
     generator = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
-        tokens, labels = (torch.randint(CONFIG.vocab, (32, 128), generator=generator) for _ in range(2))
+        tokens, labels = (
+            torch.randint(CONFIG.vocab, (32, 128), generator=generator) for _ in range(2)
+        )
         noise = torch.rand(32, 128, generator=generator) * torch.rand(32, 1, generator=generator)
         yield tokens, labels.masked_fill(noise > 0.2, -100)
 
@@ -122,7 +134,9 @@ def _trained(plan: str, folder: Path, ranks: int = 16, resume: _Run | None = Non
     return _Run(folder)
 
 
-def _started(plan: str, folder: Path, ranks: int = 16, resume: _Run | None = None) -> list[tuple[int, str]]:
+def _started(
+    plan: str, folder: Path, ranks: int = 16, resume: _Run | None = None
+) -> list[tuple[int, str]]:
     """Exit status and standard error of each rank.
 
     AdamW's eps is so large that updates do not show in which order gradients near 0 were summed.
@@ -130,8 +144,14 @@ def _started(plan: str, folder: Path, ranks: int = 16, resume: _Run | None = Non
     _written(plan, folder, eps="1e-5")
     (folder / "corpus.bin").write_bytes(bytes(i * i * 7 % 251 for i in range(40_000)))
     if resume:
-        shutil.copytree(resume.checkpoint(SAVED), folder / "runs/tiny/checkpoints" / resume.checkpoint(SAVED).name)
-    options = f"--device=cpu --steps={LAST} --save-every={SAVED} --log-every=1 --data=corpus.bin --data-as-is"
+        shutil.copytree(
+            resume.checkpoint(SAVED),
+            folder / "runs/tiny/checkpoints" / resume.checkpoint(SAVED).name,
+        )
+    options = (
+        f"--device=cpu --steps={LAST} --save-every={SAVED} --log-every=1 --data=corpus.bin"
+        " --data-as-is"
+    )
     return run_file(folder, ranks, f"{options} --resume" if resume else options)
 
 
@@ -145,7 +165,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _Run]:
 def test_nothing_is_found_where_all_is_well(
     name: str, whole: dict[str, _Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the sanitizer, which compares what ranks should hold alike, the run is the same to the last bit."""
+    """Under the sanitizer, which compares what ranks should hold alike, the run is the same to
+    the last bit.
+    """
     monkeypatch.setenv("SCALEC_SANITIZE", "1")
     watched = _trained(TEXTS[name], tmp_path)
     assert watched.log == whole[name].log
@@ -167,8 +189,12 @@ def test_a_run_resumes_bitwise(name: str, whole: dict[str, _Run], tmp_path: Path
 
 @pytest.mark.parametrize("other", [*OTHERS, "folded otherwise"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_run_resumes_on_other_meshes(name: str, other: str, whole: dict[str, _Run], tmp_path: Path) -> None:
-    """What is loaded is what was saved, to the last bit; the steps after it differ by the order of sums alone."""
+def test_a_run_resumes_on_other_meshes(
+    name: str, other: str, whole: dict[str, _Run], tmp_path: Path
+) -> None:
+    """What is loaded is what was saved, to the last bit; the steps after it differ by the order
+    of sums alone.
+    """
     text = next(text for of, text in TEXTS.items() if of != name)
     if other in OTHERS:
         start, end = text.index("mesh {"), text.index("train {")
@@ -184,18 +210,26 @@ def test_a_run_resumes_on_other_meshes(name: str, other: str, whole: dict[str, _
     state, expected = resumed.state(LAST), whole[name].state(LAST)
     assert state.keys() == expected.keys()
     for key, value in expected.items():
-        torch.testing.assert_close(state[key], value, rtol=1e-9, atol=1e-12, msg=partial("{}: {}".format, key))
+        torch.testing.assert_close(
+            state[key], value, rtol=1e-9, atol=1e-12, msg=partial("{}: {}".format, key)
+        )
 
 
 def _loaded(module: ModuleType, checkpoint: Path) -> dict[str, harness.Part]:
     """What a rank holds of a checkpoint that it has loaded."""
     _, state = module.build(Mesh(module.PLAN.mesh))
     saver.load(checkpoint, state)
-    return {box.key: harness.Part(box.tensor.clone(), box.shape, box.offset) for box in state.boxes()}
+    return {
+        box.key: harness.Part(box.tensor.clone(), box.shape, box.offset) for box in state.boxes()
+    }
 
 
-def test_a_killed_rank_loses_nothing(whole: dict[str, _Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the step after a checkpoint; all others end by themselves, and the run goes on from the checkpoint."""
+def test_a_killed_rank_loses_nothing(
+    whole: dict[str, _Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the step after a checkpoint; all others end by themselves, and the run goes on from
+    the checkpoint.
+    """
     text, update, updates = TEXTS["tiny_five"], TrainState.update, list[None]()
 
     def kill(*args: Any, **options: Any) -> None:

@@ -1,7 +1,8 @@
-"""The record of torch's Flight Recorder equals plan.json: op, group, bytes, count; forward, backward and around.
+"""The record of torch's Flight Recorder equals plan.json: op, group, bytes, count; forward,
+backward and around.
 
-A second means beside `test_recorded.py`: it sits in the backend, below torch's dispatcher.  It knows no reductions, and
-gloo does a reduce-scatter as an all-reduce of the same size.
+A second means beside `test_recorded.py`: it sits in the backend, below torch's dispatcher.  It
+knows no reductions, and gloo does a reduce-scatter as an all-reduce of the same size.
 """
 
 import importlib
@@ -32,8 +33,12 @@ CASES = [
     Case(dp=2, tp=2, sp=True, gathered="regather", microbatches=2, precision="fp32"),
     Case(tp=4, sp=True, kv=2, gathered="regather", model="tied"),
     Case(replicas=2, tp=2, sp=True, vocab=False, model="parallel"),
-    pytest.param(Case(dp=2, tp=4, sp=True, kv=2, gathered="regather", model="tied"), marks=pytest.mark.long),
-    pytest.param(Case(replicas=2, dp=2, tp=2, sp=True, vocab=False, model="parallel"), marks=pytest.mark.long),
+    pytest.param(
+        Case(dp=2, tp=4, sp=True, kv=2, gathered="regather", model="tied"), marks=pytest.mark.long
+    ),
+    pytest.param(
+        Case(replicas=2, dp=2, tp=2, sp=True, vocab=False, model="parallel"), marks=pytest.mark.long
+    ),
 ]
 BYTES = {"i64": 8, "f64": 8, "f32": 4, "bf16": 2, "Long": 8, "Double": 8, "Float": 4, "BFloat16": 2}
 ON_GLOO = {"all_reduce": "all_reduce", "reduce_scatter": "all_reduce", "all_gather": "all_gather"}
@@ -41,7 +46,9 @@ ON_GLOO = {"all_reduce": "all_reduce", "reduce_scatter": "all_reduce", "all_gath
 
 @pytest.fixture
 def named_groups() -> Iterator[None]:
-    """Forked ranks with groups that the Flight Recorder knows by name: DETAIL hides them behind a wrapper."""
+    """Forked ranks with groups that the Flight Recorder knows by name: DETAIL hides them behind
+    a wrapper.
+    """
     level = c10d.get_debug_level()
     c10d.set_debug_level(c10d.DebugLevel.OFF)
     yield
@@ -61,18 +68,28 @@ def test_recorded_collectives_are_those_of_the_plan(case: Case, tmp_path: Path) 
 
 
 def test_the_decoder_layer_communicates_as_megatron_does(tmp_path: Path) -> None:
-    """Per layer and pass: 2 all-reduces; with SP 2 of each kind; 2 gathers more to regather; half for GPT-J's block."""
+    """Per layer and pass: 2 all-reduces; with SP 2 of each kind; 2 gathers more to regather;
+    half for GPT-J's block.
+    """
 
     def per_layer(**settings: Any) -> Counter[tuple[str, str]]:
         harness.written(plan_text(Case(tp=2, **settings)), tmp_path)
         listed = json.loads((tmp_path / "plan.json").read_text())["collectives"]
-        return Counter((each["where"], each["op"]) for each in listed if each["count"] == 2)  # there are two layers
+        # there are two layers
+        return Counter((each["where"], each["op"]) for each in listed if each["count"] == 2)
 
     assert per_layer() == {("forward", "all_reduce"): 2, ("backward", "all_reduce"): 2}
-    both = {(where, op): 2 for where in ("forward", "backward") for op in ("all_gather", "reduce_scatter")}
+    both = {
+        (where, op): 2
+        for where in ("forward", "backward")
+        for op in ("all_gather", "reduce_scatter")
+    }
     assert per_layer(sp=True) == both
     assert per_layer(sp=True, gathered="regather") == {**both, ("backward", "all_gather"): 4}
-    assert per_layer(model="parallel") == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): 1}
+    assert per_layer(model="parallel") == {
+        ("forward", "all_reduce"): 1,
+        ("backward", "all_reduce"): 1,
+    }
 
 
 # ---- what plan.json says
@@ -92,7 +109,9 @@ def _peers(mesh: dict[str, int], axes: list[str], rank: int) -> tuple[int, ...]:
     """The ranks that differ from this one in `axes` only."""
     places = list(product(*(range(size) for size in mesh.values())))
     fixed = [i for i, name in enumerate(mesh) if name not in axes]
-    return tuple(r for r, place in enumerate(places) if all(place[i] == places[rank][i] for i in fixed))
+    return tuple(
+        r for r, place in enumerate(places) if all(place[i] == places[rank][i] for i in fixed)
+    )
 
 
 # ---- what a rank records
@@ -114,13 +133,16 @@ def _entries() -> list[dict[str, Any]]:
 
 
 class _Phases:
-    """Which recorded calls were made within the model's forward, within backward, and outside both."""
+    """Which recorded calls were made within the model's forward, within backward, and outside
+    both.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._first = len(_entries())
         self._spans: list[tuple[str, int, int]] = []
         model.forward = self._spanning("forward", model.forward)
-        torch.Tensor.backward = self._spanning("backward", torch.Tensor.backward)  # this process ends with the test
+        # this process ends with the test
+        torch.Tensor.backward = self._spanning("backward", torch.Tensor.backward)
 
     def _spanning(self, where: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
@@ -133,13 +155,19 @@ class _Phases:
 
     def calls(self) -> Counter[Call]:
         names = dist.distributed_c10d._world.pg_names
-        groups = {str(name): tuple(dist.get_process_group_ranks(group)) for group, name in names.items()}
+        groups = {
+            str(name): tuple(dist.get_process_group_ranks(group)) for group, name in names.items()
+        }
         entries = _entries()
-        assert [entry["record_id"] for entry in entries] == list(range(len(entries))), "the recorder's buffer ran over"
+        assert [entry["record_id"] for entry in entries] == list(range(len(entries))), (
+            "the recorder's buffer ran over"
+        )
         return Counter(self._call(i, entries[i], groups) for i in range(self._first, len(entries)))
 
     def _call(self, index: int, entry: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> Call:
-        where = next((where for where, began, ended in self._spans if began <= index < ended), "step")
+        where = next(
+            (where for where, began, ended in self._spans if began <= index < ended), "step"
+        )
         ((shape,), (dtype,)) = entry["input_sizes"], entry["input_dtypes"]
         op = entry["profiling_name"].removeprefix("gloo:")
         return where, op, groups[entry["process_group"][0]], prod(shape) * BYTES[dtype]

@@ -1,7 +1,8 @@
 """Emitted fp16 programs on gloo ranks against a loop in plain torch with a loss scale of its own.
 
-The loop knows nothing of scalec: f16 copies of f32 masters, gradients in f32, GradScaler's rule written out.
-Non-goals: the rule by itself (`tests/runtime/state/test_skips_loss_scale.py`), models of any size (`test_numbers`).
+The loop knows nothing of scalec: f16 copies of f32 masters, gradients in f32, GradScaler's rule
+written out.  Non-goals: the rule by itself (`tests/runtime/state/test_skips_loss_scale.py`), models
+of any size (`test_numbers`).
 """
 
 from dataclasses import dataclass, field
@@ -78,7 +79,9 @@ class Loop:
         for rank in range(2):
             for microbatch in range(2):
                 rows = slice(4 * microbatch + 2 * rank, 4 * microbatch + 2 * rank + 2)
-                leaves = {name: value.half().requires_grad_() for name, value in self.masters.items()}
+                leaves = {
+                    name: value.half().requires_grad_() for name, value in self.masters.items()
+                }
                 part = _loss(leaves, tokens[rows], labels[rows])
                 (part / labels.numel() * self.scale).backward()
                 total += part.item()
@@ -86,7 +89,9 @@ class Loop:
                     assert leaf.grad is not None
                     gradients[name] += leaf.grad.float()
         norm = float(torch.stack([(g / self.scale).norm() for g in gradients.values()]).norm())
-        self._applied({name: g / self.scale * min(1.0, CLIP / norm) for name, g in gradients.items()}, norm)
+        self._applied(
+            {name: g / self.scale * min(1.0, CLIP / norm) for name, g in gradients.items()}, norm
+        )
         return total / labels.numel(), norm
 
     def _applied(self, gradients: Tensors, norm: float) -> None:
@@ -98,7 +103,10 @@ class Loop:
             b1, b2 = BETAS
             self.first[name] = b1 * self.first.get(name, torch.zeros_like(g)) + (1 - b1) * g
             self.second[name] = b2 * self.second.get(name, torch.zeros_like(g)) + (1 - b2) * g * g
-            mean, square = self.first[name] / (1 - b1**self.count), self.second[name] / (1 - b2**self.count)
+            mean, square = (
+                self.first[name] / (1 - b1**self.count),
+                self.second[name] / (1 - b2**self.count),
+            )
             self.masters[name] = self.masters[name] - LR * mean / (square.sqrt() + EPS)
         self.good += 1
         if self.good == 2000:
@@ -108,7 +116,9 @@ class Loop:
 def _loss(p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
     x = p["wte"][tokens]
     x = x + F.silu(x @ p["w_in"].T) @ p["w_out"].T
-    return F.cross_entropy((x @ p["head"].T).float().flatten(0, 1), labels.flatten(), reduction="sum")
+    return F.cross_entropy(
+        (x @ p["head"].T).float().flatten(0, 1), labels.flatten(), reduction="sum"
+    )
 
 
 # ---- the emitted program
@@ -124,7 +134,12 @@ class Seen:
 
 
 def trained(
-    folder: Path, state: str, steps: list[Batch], scale: float, good: int = 0, spoiled: int | None = None
+    folder: Path,
+    state: str,
+    steps: list[Batch],
+    scale: float,
+    good: int = 0,
+    spoiled: int | None = None,
 ) -> list[list[Seen]]:
     """What each rank saw at each step, beginning with a loss scale after so many good steps.
 
@@ -134,7 +149,9 @@ def trained(
     return run_ranks(2, _train, module, steps, scale, good, spoiled)
 
 
-def _train(module: ModuleType, steps: list[Batch], scale: float, good: int, spoiled: int | None) -> list[Seen]:
+def _train(
+    module: ModuleType, steps: list[Batch], scale: float, good: int, spoiled: int | None
+) -> list[Seen]:
     model, state = module.build(Mesh(module.PLAN.mesh))
     harness.fill(state, initial())
     harness.kept(state)[SCALE].fill_(scale)
@@ -156,7 +173,9 @@ def _step(module: ModuleType, model: Any, state: Any, batch: Batch) -> Seen:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(("scale", "good"), [(2.0**10, 0), (2.0**10, 1997), (2.0**24, 0)])
-def test_each_step_is_that_of_plain_torch(state: str, scale: float, good: int, tmp_path: Path) -> None:
+def test_each_step_is_that_of_plain_torch(
+    state: str, scale: float, good: int, tmp_path: Path
+) -> None:
     """With a scale that stays, one that grows and one that falls."""
     steps = batches(12)
     loop, ranks = Loop(initial(), scale, good), trained(tmp_path, state, steps, scale, good)

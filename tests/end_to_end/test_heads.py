@@ -1,8 +1,10 @@
-"""Heads of every kind against plain torch in one process, in float64: each step's loss, gradients and parameters.
+"""Heads of every kind against plain torch in one process, in float64: each step's loss, gradients
+and parameters.
 
-A bias that goes into the product with its loss, logits that stand apart from it, a cap of either; of a vocabulary that
-is whole or shared out, with padding and labels that do not count, in stages whose weights' gradients are put off.
-Non-goals: what the rest of a model is (`test_numbers`, `test_models`).
+A bias that goes into the product with its loss, logits that stand apart from it, a cap of either;
+of a vocabulary that is whole or shared out, with padding and labels that do not count, in stages
+whose weights' gradients are put off.  Non-goals: what the rest of a model is (`test_numbers`,
+`test_models`).
 """
 
 from collections.abc import Callable
@@ -31,21 +33,27 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits and labels."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, cap: float = 0.0, smoothing: float = 0.0, z: float = 0.0) -> Tensor:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, cap: float = 0.0, smoothing: float = 0.0, z: float = 0.0
+) -> Tensor:
     """The sum over labels that count."""
     logits = cap * torch.tanh(logits / cap) if cap else logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=smoothing
+    )
     return loss + z * logits.logsumexp(-1)[labels >= 0].square().sum()
 
 
 def of_two(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits, labels, z=0.01) + cross_entropy(logits, labels, cap=2, smoothing=0.1)
+    return cross_entropy(logits, labels, z=0.01) + cross_entropy(
+        logits, labels, cap=2, smoothing=0.1
+    )
 
 
 @frozen
 class Head:
-    """A head as a plan says it, and as torch does; the ops that it becomes, where ranks have the whole vocabulary, and
-    where they share it out.
+    """A head as a plan says it, and as torch does; the ops that it becomes, where ranks have the
+    whole vocabulary, and where they share it out.
     """
 
     text: str
@@ -79,7 +87,8 @@ HEADS = {
     ),
     "two losses": Head(
         "y = x @ head[hidden -> vocab] + b[vocab]"
-        " loss = cross_entropy(y, labels, z=0.01) + cross_entropy(softcap(y, 2), labels, smoothing=0.1)",
+        " loss = cross_entropy(y, labels, z=0.01) + cross_entropy(softcap(y, 2), labels,"
+        " smoothing=0.1)",
         lambda p, x: F.linear(x, p["head"], p["b"]),
         of_two,
         "cross_entropy",
@@ -91,7 +100,9 @@ PLAIN = Case(kernels="triton", padded=True)
 CASES = (
     replace(PLAIN, microbatches=3, optimizer="momentum"),
     replace(PLAIN, dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", clip=0.05),
-    replace(PLAIN, tp=4, valid="silent_microbatch", microbatches=2, gathered="regather", padded=False),
+    replace(
+        PLAIN, tp=4, valid="silent_microbatch", microbatches=2, gathered="regather", padded=False
+    ),
     replace(PLAIN, dp=2, tp=2, vocab=False, optimizer="adamw", recompute="full"),
     replace(PLAIN, pp=2, tp=2, dp=2, microbatches=4, schedule="zb_h1", state="zero 1 over dp"),
     replace(PLAIN, pp=2, dp=2, vocab=False, microbatches=4, schedule="zbv"),
@@ -133,10 +144,17 @@ FEW = [
     ("a function of logits, capped", CASES[2]),
     ("a function of logits, capped", replace(PLAIN, microbatches=2, recompute="full")),
     ("two losses", CASES[3]),
-    ("two losses", replace(PLAIN, dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", clip=0.05)),
+    (
+        "two losses",
+        replace(PLAIN, dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", clip=0.05),
+    ),
 ]
-"""Each head with the whole vocabulary and with one that is shared out, each kind of mesh and of training."""
-EVERY = [pytest.param(*each, marks=pytest.mark.long) for each in product(HEADS, CASES) if each not in FEW]
+"""Each head with the whole vocabulary and with one that is shared out, each kind of mesh and of
+training.
+"""
+EVERY = [
+    pytest.param(*each, marks=pytest.mark.long) for each in product(HEADS, CASES) if each not in FEW
+]
 
 
 @pytest.mark.sample(2)
@@ -144,16 +162,23 @@ EVERY = [pytest.param(*each, marks=pytest.mark.long) for each in product(HEADS, 
 def test_steps_equal_plain_torch(name: str, case: Case, tmp_path: Path) -> None:
     head = HEADS[name]
     text = plan_text(head, case)
-    kinds = {op.kind for op in walk(compile_plan(Source("heads.scale", text), "fuse_ops").region.body)}
+    kinds = {
+        op.kind for op in walk(compile_plan(Source("heads.scale", text), "fuse_ops").region.body)
+    }
     assert (head.parts if case.vocab and case.tp > 1 else head.whole) in kinds
     module = harness.imported(harness.written(text, tmp_path) / "train.py")
     start, batches = _drawn(harness.initial(case, module, seed=5)), [*harness.batches(case, STEPS)]
     expected = train(partial(total, head, case.config.classes), case.training, start, batches, LR)
-    for number, (got, want) in enumerate(zip(harness.run(case, module, start, batches, LR), expected, strict=True)):
+    for number, (got, want) in enumerate(
+        zip(harness.run(case, module, start, batches, LR), expected, strict=True)
+    ):
         assert_same(got, want, f"step {number}: ", tolerance=1e-10)
 
 
 def _drawn(like: Tensors) -> Tensors:
     """Parameters of a size at which every one of them matters."""
     generator = torch.Generator().manual_seed(7)
-    return {n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 2 for n, v in like.items()}
+    return {
+        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 2
+        for n, v in like.items()
+    }

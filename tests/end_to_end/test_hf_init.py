@@ -1,4 +1,5 @@
-"""`--init` on every kind of state: the first step is that of transformers, and what files and plan lack is told.
+"""`--init` on every kind of state: the first step is that of transformers, and what files and plan
+lack is told.
 
 Non-goals: which models there are (`test_same_numbers`).
 """
@@ -21,13 +22,18 @@ from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import Reader
 
 LR = 0.1
-KINDS = {  # how state is shared out → the model, the mesh, its data-parallel degree and its ranks, further sections
-    "zero_1": ("gpt2", "dp = 2  tp = 2", 2, 4, "state { zero 1 over dp }"),  # padded, tied, one tensor for q, k, v
+# how state is shared out → the model, the mesh, its data-parallel degree and its ranks, further
+# sections
+KINDS = {
+    # padded, tied, one tensor for q, k, v
+    "zero_1": ("gpt2", "dp = 2  tp = 2", 2, 4, "state { zero 1 over dp }"),
     "zero_2": ("llama", "dp = 2  tp = 1", 2, 2, "state { zero 2 over dp }"),
     "zero_3": ("qwen3", "dp = 2  tp = 2", 2, 4, "state { zero 3 over dp }"),
     "optimizer_over": ("gpt2", "dp = 2  tp = 1", 2, 2, "state { optimizer over dp }"),
-    "ring": ("gpt2", "dp = 1  cp = 2  tp = 2", 1, 4, "state { zero 3 over cp }"),  # positions are learned
-    "pipeline": ("gpt2", "pp = 2  dp = 1  tp = 1", 1, 2, "pipeline { schedule = 1f1b }"),  # tied over stages
+    # positions are learned
+    "ring": ("gpt2", "dp = 1  cp = 2  tp = 2", 1, 4, "state { zero 3 over cp }"),
+    # tied over stages
+    "pipeline": ("gpt2", "pp = 2  dp = 1  tp = 1", 1, 2, "pipeline { schedule = 1f1b }"),
     "pipeline_shared": (
         "llama_tied",
         "pp = 2  dp = 2  tp = 1",
@@ -95,7 +101,9 @@ def _check_first_step(model: Any, module: ModuleType, ranks: int, folder: Path) 
         assert {*moved.round().tolist()} <= {0, 1}
         del gradients[tensor]
     for tensor, gradient in gradients.items():
-        wanted = (before[tensor] - LR * gradient)[: hf_models.SEQ if tensor.endswith("wpe.weight") else None]
+        wanted = (before[tensor] - LR * gradient)[
+            : hf_models.SEQ if tensor.endswith("wpe.weight") else None
+        ]
         assert after[tensor].shape == wanted.shape, tensor
         assert torch.allclose(after[tensor], wanted, rtol=1e-9, atol=1e-12), tensor
 
@@ -104,7 +112,9 @@ def _step(module: ModuleType, folder: Path) -> float:
     """The first loss; what it leaves is saved."""
     model, state = module.build(Mesh(module.PLAN.mesh))
     Reader(folder / "in", module.PLAN.names).fill(state)
-    metrics = module.train_step(model, state, harness.local_batch(module.PLAN, *hf_models.batch()), LR)
+    metrics = module.train_step(
+        model, state, harness.local_batch(module.PLAN, *hf_models.batch()), LR
+    )
     saver.save(folder, 1, state)
     return metrics.loss.item()
 
@@ -112,13 +122,16 @@ def _step(module: ModuleType, folder: Path) -> float:
 WRONG: list[tuple[Callable[[dict[str, Tensor]], object], str]] = [
     (lambda tensors: None, ""),
     (
-        lambda tensors: [tensors.pop(f"model.layers.1.mlp.{name}_proj.weight") for name in ("up", "down")],
+        lambda tensors: [
+            tensors.pop(f"model.layers.1.mlp.{name}_proj.weight") for name in ("up", "down")
+        ],
         "{path} has no `model.layers.1.mlp.up_proj.weight`, `model.layers.1.mlp.down_proj.weight`,"
         " which the plan needs for `layers.1.w_up`, `layers.1.w_down`",
     ),
     (
         lambda tensors: [tensors.update({f"model.layers.{i}.b": torch.ones(1)}) for i in range(5)],
-        "{path}: the plan does not use `model.layers.0.b`, `model.layers.1.b`, `model.layers.2.b` and 2 more",
+        "{path}: the plan does not use `model.layers.0.b`, `model.layers.1.b`,"
+        " `model.layers.2.b` and 2 more",
     ),
 ]
 
@@ -126,7 +139,12 @@ WRONG: list[tuple[Callable[[dict[str, Tensor]], object], str]] = [
 def test_a_pipeline_says_once_what_files_and_plan_lack(tmp_path: Path) -> None:
     """Each of its ranks reads half of the layers; the missing ones are of the second stage."""
     hf_models.model("llama", torch.float64).save_pretrained(tmp_path / "in")
-    module = _compiled(tmp_path, "pp = 2  dp = 1  tp = 1", 1, "pipeline { schedule = 1f1b }  state { zero 1 over dp }")
+    module = _compiled(
+        tmp_path,
+        "pp = 2  dp = 1  tp = 1",
+        1,
+        "pipeline { schedule = 1f1b }  state { zero 1 over dp }",
+    )
     launched.text_files(tmp_path)
     path = tmp_path / "in" / "model.safetensors"
     tensors = load_file(path)
@@ -138,4 +156,7 @@ def test_a_pipeline_says_once_what_files_and_plan_lack(tmp_path: Path) -> None:
         program = (module.PLAN, module.build, module.train_step, module.eval_step)
         error = f"error: {line.format(path=path)}\n" if line else ""
         status = 2 if line else 0
-        assert launched.run_recorded(tmp_path, *program, options, record="") == [(status, error), (status, "")]
+        assert launched.run_recorded(tmp_path, *program, options, record="") == [
+            (status, error),
+            (status, ""),
+        ]

@@ -1,7 +1,9 @@
-"""Sequences of interruptions of a run: kills, failing saves, damaged ones, other plans; none loses anything.
+"""Sequences of interruptions of a run: kills, failing saves, damaged ones, other plans; none loses
+anything.
 
-The reference of a state is an undisturbed run under the same plans, step for step: it is the same to the last bit.
-Under whichever plans, it is that of one plan but for the order of sums: all is in float64.
+The reference of a state is an undisturbed run under the same plans, step for step: it is the same
+to the last bit.  Under whichever plans, it is that of one plan but for the order of sums: all is in
+float64.
 """
 
 import shutil
@@ -22,10 +24,24 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.errors import RunError
-from scalec.testing.faults import Action, Event, Fault, Outcome, Point, Program, Scene, disk_full, fork, kill
+from scalec.testing.faults import (
+    Action,
+    Event,
+    Fault,
+    Outcome,
+    Point,
+    Program,
+    Scene,
+    disk_full,
+    fork,
+    kill,
+)
 
 STEPS, EVERY = 12, 2
-OPTIONS = f"--device=cpu --steps={STEPS} --save-every={EVERY} --log-every=1 --data=corpus.bin --resume=auto"
+OPTIONS = (
+    f"--device=cpu --steps={STEPS} --save-every={EVERY} --log-every=1 --data=corpus.bin"
+    " --resume=auto"
+)
 CHECKPOINTS = Path("runs", "tiny", "checkpoints")
 OF_SAVES: tuple[Event, ...] = ("prepare", "write", "sync", "publish")
 PLANS = {
@@ -71,14 +87,21 @@ class Interrupted(RuleBasedStateMachine):
         plan = data.draw(st.sampled_from(self.plans))
         self._damage(damage)
         ranks, was = range(PLANS[plan].ranks), self.reached
-        ended = self._goes_on(plan, Fault(Point("step", step, ranks[-1]), kill() if alone else kill(*ranks)))
+        ended = self._goes_on(
+            plan, Fault(Point("step", step, ranks[-1]), kill() if alone else kill(*ranks))
+        )
         assert bool(ended.strikes) == (step > was)
         if ended.strikes:
             assert ended.statuses[-1] == -signal.SIGKILL
             last = (step - 1) // EVERY * EVERY
             assert self.reached in (max(was, last - EVERY), max(was, last))
 
-    @rule(data=st.data(), damage=st.booleans(), save=st.integers(1, STEPS // EVERY), event=st.sampled_from(OF_SAVES))
+    @rule(
+        data=st.data(),
+        damage=st.booleans(),
+        save=st.integers(1, STEPS // EVERY),
+        event=st.sampled_from(OF_SAVES),
+    )
     def killed_in_a_save(self, data: st.DataObject, damage: bool, save: int, event: Event) -> None:
         """All ranks, by the first: the checkpoint is there, or the one before."""
         self._damage(damage)
@@ -109,7 +132,8 @@ class Interrupted(RuleBasedStateMachine):
     def _damage(self, asked: bool) -> None:
         """One bit of the newest, if there is one before, from which the run goes on.
 
-        No rule of its own: which saves are done may depend on how busy the machine is, and what is drawn must not.
+        No rule of its own: which saves are done may depend on how busy the machine is, and what is
+        drawn must not.
         """
         if not asked or len(self.saved) < 2 or 0 in self.saved:
             return
@@ -143,7 +167,9 @@ _known: dict[History, State] = {}
 
 
 def _undisturbed(history: History) -> State:
-    """The state after these steps, of runs that are only ever ended after a step that they saved."""
+    """The state after these steps, of runs that are only ever ended after a step that they
+    saved.
+    """
     if history not in _known:
         with tempfile.TemporaryDirectory() as folder:
             begun = 0
@@ -159,7 +185,9 @@ def _trained(folder: Path, plan: str, last: int) -> None:
     """Goes on up to this step under a plan."""
     program = _program(plan, folder)
     saved = folder / CHECKPOINTS / f"step-{last:06d}"
-    fork(program, Fault(Point("step", last + 1), _KillOnceSaved(saved, kill(*range(program.ranks))))).wait(120)
+    fork(
+        program, Fault(Point("step", last + 1), _KillOnceSaved(saved, kill(*range(program.ranks))))
+    ).wait(120)
 
 
 @dataclass(frozen=True)
@@ -190,7 +218,9 @@ def _is_whole(folder: Path, step: int) -> bool:
 def _assert_same(ours: State, theirs: State, tolerance: float) -> None:
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
-        torch.testing.assert_close(ours[key].view_as(value), value, rtol=tolerance, atol=tolerance / 1e3)
+        torch.testing.assert_close(
+            ours[key].view_as(value), value, rtol=tolerance, atol=tolerance / 1e3
+        )
 
 
 class FewRanks(Interrupted):

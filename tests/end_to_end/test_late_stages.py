@@ -1,6 +1,8 @@
-"""Emitted programs in stages on a network that is late: what moves around a stage begins and ends where it should.
+"""Emitted programs in stages on a network that is late: what moves around a stage begins and ends
+where it should.
 
-Non-goals: numbers of whole programs (`test_pipelines`), and that all is recorded as planned (`test_recorded_stages`).
+Non-goals: numbers of whole programs (`test_pipelines`), and that all is recorded as planned
+(`test_recorded_stages`).
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ STATES = ("", "zero 1 over dp", "zero 3 over dp")
 Event = tuple[str, str, int]
 
 
-def _step(module: ModuleType, start: Tensors, batch: harness.Inputs, without: str = "") -> tuple[float, list[Event]]:
+def _step(
+    module: ModuleType, start: Tensors, batch: harness.Inputs, without: str = ""
+) -> tuple[float, list[Event]]:
     """The norm of a step's gradients; what began, was waited for and done in it, in order."""
     mesh, link = Mesh(module.PLAN.mesh), Link()
     link.poison()
@@ -88,7 +92,9 @@ def _norms(state: str, folder: Path, without: str = "") -> list[tuple[float, lis
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("state", STATES)
-def test_what_a_stage_needs_is_awaited_and_what_it_leaves_is_summed_meanwhile(state: str, tmp_path: Path) -> None:
+def test_what_a_stage_needs_is_awaited_and_what_it_leaves_is_summed_meanwhile(
+    state: str, tmp_path: Path
+) -> None:
     results = _norms(state, tmp_path)
     assert len({norm for norm, _ in results}) == 1
     for rank, (norm, events) in enumerate(results):
@@ -100,7 +106,9 @@ def test_what_a_stage_needs_is_awaited_and_what_it_leaves_is_summed_meanwhile(st
 
 
 def _check_gathers(events: Sequence[Event], stages: tuple[int, int]) -> None:
-    """All begin before anything is done; the second stage's is waited for when the first has long begun."""
+    """All begin before anything is done; the second stage's is waited for when the first has
+    long begun.
+    """
     gathers = [number for what, name, number in events if (what, name) == ("begin", "gather")]
     first, second = (events.index(("does", "forward", stage)) for stage in stages)
     assert len(gathers) == len(stages)
@@ -110,9 +118,14 @@ def _check_gathers(events: Sequence[Event], stages: tuple[int, int]) -> None:
 
 
 def _check_reductions(events: Sequence[Event], stages: tuple[int, int], name: str) -> None:
-    """Each begins behind its stage's last backward; the first one before the rows end, awaited behind them."""
+    """Each begins behind its stage's last backward; the first one before the rows end, awaited
+    behind them.
+    """
     begun = [at for at, (what, which, _) in enumerate(events) if (what, which) == ("begin", name)]
-    ends = [max(at for at, event in enumerate(events) if event == ("does", "backward", stage)) for stage in stages]
+    ends = [
+        max(at for at, event in enumerate(events) if event == ("does", "backward", stage))
+        for stage in stages
+    ]
     awaited = [events.index(("wait", name, events[at][2])) for at in begun]
     assert ends[1] < begun[0] < ends[0] < begun[1]
     assert min(awaited) > begun[1]

@@ -1,4 +1,6 @@
-"""The encoder trains: masked tokens of a text that repeats itself become known, and on any mesh by the same steps."""
+"""The encoder trains: masked tokens of a text that repeats itself become known, and on any mesh
+by the same steps.
+"""
 
 from pathlib import Path
 from types import ModuleType

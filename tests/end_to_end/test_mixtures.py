@@ -1,4 +1,6 @@
-"""Programs whose data is a mixture: resumption in the middle, other weights, and files that change under a run."""
+"""Programs whose data is a mixture: resumption in the middle, other weights, and files that
+change under a run.
+"""
 
 import json
 import os
@@ -36,7 +38,9 @@ shard { batch over dp }
 
 
 def _compiled(folder: Path, plan: str) -> None:
-    for name, text in emit(compile_plan(Source("mixed.scale", plan)), Source("mixed.scale", plan)).items():
+    for name, text in emit(
+        compile_plan(Source("mixed.scale", plan)), Source("mixed.scale", plan)
+    ).items():
         (folder / name).write_text(text)
 
 
@@ -46,7 +50,9 @@ def folder(tmp_path: Path) -> Path:
     for name, files, start in (("low", 3, 0), ("high", 2, 128)):
         (tmp_path / name).mkdir()
         for number in range(files):
-            (tmp_path / f"{name}/{number}.txt").write_bytes(bytes(start + i * (number + 3) % 97 for i in range(81)))
+            (tmp_path / f"{name}/{number}.txt").write_bytes(
+                bytes(start + i * (number + 3) % 97 for i in range(81))
+            )
     _compiled(tmp_path, SAMPLE)
     return tmp_path
 
@@ -62,7 +68,10 @@ def test_a_mixture_is_resumed_in_the_middle_and_only_under_its_own_weights(folde
     assert all(map(Tensor.equal, _weights(folder, "whole", 5), _weights(folder, "parts", 5)))
 
     group = 'betas = [0.8, 0.95]  clip = 1.0  group head { params = ["head"]  lr_scale = 0.5 }'
-    _compiled(folder, SAMPLE.replace("weight = 3", "weight = 2").replace("lr = 1e-2", f"lr = 1e-2  {group}"))
+    _compiled(
+        folder,
+        SAMPLE.replace("weight = 3", "weight = 2").replace("lr = 1e-2", f"lr = 1e-2  {group}"),
+    )
     (status, errors), _ = run_file(folder, 2, "--device=cpu --out parts --resume --steps 9")
     assert status == 2
     changed = "weights was low 3 high 1, now low 2 high 1: samples are of other sets"
@@ -70,20 +79,25 @@ def test_a_mixture_is_resumed_in_the_middle_and_only_under_its_own_weights(folde
     assert (
         "  betas was [0.9, 0.95], now [0.8, 0.95]: the averages that were saved decay otherwise\n"
         "  clip was 0.0, now 1.0: gradients are clipped otherwise\n"
-        "  groups was none, now head (head) with weight_decay None, lr_scale 0.5: parameters have another decay or"
+        "  groups was none, now head (head) with weight_decay None, lr_scale 0.5: parameters"
+        " have another decay or"
         " learning rate\n"
     ) in errors
-    assert run_file(folder, 2, "--device=cpu --out parts --resume-anyway --steps 9") == [(0, "")] * 2
+    assert (
+        run_file(folder, 2, "--device=cpu --out parts --resume-anyway --steps 9") == [(0, "")] * 2
+    )
     out = (folder / "out0").read_text()
     assert f"{changed}, so some" in out
     assert "low is seen 1.3 times in 9 steps\n" in out
-    assert json.loads((folder / "parts/checkpoints/step-000009/index.json").read_text())["run"]["weights"] == (
-        "low 2 high 1"
-    )
+    assert json.loads((folder / "parts/checkpoints/step-000009/index.json").read_text())["run"][
+        "weights"
+    ] == ("low 2 high 1")
 
 
 @pytest.mark.parametrize("size", [1, 400])
-def test_a_file_that_is_cut_short_or_grows_under_a_run_ends_it_with_its_name(tmp_path: Path, size: int) -> None:
+def test_a_file_that_is_cut_short_or_grows_under_a_run_ends_it_with_its_name(
+    tmp_path: Path, size: int
+) -> None:
     """Where it was mapped, SIGBUS ended it."""
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(200)))
@@ -96,9 +110,12 @@ def test_a_file_that_is_cut_short_or_grows_under_a_run_ends_it_with_its_name(tmp
         return train_step(model, state, batch, lr)
 
     plan = replace(PLAN, mesh={"dp": 1}, data=Text((str(path),), holdout=0.0), steps=50)
-    ((status, errors),) = run_recorded(tmp_path, plan, build, third_changes_it, eval_step, record="")
+    ((status, errors),) = run_recorded(
+        tmp_path, plan, build, third_changes_it, eval_step, record=""
+    )
     assert status == 1
     assert errors == (
-        f"error: {path} is not as it was when the run began (200 bytes then, {size} now): a run's data must not change;"
+        f"error: {path} is not as it was when the run began (200 bytes then, {size} now): a"
+        " run's data must not change;"
         " restore the file, then --resume\n"
     )

@@ -1,7 +1,8 @@
-"""The models of plans/models, each at a tiny size: emitted programs against plain torch in one process, in float64.
+"""The models of plans/models, each at a tiny size: emitted programs against plain torch in one
+process, in float64.
 
-Each in one program; in all of these together every pair of a degree and a setting, and of two settings, occurs.  Long
-tests have every pair with each model, and more degrees and settings.
+Each in one program; in all of these together every pair of a degree and a setting, and of two
+settings, occurs.  Long tests have every pair with each model, and more degrees and settings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ LR = 0.01
 STEPS = 2
 
 BY_FILE = {model.file: model for model in MODELS}
-RECOMPUTE = ("none", "full", "selective(attention, embedding)")  # ops and repeats that all of them have
+# ops and repeats that all of them have
+RECOMPUTE = ("none", "full", "selective(attention, embedding)")
 FACTORS = {**matrix.FACTORS, "recompute": RECOMPUTE, "model": tuple(BY_FILE)}
 IMPOSSIBLE = matrix.IMPOSSIBLE | {
     frozenset({("model", model.file), ("kv", kv)})
@@ -72,7 +74,9 @@ def _few() -> Iterator[Case]:
 
 
 def test_every_model_file_is_there() -> None:
-    """`frontend/hf_import/test_same_numbers` has those of experts, and `test_five_axes` the tiny one."""
+    """`frontend/hf_import/test_same_numbers` has those of experts, and `test_five_axes` the
+    tiny one.
+    """
     assert {*BY_FILE, "deepseek_v3", "mixtral", "olmoe", "qwen3_moe", "tiny_moe"} == {
         path.stem for path in (PLANS / "models").glob("*.scale")
     }
@@ -109,14 +113,18 @@ def compare(case: Case, tmp_path: Path) -> None:
         assert_same(got, want, f"step {number}: ")
 
 
-def expected_of(model: Model, case: Case, start: Tensors, batches: Sequence[harness.Inputs]) -> list[Step]:
+def expected_of(
+    model: Model, case: Case, start: Tensors, batches: Sequence[harness.Inputs]
+) -> list[Step]:
     """The steps of plain torch."""
     return train(_loss_of(model), _training(case, list(start)), start, batches, LR)
 
 
 def _compiled(model: Model, case: Case, folder: Path) -> ModuleType:
     """The emitted program of a tiny plan that lies where the shipped ones do."""
-    return harness.imported(harness.written(model_plan(model, case), folder, str(PLANS / "tiny.scale")) / "train.py")
+    return harness.imported(
+        harness.written(model_plan(model, case), folder, str(PLANS / "tiny.scale")) / "train.py"
+    )
 
 
 def model_plan(model: Model, case: Case) -> str:
@@ -132,7 +140,9 @@ shard {{ batch over dp  {vocab}heads, {kv}ffn over tp  {seq} }}
 def drawn(like: Tensors) -> Tensors:
     """Parameters of a size at which every one of them matters; no two norm weights are alike."""
     generator = torch.Generator().manual_seed(7)
-    noise = {n: torch.randn(v.shape, generator=generator, dtype=torch.float64) for n, v in like.items()}
+    noise = {
+        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) for n, v in like.items()
+    }
     return {n: v / v.shape[1] ** 0.5 if v.dim() == 2 else 1 + 0.2 * v for n, v in noise.items()}
 
 
@@ -151,6 +161,8 @@ def _loss_of(model: Model) -> Loss:
 
     def loss(parameters: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
         logits = model.logits(parameters, tokens)
-        return cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+        return cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
+        )
 
     return loss

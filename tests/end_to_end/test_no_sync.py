@@ -1,6 +1,8 @@
-"""Within a step the host never waits for the device: nothing that a step computes is read by Python.
+"""Within a step the host never waits for the device: nothing that a step computes is read by
+Python.
 
-On the CPU such reads are seen as torch's dispatcher sees them; on a GPU torch's own debug mode raises.
+On the CPU such reads are seen as torch's dispatcher sees them; on a GPU torch's own debug mode
+raises.
 """
 
 from pathlib import Path
@@ -15,12 +17,22 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case
 from scalec.runtime import Mesh
 
-READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select"}
-"""What has a result for Python, or one whose shape depends on values: on CUDA the host waits for it."""
+READS = {
+    "aten::_local_scalar_dense",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::masked_select",
+}
+"""What has a result for Python, or one whose shape depends on values: on CUDA the host waits
+for it.
+"""
 CASES = [
     Case(clip=0.05, optimizer="adamw", microbatches=2),
     Case(dp=2, tp=2, sp=True, clip=0.05, optimizer="adamw", precision="bf16", recompute="full"),
-    Case(dp=2, clip=0.05, optimizer="adamw", precision="fp16", state="zero 3 over dp", microbatches=2),
+    Case(
+        dp=2, clip=0.05, optimizer="adamw", precision="fp16", state="zero 3 over dp", microbatches=2
+    ),
     Case(pp=2, clip=0.05, optimizer="momentum", microbatches=2, padded=True, smoothing=0.1, z=0.01),
 ]
 
@@ -52,7 +64,9 @@ def _reads(module: Any, batch: harness.Inputs) -> list[str]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_step_reads_nothing_that_it_computes(case: Case, tmp_path: Path) -> None:
     batch = next(harness.batches(case, 1))
-    assert run_ranks(case.ranks, _reads, harness.compiled(case, tmp_path), batch) == [[]] * case.ranks
+    assert (
+        run_ranks(case.ranks, _reads, harness.compiled(case, tmp_path), batch) == [[]] * case.ranks
+    )
 
 
 def test_a_read_is_noticed() -> None:
@@ -70,7 +84,9 @@ def test_on_a_gpu_no_step_waits(precision: str, tmp_path: Path) -> None:
     module: Any = harness.compiled(case, tmp_path)
     model, state = module.build(Mesh({"dp": 1, "tp": 1}, "cuda"))
     state.initialise(0)
-    tokens, labels = (rows.view(2, -1, rows.shape[-1]).cuda() for rows in next(harness.batches(case, 1)))
+    tokens, labels = (
+        rows.view(2, -1, rows.shape[-1]).cuda() for rows in next(harness.batches(case, 1))
+    )
     batch = module.Batch(tokens, labels)
     module.train_step(model, state, batch, 0.1)
     torch.cuda.synchronize()

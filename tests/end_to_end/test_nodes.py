@@ -1,6 +1,8 @@
-"""Nodes that differ in data, files of weights or state: each difference is named within the first steps.
+"""Nodes that differ in data, files of weights or state: each difference is named within the first
+steps.
 
-Each rank is a node of its own, with a working folder of its own; nodes that are alike train as ever.
+Each rank is a node of its own, with a working folder of its own; nodes that are alike train as
+ever.
 """
 
 import json
@@ -34,7 +36,8 @@ from scalec.testing.faults import Fault, Flip, Outcome, Point, Program, fork
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OPTIONS = "--device=cpu --log-every=1 --out=../run"
-BYTES, DAMAGED = 200_000, range(70_000, 130_000)  # longer than the ends that are hashed at the start
+# longer than the ends that are hashed at the start
+BYTES, DAMAGED = 200_000, range(70_000, 130_000)
 LINE = re.compile(
     r"error: step (\d+): the data differs between rank (\d) on \S+ and rank (\d) on \S+,"
     r" in sample (\d+): \S+, tokens ([\d,]+) to ([\d,]+)\n"
@@ -49,7 +52,12 @@ def _write_corpus(folder: Path, damaged: range = range(0)) -> None:
 
 
 def _run(
-    folder: Path, ranks: int, options: str, *faults: Fault, nodes: bool = True, program: str = "../train.py"
+    folder: Path,
+    ranks: int,
+    options: str,
+    *faults: Fault,
+    nodes: bool = True,
+    program: str = "../train.py",
 ) -> Outcome:
     """Each rank in its folder `r0`, `r1`, …, as on nodes that share the folder of the run alone.
 
@@ -97,7 +105,9 @@ def test_data_that_is_damaged_on_one_node_is_named(kind: str, tmp_path: Path) ->
     assert last in (one, other)
     assert step <= 8
     assert sample // case.rows < step, "no sample of a step to come"
-    assert range(max(start, DAMAGED.start), min(stop, DAMAGED.stop)), "its tokens are not those of the damage"
+    assert range(max(start, DAMAGED.start), min(stop, DAMAGED.stop)), (
+        "its tokens are not those of the damage"
+    )
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -119,14 +129,21 @@ def test_data_that_is_alike_is_trained_on(kind: str, tmp_path: Path) -> None:
 
 
 def test_damage_after_the_first_steps_is_named_before_the_run_ends(tmp_path: Path) -> None:
-    """Of a run that goes on: its first windows are good, and one of its last, between two comparisons, is not."""
+    """Of a run that goes on: its first windows are good, and one of its last, between two
+    comparisons, is not.
+    """
     case = DATA["tensors"]
     harness.written(plan_text(case), tmp_path)
     for rank in range(2):
         _write_corpus(tmp_path / f"r{rank}")
     ended = _run(tmp_path, 2, "--data=corpus.bin --data-as-is --steps=4")
     assert {*ended.statuses} == {0}, ended.err
-    window = next(start for step in range(9, 14) for start in _windows(tmp_path, step, case) if start in DAMAGED)
+    window = next(
+        start
+        for step in range(9, 14)
+        for start in _windows(tmp_path, step, case)
+        if start in DAMAGED
+    )
     _write_corpus(tmp_path / "r1", range(window + 2, window + 4))
     ended = _run(tmp_path, 2, "--data=corpus.bin --data-as-is --steps=15 --resume-anyway")
     assert {*ended.statuses} == {1}, ended.err
@@ -177,7 +194,9 @@ def test_functions_of_user_ops_that_differ_on_one_node_are_named(tmp_path: Path)
     module.write_text(module.read_text() + "\n# another revision\n")
     ended = _run(tmp_path, ranks, "--data=corpus.bin --data-as-is --steps=2", program="train.py")
     assert {*ended.statuses} == {2}
-    assert f"error: the ranks are not alike\n  rank {ranks - 1} has my_ops.py sha256 " in ended.err[0], ended.err[0]
+    assert (
+        f"error: the ranks are not alike\n  rank {ranks - 1} has my_ops.py sha256 " in ended.err[0]
+    ), ended.err[0]
 
 
 # ---- files of weights
@@ -197,18 +216,26 @@ class Weights:
 
 WEIGHTS = {
     "replicas": Weights("llama", "dp = 2  tp = 1", 2, 2, "lm_head.weight"),
-    "sharded state": Weights("llama", "dp = 2  tp = 1", 2, 2, "lm_head.weight", "state { zero 3 over dp }"),
+    "sharded state": Weights(
+        "llama", "dp = 2  tp = 1", 2, 2, "lm_head.weight", "state { zero 3 over dp }"
+    ),
     "tensors": Weights("llama", "dp = 1  tp = 2", 1, 2, "model.layers.1.mlp.down_proj.weight"),
     "joined, padded": Weights("gpt2", "dp = 1  tp = 2", 1, 2, "transformer.h.1.attn.c_attn.weight"),
-    "stages": Weights("llama", "pp = 2  dp = 1  tp = 1", 1, 2, "lm_head.weight", "pipeline { schedule = 1f1b }"),
-    "experts": Weights("mixtral", "dp = 2  tp = 1", 2, 2, ".layers.1.block_sparse_moe.experts.3.w2"),
+    "stages": Weights(
+        "llama", "pp = 2  dp = 1  tp = 1", 1, 2, "lm_head.weight", "pipeline { schedule = 1f1b }"
+    ),
+    "experts": Weights(
+        "mixtral", "dp = 2  tp = 1", 2, 2, ".layers.1.block_sparse_moe.experts.3.w2"
+    ),
 }
 
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("differs", [True, False])
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_weights_of_another_revision_on_one_node_are_named(kind: str, differs: bool, tmp_path: Path) -> None:
+def test_weights_of_another_revision_on_one_node_are_named(
+    kind: str, differs: bool, tmp_path: Path
+) -> None:
     given = WEIGHTS[kind]
     hf_models.model(given.model, torch.float64).save_pretrained(tmp_path / "r0")
     for rank in range(1, given.ranks):
@@ -261,7 +288,9 @@ def test_a_run_does_not_begin_with_weights_that_differ(nodes: bool, tmp_path: Pa
     start = "" if nodes else "before the first step ranks do not hold the same state: "
     name = "`lm_head.weight` of w" if nodes else "`head`"
     said = "".join(ended.err)
-    assert re.search(rf"error: {start}{name} differs between rank \d on \S+ and rank \d on ", said), said
+    assert re.search(
+        rf"error: {start}{name} differs between rank \d on \S+ and rank \d on ", said
+    ), said
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -287,12 +316,15 @@ def test_a_bit_of_what_ranks_hold_alike_is_named(kind: str, tmp_path: Path) -> N
     for lines in run_ranks(case.ranks, _flipped, harness.compiled(case, tmp_path)):
         assert lines[0] == ""
         for name, line in lines[1:]:
-            assert line.startswith(f"before the first step ranks do not hold the same state: `{name}` differs between")
+            assert line.startswith(
+                f"before the first step ranks do not hold the same state: `{name}` differs between"
+            )
             assert f"rank {case.ranks - 1} on " in line
 
 
 def _flipped(module: Any) -> list[Any]:
-    """The line of an undisturbed state; then, for each box that two ranks hold, its name and what a flipped bit gives.
+    """The line of an undisturbed state; then, for each box that two ranks hold, its name and what a
+    flipped bit gives.
 
     Which boxes these are is found from all ranks' boxes, and must be what the state says.
     """
@@ -303,7 +335,9 @@ def _flipped(module: Any) -> list[Any]:
     every: list[Any] = [None] * world
     dist.all_gather_object(every, names)
     shared = {name for name in names if sum(name in others for others in every) > 1}
-    said = {box.name for boxes in state.shared_boxes().values() for box in boxes if box.tensor.numel()}
+    said = {
+        box.name for boxes in state.shared_boxes().values() for box in boxes if box.tensor.numel()
+    }
     assert said == shared
     check = SameState(state)
     lines: list[Any] = [_state_line(check)]
@@ -320,25 +354,37 @@ def _flipped(module: Any) -> list[Any]:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", STATE)
 def test_plan_json_says_what_is_compared(kind: str, tmp_path: Path) -> None:
-    """Of each parameter the axes along which ranks hold it alike, as the ranks do, and those of data."""
+    """Of each parameter the axes along which ranks hold it alike, as the ranks do, and those of
+    data.
+    """
     case = STATE[kind]
     module = harness.compiled(case, tmp_path)
     rows = json.loads((tmp_path / "plan.json").read_text())["compared"]
-    said = {param: "*".join(row["over"]) for row in rows if row["what"] == "state" for param in row["of"]}
+    said = {
+        param: "*".join(row["over"])
+        for row in rows
+        if row["what"] == "state"
+        for param in row["of"]
+    }
     found = dict[str, str]()
     for of_rank in run_ranks(case.ranks, _axes_of_params, module):
         found |= of_rank
     assert said == found
     (windows,) = (row["over"] for row in rows if row["what"] == "windows")
-    batch = {axis for axes in module.PLAN.inputs["tokens"].split.get("batch", ()) for axis in [axes]}
-    assert windows == [axis for axis, size in module.PLAN.mesh.items() if size > 1 and axis not in batch]
+    batch = {
+        axis for axes in module.PLAN.inputs["tokens"].split.get("batch", ()) for axis in [axes]
+    }
+    assert windows == [
+        axis for axis, size in module.PLAN.mesh.items() if size > 1 and axis not in batch
+    ]
 
 
 def _axes_of_params(module: Any) -> dict[str, str]:
     _, state = module.build(Mesh(module.PLAN.mesh))
     found = dict[str, str]()
     for axes, boxes in state.shared_boxes().items():
-        along = "*".join(name for name in axes.split("*") if "[" not in name)  # stages that share are not among axes
+        # stages that share are not among axes
+        along = "*".join(name for name in axes.split("*") if "[" not in name)
         for box in boxes:
             if along and not box.key.startswith("optimizer/"):
                 found[box.key.rpartition(".")[2]] = along
@@ -365,7 +411,9 @@ def test_a_run_saves_nothing_that_has_come_to_differ(case: Case, tmp_path: Path)
     for rank in range(case.ranks):
         _write_corpus(tmp_path / f"r{rank}")
     fault = Fault(Point("step", 2, case.ranks - 1), Flip(of="state"))
-    ended = _run(tmp_path, case.ranks, "--data=corpus.bin --data-as-is --steps=6 --save-every=4", fault)
+    ended = _run(
+        tmp_path, case.ranks, "--data=corpus.bin --data-as-is --steps=6 --save-every=4", fault
+    )
     assert {*ended.statuses} == {1}, ended.err
     said = "".join(ended.err)
     assert "error: before the first save ranks do not hold the same state: `" in said

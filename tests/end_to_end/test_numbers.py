@@ -1,4 +1,5 @@
-"""Emitted programs against the reference: loss, every gradient, their norm, and parameters after each step.
+"""Emitted programs against the reference: loss, every gradient, their norm, and parameters after
+each step.
 
 Every pair of ways to shard and to train; in few programs, `test_crossings`.
 """
@@ -23,65 +24,195 @@ FACTORS = {**matrix.FACTORS, "model": ("llama", "tied", "parallel")}
 MORE = (
     Case(replicas=2, dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=0.05),
     Case(replicas=2, dp=2, tp=1, valid="silent_rank", optimizer="momentum", model="tied"),
-    Case(dp=2, tp=4, sp=True, kv=1, microbatches=2, gathered="regather", optimizer="groups", clip=0.05),
+    Case(
+        dp=2,
+        tp=4,
+        sp=True,
+        kv=1,
+        microbatches=2,
+        gathered="regather",
+        optimizer="groups",
+        clip=0.05,
+    ),
     Case(dp=2, tp=4, kv=2, vocab=False, model="parallel", optimizer="momentum"),
     Case(tp=4, sp=True, kv=2, vocab=False, model="tied", optimizer="momentum", clip=0.05),
     Case(dp=2, tp=2, sp=True, microbatches=2, recompute="full"),
-    Case(dp=2, tp=2, sp=True, recompute="full", gathered="regather", optimizer="adamw", model="tied"),
+    Case(
+        dp=2, tp=2, sp=True, recompute="full", gathered="regather", optimizer="adamw", model="tied"
+    ),
     Case(dp=2, tp=2, sp=True, microbatches=2, recompute="selective(attention, silu)"),
-    Case(dp=2, tp=2, sp=True, recompute="selective(rmsnorm, rope, attention)", gathered="regather", model="every"),
+    Case(
+        dp=2,
+        tp=2,
+        sp=True,
+        recompute="selective(rmsnorm, rope, attention)",
+        gathered="regather",
+        model="every",
+    ),
     Case(dp=2, tp=2, recompute="full", model="every", microbatches=2),
     Case(tp=4, sp=True, kv=2, recompute="full", model="parallel"),
     Case(model="every", valid="all"),
     Case(dp=2, tp=2, model="every", microbatches=2),
-    Case(dp=2, tp=2, sp=True, model="every", microbatches=2, optimizer="adamw", clip=0.05, gathered="regather"),
+    Case(
+        dp=2,
+        tp=2,
+        sp=True,
+        model="every",
+        microbatches=2,
+        optimizer="adamw",
+        clip=0.05,
+        gathered="regather",
+    ),
     Case(tp=4, sp=True, kv=2, model="every"),
     Case(dp=2, tp=4, kv=1, vocab=False, model="every"),
     Case(dp=2, tp=2, sp=True, padded=True, smoothing=0.1, z=0.01, microbatches=2),
     Case(tp=2, vocab=False, padded=True, smoothing=0.1, z=0.01, model="tied"),
-    Case(replicas=2, dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=0.05, state="zero 1 over dp"),
+    Case(
+        replicas=2,
+        dp=2,
+        tp=2,
+        sp=True,
+        microbatches=2,
+        optimizer="groups",
+        clip=0.05,
+        state="zero 1 over dp",
+    ),
     Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 1 over replica, dp"),
     Case(dp=3, tp=2, model="every", optimizer="adamw", clip=0.05, state="optimizer over dp"),
     Case(dp=8, kv=1, optimizer="momentum", valid="silent_rank", state="zero 1 over dp"),
 )
 SHARED = (
-    Case(replicas=2, dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=0.05, state="zero 3 over dp"),
-    Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full"),
-    Case(dp=3, tp=2, model="every", optimizer="adamw", clip=0.05, state="zero 3 over dp  prefetch = 2"),
+    Case(
+        replicas=2,
+        dp=2,
+        tp=2,
+        sp=True,
+        microbatches=2,
+        optimizer="groups",
+        clip=0.05,
+        state="zero 3 over dp",
+    ),
+    Case(
+        replicas=2,
+        dp=2,
+        optimizer="adamw",
+        clip=0.05,
+        state="zero 3 over replica, dp",
+        recompute="full",
+    ),
+    Case(
+        dp=3,
+        tp=2,
+        model="every",
+        optimizer="adamw",
+        clip=0.05,
+        state="zero 3 over dp  prefetch = 2",
+    ),
     Case(dp=8, kv=1, optimizer="momentum", valid="silent_rank", state="zero 2 over dp"),
 )
 FUSED = (
     Case(kernels="triton", model="every", valid="all"),
     Case(dp=2, tp=2, sp=True, kernels="triton", padded=True, smoothing=0.1, z=0.01, microbatches=2),
-    Case(tp=2, vocab=False, kernels="triton", padded=True, smoothing=0.1, z=0.01, model="tied", optimizer="adamw"),
+    Case(
+        tp=2,
+        vocab=False,
+        kernels="triton",
+        padded=True,
+        smoothing=0.1,
+        z=0.01,
+        model="tied",
+        optimizer="adamw",
+    ),
     Case(tp=4, kv=1, kernels="triton", padded=True, smoothing=0.1, model="tied", recompute="full"),
-    Case(dp=2, tp=2, sp=True, kernels="triton", model="every", microbatches=2, state="zero 3 over dp"),
-    Case(tp=2, vocab=False, kernels="triton", z=0.01, recompute="selective(cross_entropy, rmsnorm, rope)"),
+    Case(
+        dp=2, tp=2, sp=True, kernels="triton", model="every", microbatches=2, state="zero 3 over dp"
+    ),
+    Case(
+        tp=2,
+        vocab=False,
+        kernels="triton",
+        z=0.01,
+        recompute="selective(cross_entropy, rmsnorm, rope)",
+    ),
 )
 LAYOUTS = ("", "as zigzag", "via ring", "as zigzag via ring")
 CONTEXT = (
     *(
-        Case(dp=2, cp=2, tp=2, sp=True, how=how, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05)
+        Case(
+            dp=2,
+            cp=2,
+            tp=2,
+            sp=True,
+            how=how,
+            state="zero 3 over dp, cp",
+            optimizer="adamw",
+            clip=0.05,
+        )
         for how in LAYOUTS
     ),
-    *(Case(dp=2, cp=4, how=how, gathered="regather", recompute="full", kv=1, model="parallel") for how in LAYOUTS),
     *(
-        Case(dp=2, cp=4, how=how, kernels="triton", model="every", valid="silent_rank", microbatches=2)
+        Case(dp=2, cp=4, how=how, gathered="regather", recompute="full", kv=1, model="parallel")
         for how in LAYOUTS
     ),
-    *(Case(cp=2, uly=2, how=how, kv=4, microbatches=2, state="zero 2 over cp, uly", model="tied") for how in LAYOUTS),
-    *(Case(pp=2, cp=2, tp=2, sp=True, how=how, microbatches=3, state="zero 1 over cp", layers=4) for how in LAYOUTS),
-    *(Case(cp=2, uly=2, tp=2, sp=True, how=how, kv=2, recompute="selective(attention, silu)") for how in LAYOUTS[::2]),
-    Case(dp=2, uly=4, kv=2, gathered="regather", optimizer="groups", clip=0.05, state="zero 1 over dp, uly"),
-    Case(dp=2, uly=2, tp=2, sp=True, kv=1, kernels="triton", state="zero 3 over dp, uly", recompute="full"),
+    *(
+        Case(
+            dp=2,
+            cp=4,
+            how=how,
+            kernels="triton",
+            model="every",
+            valid="silent_rank",
+            microbatches=2,
+        )
+        for how in LAYOUTS
+    ),
+    *(
+        Case(cp=2, uly=2, how=how, kv=4, microbatches=2, state="zero 2 over cp, uly", model="tied")
+        for how in LAYOUTS
+    ),
+    *(
+        Case(pp=2, cp=2, tp=2, sp=True, how=how, microbatches=3, state="zero 1 over cp", layers=4)
+        for how in LAYOUTS
+    ),
+    *(
+        Case(cp=2, uly=2, tp=2, sp=True, how=how, kv=2, recompute="selective(attention, silu)")
+        for how in LAYOUTS[::2]
+    ),
+    Case(
+        dp=2,
+        uly=4,
+        kv=2,
+        gathered="regather",
+        optimizer="groups",
+        clip=0.05,
+        state="zero 1 over dp, uly",
+    ),
+    Case(
+        dp=2,
+        uly=2,
+        tp=2,
+        sp=True,
+        kv=1,
+        kernels="triton",
+        state="zero 3 over dp, uly",
+        recompute="full",
+    ),
 )
-CASES = [*(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)), *MORE, *SHARED, *FUSED, *CONTEXT]
+CASES = [
+    *(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)),
+    *MORE,
+    *SHARED,
+    *FUSED,
+    *CONTEXT,
+]
 
 
 def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     """Relative to the largest element of what is expected."""
     error, scale = (got - expected).abs().max().item(), expected.abs().max().item()
-    assert error <= tolerance * scale, f"{name}: off by {error:.3g}, where the largest element is {scale:.3g}"
+    assert error <= tolerance * scale, (
+        f"{name}: off by {error:.3g}, where the largest element is {scale:.3g}"
+    )
 
 
 @pytest.mark.long
@@ -119,7 +250,10 @@ MUTANTS = (
     ),
     ('all_reduce_(gradients["matrices"], dp)', ""),
     ("(loss_sum * inv_num_tokens)", "(loss_sum * inv_num_tokens * 2)"),
-    ("num_tokens = all_reduce_(count_valid(batch.labels), dp)", "num_tokens = count_valid(batch.labels)"),
+    (
+        "num_tokens = all_reduce_(count_valid(batch.labels), dp)",
+        "num_tokens = count_valid(batch.labels)",
+    ),
     ("loss += loss_sum.detach()", "loss = loss_sum.detach()"),
     ('all_reduce_(sum_squares(gradients["matrices"]), tp)', 'sum_squares(gradients["matrices"])'),
     ("reduce_scatter(y, self.tp, dim=0)", "reduce_scatter(y * 1.000001, self.tp, dim=0)"),
@@ -145,7 +279,10 @@ def test_the_pairs_are_all_there() -> None:
         for b in names[i + 1 :]:
             there = {(getattr(case, a), getattr(case, b)) for case in CASES}
             wanted = {
-                (x, y) for x in FACTORS[a] for y in FACTORS[b] if frozenset({(a, x), (b, y)}) not in matrix.IMPOSSIBLE
+                (x, y)
+                for x in FACTORS[a]
+                for y in FACTORS[b]
+                if frozenset({(a, x), (b, y)}) not in matrix.IMPOSSIBLE
             }
             assert wanted <= there
 
@@ -158,7 +295,8 @@ RULES = (
     "batch over dp  hidden over tp",
     "batch over dp  seq over tp",
     "batch over dp  seq over dp  heads, kv_heads, ffn over tp",
-    "batch over dp  heads, ffn over tp",  # kv_heads on each rank: which of them a head attends to depends on the rank
+    # kv_heads on each rank: which of them a head attends to depends on the rank
+    "batch over dp  heads, ffn over tp",
     "batch over dp  kv_heads, ffn over tp",
     "batch over dp  heads over tp  kv_heads over tp  ffn over tp",
     "batch over dp  kv_heads over tp  heads over tp  ffn over tp",
@@ -187,7 +325,9 @@ def test_other_rules_are_right_or_refused(rules: str, kv: int, tmp_path: Path) -
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("empty", [0, 1])
 @pytest.mark.parametrize("optimizer", ["momentum", "groups"])
-def test_a_step_without_valid_tokens_changes_nothing(optimizer: str, empty: int, tmp_path: Path) -> None:
+def test_a_step_without_valid_tokens_changes_nothing(
+    optimizer: str, empty: int, tmp_path: Path
+) -> None:
     """Not one bit of any parameter; and the steps around it go on as if it had not been."""
     case = Case(dp=2, tp=2, sp=True, optimizer=optimizer, clip=0.05, microbatches=2)
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
@@ -204,7 +344,10 @@ def test_a_step_without_valid_tokens_changes_nothing(optimizer: str, empty: int,
 
 @pytest.mark.parametrize(
     "case",
-    [Case(dp=2, tp=2, sp=True, gathered="regather", microbatches=2), Case(dp=2, tp=2, vocab=False, kv=1)],
+    [
+        Case(dp=2, tp=2, sp=True, gathered="regather", microbatches=2),
+        Case(dp=2, tp=2, vocab=False, kv=1),
+    ],
     ids=str,
 )
 def test_the_validation_loss_equals_one_process(case: Case, tmp_path: Path) -> None:
@@ -216,7 +359,8 @@ def test_the_validation_loss_equals_one_process(case: Case, tmp_path: Path) -> N
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("precision", "tolerance"), [("fp32", 1e-4), ("fp32  reduce = bf16", 0.01), ("fp16", 0.01), ("bf16", 0.05)]
+    ("precision", "tolerance"),
+    [("fp32", 1e-4), ("fp32  reduce = bf16", 0.01), ("fp16", 0.01), ("bf16", 0.05)],
 )
 def test_narrower_precisions_come_near(precision: str, tolerance: float, tmp_path: Path) -> None:
     case = Case(dp=2, tp=2, sp=True, microbatches=2, precision=precision, optimizer="sgd")
@@ -239,7 +383,10 @@ def test_initial_values_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
             Case(dp=3, kv=kv),
             Case(tp=2, vocab=False, kv=kv),
         ):
-            assert all(torch.equal(one[name], value) for name, value in _initial(case, tmp_path / "other").items())
+            assert all(
+                torch.equal(one[name], value)
+                for name, value in _initial(case, tmp_path / "other").items()
+            )
 
 
 def _initial(case: Case, folder: Path) -> dict[str, Tensor]:

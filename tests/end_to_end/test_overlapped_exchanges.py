@@ -1,7 +1,9 @@
-"""In which order an emitted program begins exchanges of rows, computes, and waits, in forward and in backward.
+"""In which order an emitted program begins exchanges of rows, computes, and waits, in forward and
+in backward.
 
-One rank of two, on a group that stands in for its peer: what the peer sends is what this rank does.  A product is known
-by its sizes: of a shared expert, of a rank's experts, or the gradient of an expert's weight.
+One rank of two, on a group that stands in for its peer: what the peer sends is what this rank
+does.  A product is known by its sizes: of a shared expert, of a rank's experts, or the gradient of
+an expert's weight.
 """
 
 from collections.abc import Sequence
@@ -43,12 +45,19 @@ shard {{ experts over dp  batch over dp }}
 train {{ seq = 6  global_batch = 4  microbatch = 2  steps = 1  recompute = none
   optimizer sgd {{ lr = 0.1 }}  data text {{ files = [python_stdlib] }} }}
 """
-BESIDE = "    s = (silu(m @ s_gate[hidden -> ffn]) * (m @ s_up[hidden -> ffn])) @ s_down[ffn -> hidden]\n"
+BESIDE = (
+    "    s = (silu(m @ s_gate[hidden -> ffn]) * (m @ s_up[hidden -> ffn])) @ s_down[ffn ->"
+    " hidden]\n"
+)
 AFTER = PLAN.replace("    x = x + y\n", BESIDE + "    x = x + y + s\n")
 BEFORE = PLAN.replace("    y = m\n", BESIDE + "    y = m\n").replace("x = x + y", "x = x + y + s")
 
 FORWARD = ["begin", "shared", "wait", "expert", "begin", "shared", "wait"]
-"""Of rows.  First products of the shared expert run beside the exchange to the experts, the last beside the other."""
+"""Of rows.
+
+First products of the shared expert run beside the exchange to the experts, the last beside the
+other.
+"""
 BACKWARD = ["begin", "shared", "wait", "expert", "begin", "weight", "shared", "wait"]
 
 
@@ -59,7 +68,9 @@ class Events(TorchDispatchMode):
         super().__init__()
         self.found: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
             self._product([x for x in args if isinstance(x, Tensor)][-2:])
         return func(*args, **(kwargs or {}))
@@ -72,7 +83,9 @@ class Events(TorchDispatchMode):
             self.found.append("weight" if {rows, columns} == {EXPERT, HIDDEN} else "expert")
 
     def alltoall_base(self, out: Tensor, whole: Tensor, *splits: list[int]) -> "Work":
-        """In the place of a group's: rows of a peer that has as many for this rank as this has for itself."""
+        """In the place of a group's: rows of a peer that has as many for this rank as this has
+        for itself.
+        """
         if splits[0]:
             self.found.append("begin")
             out.fill_(torch.nan)
@@ -80,7 +93,9 @@ class Events(TorchDispatchMode):
 
 
 class Work:
-    """An exchange under way, of rows or of their counts; what comes is there when it is awaited, and NaN before."""
+    """An exchange under way, of rows or of their counts; what comes is there when it is
+    awaited, and NaN before.
+    """
 
     def __init__(self, events: Events, out: Tensor, whole: Tensor, is_of_rows: bool) -> None:
         self._events, self._out, self._whole, self._is_of_rows = events, out, whole, is_of_rows
@@ -102,7 +117,10 @@ class SpiedMesh(Mesh):
 
 
 def events(plan: str, folder: Path) -> tuple[list[str], list[str]]:
-    """Of forward and of backward, neighbours that are alike once.  Fails where anything reads rows before they come."""
+    """Of forward and of backward, neighbours that are alike once.
+
+    Fails where anything reads rows before they come.
+    """
     module, spy = harness.imported(harness.written(plan, folder) / "train.py"), Events()
     with plain_groups():
         dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -117,7 +135,10 @@ def events(plan: str, folder: Path) -> tuple[list[str], list[str]]:
                 loss.backward()
         finally:
             dist.destroy_process_group()
-    assert all(bool(it.isfinite().all()) for it in (loss, *(p.grad for p in model.parameters() if p.grad is not None)))
+    assert all(
+        bool(it.isfinite().all())
+        for it in (loss, *(p.grad for p in model.parameters() if p.grad is not None))
+    )
     return [event for event, _ in groupby(forward)], [event for event, _ in groupby(spy.found)]
 
 
@@ -128,7 +149,10 @@ def test_a_shared_expert_runs_beside_exchanges(plan: str, tmp_path: Path) -> Non
 
 
 def test_recomputed_layers_begin_and_wait_in_that_order(tmp_path: Path) -> None:
-    assert events(AFTER.replace("recompute = none", "recompute = full"), tmp_path) == (FORWARD, FORWARD + BACKWARD)
+    assert events(AFTER.replace("recompute = none", "recompute = full"), tmp_path) == (
+        FORWARD,
+        FORWARD + BACKWARD,
+    )
 
 
 def test_without_a_shared_expert_only_gradients_of_weights_run_beside(tmp_path: Path) -> None:
@@ -138,7 +162,11 @@ def test_without_a_shared_expert_only_gradients_of_weights_run_beside(tmp_path: 
 
 
 def test_rows_that_are_dispatched_twice_are_awaited_at_once(tmp_path: Path) -> None:
-    """What backward recomputes by itself it begins and awaits there; the exchange back runs beside the whole expert."""
-    forward, backward = events(AFTER.replace("recompute = none", "recompute = selective(dispatch)"), tmp_path)
+    """What backward recomputes by itself it begins and awaits there; the exchange back runs
+    beside the whole expert.
+    """
+    forward, backward = events(
+        AFTER.replace("recompute = none", "recompute = selective(dispatch)"), tmp_path
+    )
     assert forward == ["begin", "wait", "expert", "begin", "shared", "wait"]
     assert backward[:3] == ["begin", "shared", "wait"]

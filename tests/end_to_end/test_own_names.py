@@ -1,6 +1,7 @@
 """Weights of plans without `names hf`: what a run on a mesh exports, a single process begins with.
 
-Its first loss is the run's next one, in float64, so that every parameter was written and read where it belongs.
+Its first loss is the run's next one, in float64, so that every parameter was written and read where
+it belongs.
 """
 
 from pathlib import Path
@@ -34,16 +35,24 @@ EXPERTS = """
 """
 BODIES = {
     "tied": f"repeat layers {{ {LAYER.format(n='w')} }}",
-    "nested": f"repeat blocks {{ repeat layers {{ {LAYER.format(n='w')} }} {LAYER.format(n='z')} }}",
-    "branches": f"repeat layers as i {{ if i < 1 {{ {LAYER.format(n='w')} }} else {{ {LAYER.format(n='z')} }} }}",
-    "tables": f"repeat layers {{ {LAYER.format(n='w')} x = x + embedding(tokens, table[vocab, hidden]) }}",
+    "nested": (
+        f"repeat blocks {{ repeat layers {{ {LAYER.format(n='w')} }} {LAYER.format(n='z')} }}"
+    ),
+    "branches": f"repeat layers as i {{ if i < 1 {{ {LAYER.format(n='w')} }} else {{"
+    f" {LAYER.format(n='z')} }} }}",
+    "tables": f"repeat layers {{ {LAYER.format(n='w')} x = x + embedding(tokens, table[vocab,"
+    f" hidden]) }}",
     "experts": f"repeat layers {{ {LAYER.format(n='w')} {EXPERTS} }}",
 }
 MESHES = {
     "tp": ("dp = 2  tp = 2", "batch over dp  vocab, heads over tp  seq over tp", ""),
     "zero_3": ("dp = 2", "batch over dp", "state { zero 3 over dp }"),
     "pp": ("pp = 2", "layers over pp", "pipeline { schedule = 1f1b }"),
-    "ep": ("dp = 2  tp = 2", "experts over dp  batch over dp  heads over tp  seq over tp", "state { zero 1 over dp }"),
+    "ep": (
+        "dp = 2  tp = 2",
+        "experts over dp  batch over dp  heads over tp  seq over tp",
+        "state { zero 1 over dp }",
+    ),
 }
 CASES = (
     ("tied", "tp"),
@@ -101,7 +110,9 @@ def test_what_a_mesh_exports_one_process_begins_with(body: str, mesh: str, tmp_p
     (loss,) = run_ranks(1, _first_step, alone, tmp_path)
     assert loss == pytest.approx(next_loss, rel=1e-10)
     export.export(tmp_path / "step-000002", tmp_path / "again", alone.PLAN.names)
-    written, again = (load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "again"))
+    written, again = (
+        load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "again")
+    )
     assert written.keys() == again.keys()
     assert all(torch.equal(value, again[name]) for name, value in written.items())
     tables = [tensor for tensor in written if tensor == "wte" or tensor.endswith(".table")]
@@ -128,4 +139,6 @@ def _first_step(module: ModuleType, folder: Path) -> float:
     model, state = module.build(Mesh(module.PLAN.mesh))
     Reader(folder / "out", module.PLAN.names).fill(state)
     saver.save(folder, 2, state)
-    return module.train_step(model, state, harness.local_batch(module.PLAN, *batch()), LR).loss.item()
+    return module.train_step(
+        model, state, harness.local_batch(module.PLAN, *batch()), LR
+    ).loss.item()

@@ -1,4 +1,5 @@
-"""Padded rows of experts: the same numbers as in one process, without a wait of the host; experts cut over tp too.
+"""Padded rows of experts: the same numbers as in one process, without a wait of the host; experts
+cut over tp too.
 
 Where experts lie and how they train in pairs, as in `test_experts`, of routes with a capacity.
 """
@@ -18,15 +19,32 @@ from helpers.oracle.all_pairs import all_pairs
 from helpers.oracle.plans import Case
 
 SPLIT: dict[str, dict[str, Any]] = {
-    "within each, sequence parallel": {"dp": 2, "tp": 2, "sp": True, "experts": "dp", "inner": True},
+    "within each, sequence parallel": {
+        "dp": 2,
+        "tp": 2,
+        "sp": True,
+        "experts": "dp",
+        "inner": True,
+    },
     "within each of an own axis": {"ep": 2, "tp": 2, "sp": True, "experts": "ep", "inner": True},
     "within each, all on each rank": {"dp": 2, "tp": 2, "sp": True, "inner": True},
-    "within each, a long sequence": {"cp": 2, "how": "as zigzag", "tp": 2, "sp": True, "experts": "cp", "inner": True},
+    "within each, a long sequence": {
+        "cp": 2,
+        "how": "as zigzag",
+        "tp": 2,
+        "sp": True,
+        "experts": "cp",
+        "inner": True,
+    },
 }
 """Experts of which ranks have parts, of tokens of which they have parts too."""
 MODELS = ("capacity", "roomy")
 PAIRS = {**FACTORS, "folding": (*FOLDINGS, *SPLIT), "model": MODELS}
-CASES = [*dict.fromkeys(folded({**FOLDINGS, **SPLIT}, **row, bounded=True) for row in all_pairs(PAIRS, IMPOSSIBLE))]
+CASES = [
+    *dict.fromkeys(
+        folded({**FOLDINGS, **SPLIT}, **row, bounded=True) for row in all_pairs(PAIRS, IMPOSSIBLE)
+    )
+]
 
 
 @pytest.mark.long
@@ -37,10 +55,36 @@ def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
 
 FEW = (
     Case(
-        dp=2, tp=2, sp=True, experts="dp", inner=True, model="roomy", state="zero 1 over dp", microbatches=2, clip=0.05
+        dp=2,
+        tp=2,
+        sp=True,
+        experts="dp",
+        inner=True,
+        model="roomy",
+        state="zero 1 over dp",
+        microbatches=2,
+        clip=0.05,
     ),
-    Case(dp=2, tp=2, sp=True, experts="dp, tp", model="roomy", recompute="selective(dispatch)", kernels="triton"),
-    possible(Case(pp=2, ep=2, experts="ep", model="capacity", schedule="zb_h1", microbatches=3, optimizer="adamw")),
+    Case(
+        dp=2,
+        tp=2,
+        sp=True,
+        experts="dp, tp",
+        model="roomy",
+        recompute="selective(dispatch)",
+        kernels="triton",
+    ),
+    possible(
+        Case(
+            pp=2,
+            ep=2,
+            experts="ep",
+            model="capacity",
+            schedule="zb_h1",
+            microbatches=3,
+            optimizer="adamw",
+        )
+    ),
     Case(tp=2, experts="tp", model="capacity", recompute="full"),
     Case(model="roomy", valid="silent_microbatch", microbatches=2),
 )
@@ -62,10 +106,13 @@ TO_FIRST = (
 @pytest.mark.long
 @pytest.mark.parametrize("case", [replace(case, bounded=True) for case in TO_FIRST], ids=str)
 def test_all_tokens_to_the_same_experts(case: Case, tmp_path: Path) -> None:
-    """Of equal scores the first experts are chosen: some ranks have no row, others more than their capacity.
+    """Of equal scores the first experts are chosen: some ranks have no row, others more than their
+    capacity.
 
     One step, after which scores that would be equal differ by rounding.
     """
     start = reference.initial(case.config)
-    start |= {name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")}
+    start |= {
+        name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")
+    }
     compare(case, harness.compiled(case, tmp_path), start=start, steps=1)

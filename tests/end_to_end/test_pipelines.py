@@ -1,4 +1,5 @@
-"""Emitted programs in stages against the reference: loss, every gradient, their norm, parameters after each step.
+"""Emitted programs in stages against the reference: loss, every gradient, their norm, parameters
+after each step.
 
 Every pair of these; in few programs, `test_crossings`.
 """
@@ -42,10 +43,17 @@ IMPOSSIBLE: frozenset[Pair] = frozenset(
         *(frozenset({("layers", 2), ("schedule", name)}) for name in TWO_EACH),
         # more than 8 ranks, or stages than layers
         *(frozenset({("pp", 4), (name, 2)}) for name in ("dp", "tp")),
-        *(frozenset({("pp", 4), ("schedule", name)}) for name in ("dualpipev", "breadth_first(chunks=2)")),
+        *(
+            frozenset({("pp", 4), ("schedule", name)})
+            for name in ("dualpipev", "breadth_first(chunks=2)")
+        ),
         *(frozenset({("pp", pp), each}) for pp, each in ((3, ("tp", 2)), (4, ("layers", 4)))),
         # state that nothing shares out
-        *(frozenset({("state", state), each}) for state in SHARED for each in (("dp", 1), ("pp", 4))),
+        *(
+            frozenset({("state", state), each})
+            for state in SHARED
+            for each in (("dp", 1), ("pp", 4))
+        ),
         # what the reference has not
         *(frozenset({("model", "every"), each}) for each in (("tp", 2), ("optimizer", "groups"))),
     }
@@ -62,12 +70,27 @@ def possible(case: Case) -> Case:
 
 
 WITHOUT_TURNS = (  # of the first stage, and of the last
-    Case(pp=2, tp=2, dp=2, sp=True, stages="[0, 2]", model="tied", microbatches=3, clip=0.05, optimizer="adamw"),
+    Case(
+        pp=2,
+        tp=2,
+        dp=2,
+        sp=True,
+        stages="[0, 2]",
+        model="tied",
+        microbatches=3,
+        clip=0.05,
+        optimizer="adamw",
+    ),
     Case(pp=2, tp=2, stages="[2, 0]", schedule="zb_h1", microbatches=3, state="bucket = 1KiB"),
     Case(pp=3, tp=2, stages="[0, 2, 0]", schedule="zb_h2", microbatches=4, clip=0.05),
 )
-REDUCED_WHOLE = Case(pp=2, dp=2, microbatches=4, layers=4, schedule="interleaved_1f1b(chunks=2)", model="tied")
-CASES = [*dict.fromkeys(possible(Case(**case)) for case in all_pairs(FACTORS, IMPOSSIBLE)), REDUCED_WHOLE]
+REDUCED_WHOLE = Case(
+    pp=2, dp=2, microbatches=4, layers=4, schedule="interleaved_1f1b(chunks=2)", model="tied"
+)
+CASES = [
+    *dict.fromkeys(possible(Case(**case)) for case in all_pairs(FACTORS, IMPOSSIBLE)),
+    REDUCED_WHOLE,
+]
 
 
 @pytest.mark.long

@@ -1,5 +1,5 @@
-"""Programs whose layers make one product with several weights, however state lies: how many products there are, and the
-same numbers as one process.
+"""Programs whose layers make one product with several weights, however state lies: how many
+products there are, and the same numbers as one process.
 
 The reference is plain torch in float64, with a product for each weight.
 """
@@ -64,7 +64,9 @@ def _counted(function: Callable[..., Any], counts: Counter[int]) -> Callable[...
 def _train(
     module: Any, start: Tensors, batches: list[harness.Inputs]
 ) -> tuple[list[harness.RankStep], Counter[int], Counter[int]]:
-    """A rank's steps, and how many calls of `fused_linear` made how many products, forward and backward."""
+    """A rank's steps, and how many calls of `fused_linear` made how many products, forward and
+    backward.
+    """
     forward, backward = Counter[int](), Counter[int]()
     module.fused_linear = _counted(module.fused_linear, forward)
     function: Any = import_module("scalec.runtime.ops.fused_linear")._Linears
@@ -72,7 +74,9 @@ def _train(
     return harness._train(module, start, batches, LR), forward, backward
 
 
-def _compare(case: Case, steps: Sequence[Sequence[harness.RankStep]], start: Tensors, batches: list[Any]) -> None:
+def _compare(
+    case: Case, steps: Sequence[Sequence[harness.RankStep]], start: Tensors, batches: list[Any]
+) -> None:
     expected = reference.run(case.config, case.training, start, batches, LR)
     for number, (got, want) in enumerate(zip(zip(*steps, strict=True), expected, strict=True)):
         assert_same(harness._joined(got, start), want, f"step {number}: ")
@@ -81,10 +85,14 @@ def _compare(case: Case, steps: Sequence[Sequence[harness.RankStep]], start: Ten
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_layer_is_one_product_forward_and_two_backward(case: Case, tmp_path: Path) -> None:
-    """Where weight parts of backward come later, one is left; queries as wide as keys are not copied together."""
+    """Where weight parts of backward come later, one is left; queries as wide as keys are not
+    copied together.
+    """
     module = harness.compiled(case, tmp_path)
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
-    steps, forward, backward = zip(*run_ranks(case.ranks, _train, module, start, batches), strict=True)
+    steps, forward, backward = zip(
+        *run_ranks(case.ranks, _train, module, start, batches), strict=True
+    )
     _compare(case, steps, start, batches)
     layers = STEPS * case.microbatches * case.layers * case.ranks // case.pp
     assert sum(forward, Counter[int]()) == {1: 2 * layers * (2 if case.recompute == "full" else 1)}
@@ -93,15 +101,25 @@ def test_each_layer_is_one_product_forward_and_two_backward(case: Case, tmp_path
     assert sum(backward, Counter[int]()) == expected
 
 
-def _train_compiled(module: Any, start: Tensors, batches: list[harness.Inputs]) -> tuple[Any, list[list[int]]]:
+def _train_compiled(
+    module: Any, start: Tensors, batches: list[harness.Inputs]
+) -> tuple[Any, list[list[int]]]:
     """A rank's steps, and of each graph of a forward the columns of its products' results."""
     graphs: list[list[int]] = []
 
     def keep(graph: Any, _: object) -> Any:
-        graphs.append([node.meta["val"].shape[1] for node in graph.graph.nodes if "aten.mm" in str(node.target)])
+        graphs.append(
+            [
+                node.meta["val"].shape[1]
+                for node in graph.graph.nodes
+                if "aten.mm" in str(node.target)
+            ]
+        )
         return make_boxed_func(graph)
 
-    backend: Any = aot_autograd(fw_compiler=keep, bw_compiler=lambda graph, _: make_boxed_func(graph))
+    backend: Any = aot_autograd(
+        fw_compiler=keep, bw_compiler=lambda graph, _: make_boxed_func(graph)
+    )
     module.compile_each = partial(compile_each, backend=backend)
     return harness._train(module, start, batches, LR), graphs
 
@@ -114,6 +132,8 @@ def test_in_a_graph_each_layer_is_one_product_too(case: Case, tmp_path: Path) ->
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
     steps, found = zip(*run_ranks(case.ranks, _train_compiled, module, start, batches), strict=True)
     _compare(case, steps, start, batches)
-    hidden, heads, ffn = (size // case.tp for size in (case.config.hidden, case.config.heads, case.config.ffn))
+    hidden, heads, ffn = (
+        size // case.tp for size in (case.config.hidden, case.config.heads, case.config.ffn)
+    )
     together = hidden + 2 * case.kv * (hidden // heads) // case.tp
     assert [*found] == [[[together, case.config.hidden, 2 * ffn, case.config.hidden]]] * case.ranks

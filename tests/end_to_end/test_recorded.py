@@ -1,4 +1,6 @@
-"""Records of emitted programs (`SCALEC_RECORD=1`) are their plan, call for call; and no planted difference passes."""
+"""Records of emitted programs (`SCALEC_RECORD=1`) are their plan, call for call; and no planted
+difference passes.
+"""
 
 import json
 import shutil
@@ -52,13 +54,23 @@ PLANTED = Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0)
 def test_the_record_is_the_plan(case: Case, tmp_path: Path) -> None:
     found = recorded(harness.compiled(case, tmp_path), tmp_path, "--steps 2")
     assert found.equal, found.lines()
-    assert (found.steps, found.evaluations, found.ranks, found.backend) == (2, EVALUATIONS, case.ranks, "gloo")
+    assert (found.steps, found.evaluations, found.ranks, found.backend) == (
+        2,
+        EVALUATIONS,
+        case.ranks,
+        "gloo",
+    )
     listed = json.loads((tmp_path / "plan.json").read_text())["collectives"]
     assert found.calls == sum(each["count"] for each in listed if each["ranks"] > 1) > 0
-    assert f"equal to the plan, call for call: {found.calls} calls a step on each rank, in its order" in found.lines()
+    assert (
+        f"equal to the plan, call for call: {found.calls} calls a step on each rank, in its order"
+        in found.lines()
+    )
 
 
-def test_what_the_sanitizer_compares_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_sanitizer_compares_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCALEC_SANITIZE", "1")
     found = recorded(harness.compiled(PLANTED, tmp_path), tmp_path, "--steps 1")
     assert found.equal, found.lines()
@@ -67,7 +79,9 @@ def test_what_the_sanitizer_compares_is_not_recorded(tmp_path: Path, monkeypatch
 def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
     found = recorded(harness.compiled(Case(), tmp_path), tmp_path, "--steps 1")
     assert found.equal, found.lines()
-    assert f"tiny, 1 step and {EVALUATIONS} evaluations on 1 rank, no backend, torch" in found.lines()
+    assert (
+        f"tiny, 1 step and {EVALUATIONS} evaluations on 1 rank, no backend, torch" in found.lines()
+    )
 
 
 @settings(
@@ -75,7 +89,9 @@ def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(plans())
-def test_random_plans_communicate_in_the_order_of_the_ir(tmp_path_factory: pytest.TempPathFactory, plan: str) -> None:
+def test_random_plans_communicate_in_the_order_of_the_ir(
+    tmp_path_factory: pytest.TempPathFactory, plan: str
+) -> None:
     """On groups that only pretend, one rank after another: order needs no numbers."""
     folder = tmp_path_factory.mktemp("random")
     module = harness.imported(harness.written(plan, folder) / "train.py")
@@ -100,7 +116,9 @@ def _pretend(module: ModuleType, folder: Path) -> None:
     shapes = [[plan.global_batch, plan.seq][: len(given.dims)] for given in plan.inputs.values()]
     inputs = [torch.zeros(shape, dtype=torch.int64) for shape in shapes]
     with Recorder(folder, plan, 0) as recorder:
-        recorder.of("train", module.train_step)(model, state, harness.local_batch(plan, *inputs), 0.01)
+        recorder.of("train", module.train_step)(
+            model, state, harness.local_batch(plan, *inputs), 0.01
+        )
 
 
 # ---- a program that does not do what its plan says: (line, what it becomes, what is found)
@@ -193,8 +211,12 @@ not one order on all ranks:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_difference_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the record alone: a run whose copies have come to differ would end before its first save."""
+def test_a_planted_difference_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the record alone: a run whose copies have come to differ would end before its first
+    save.
+    """
     monkeypatch.setattr(SameState, "require", lambda *_: None)
     line, instead, says = DEFECTS[name]
     path = harness.written(plan_text(PLANTED), tmp_path) / "train.py"
@@ -230,25 +252,44 @@ def _replaced(old: str, new: str) -> Callable[[Path], None]:
 
 
 UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no_plan": (lambda it: (it / "plan.json").unlink(), "/plan.json: copy the one here that was compiled together"),
+    "no_plan": (
+        lambda it: (it / "plan.json").unlink(),
+        "/plan.json: copy the one here that was compiled together",
+    ),
     "no_json": (lambda it: (it / "plan.json").write_text("{"), "plan.json is not JSON: "),
-    "no_account": (lambda it: (it / "plan.json").write_text("{}"), "is not the account of a compiled plan"),
+    "no_account": (
+        lambda it: (it / "plan.json").write_text("{}"),
+        "is not the account of a compiled plan",
+    ),
     "earlier": (
-        lambda it: (it / "plan.json").write_text((it / "plan.json").read_text().replace('"loops"', '"count"')),
+        lambda it: (it / "plan.json").write_text(
+            (it / "plan.json").read_text().replace('"loops"', '"count"')
+        ),
         "plan.json is of an earlier scalec: compile the plan again",
     ),
     "earlier_turns": (
-        lambda it: (it / "plan.json").write_text((it / "plan.json").read_text().replace('"ahead"', '"x"')),
+        lambda it: (it / "plan.json").write_text(
+            (it / "plan.json").read_text().replace('"ahead"', '"x"')
+        ),
         "plan.json is of an earlier scalec: compile the plan again",
     ),
-    "a_rank": (lambda it: (it / "rank00001.jsonl").unlink(), "has no record of rank 1: copy their files here"),
+    "a_rank": (
+        lambda it: (it / "rank00001.jsonl").unlink(),
+        "has no record of rank 1: copy their files here",
+    ),
     "all_ranks": (
         lambda it: [path.unlink() for path in it.glob("rank*")],
         "has no record of ranks 0, 1: run the program with SCALEC_RECORD=1",
     ),
-    "empty": (lambda it: (it / "rank00001.jsonl").write_text(""), "is empty: rank 1 ended before it began"),
+    "empty": (
+        lambda it: (it / "rank00001.jsonl").write_text(""),
+        "is empty: rank 1 ended before it began",
+    ),
     "plan": (_replaced("tiny", "gpt"), "is of another plan: its plan is gpt, not tiny"),
-    "mesh": (_replaced('"tp": 2', '"tp": 4'), "is of another plan: its mesh is {'dp': 1, 'tp': 4}, not {'dp': 1, 'tp'"),
+    "mesh": (
+        _replaced('"tp": 2', '"tp": 4'),
+        "is of another plan: its mesh is {'dp': 1, 'tp': 4}, not {'dp': 1, 'tp'",
+    ),
     "rank": (_replaced('"rank": 1', '"rank": 0'), "its rank is 0, not 1"),
     "run": (_replaced('"run": ""', '"run": "x"'), "ranks 0 and 1 recorded different runs"),
     "text": (_replaced('{"step": 1', "oops"), "rank00001.jsonl:2 is not a line of a record"),
@@ -259,7 +300,9 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_is_not_a_record_of_the_plan_is_refused(name: str, whole: Path, tmp_path: Path) -> None:
+def test_what_is_not_a_record_of_the_plan_is_refused(
+    name: str, whole: Path, tmp_path: Path
+) -> None:
     change, says = UNREADABLE[name]
     folder = shutil.copytree(whole, tmp_path / "recorded")
     change(folder)
@@ -268,8 +311,12 @@ def test_what_is_not_a_record_of_the_plan_is_refused(name: str, whole: Path, tmp
     assert says in str(raised.value)
 
 
-def test_sizes_of_parts_are_compared_with_the_plan_and_with_those_of_other_ranks(whole: Path, tmp_path: Path) -> None:
-    """Ranks that meet in a rotation each have their own: what one sends another is what that has from it."""
+def test_sizes_of_parts_are_compared_with_the_plan_and_with_those_of_other_ranks(
+    whole: Path, tmp_path: Path
+) -> None:
+    """Ranks that meet in a rotation each have their own: what one sends another is what that
+    has from it.
+    """
     folder = shutil.copytree(whole, tmp_path / "recorded")
     _replaced('"op": "all_reduce"', '"splits": [[1, 0], [0, 1]], "op": "all_reduce"')(folder)
     found = compare(folder)
@@ -285,12 +332,16 @@ def _cut(folder: Path, lines: int, extra: str = "") -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]) + extra)
 
 
-def test_a_rank_that_died_is_named_with_the_call_that_the_others_wait_in(whole: Path, tmp_path: Path) -> None:
+def test_a_rank_that_died_is_named_with_the_call_that_the_others_wait_in(
+    whole: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(whole, tmp_path / "recorded")
     _cut(folder, 6, '{"step": 1, "ph')
     found = compare(folder)
     assert not found.equal
-    assert "  rank 1, step 1, call 6: the record ends here\n    plan      all_reduce " in found.lines()
+    assert (
+        "  rank 1, step 1, call 6: the record ends here\n    plan      all_reduce " in found.lines()
+    )
     assert "    recorded  no call\n" in found.lines()
     assert "    rank 1 has no further call" in found.lines()
 
@@ -317,24 +368,42 @@ def test_without_steps_nothing_is_equal(whole: Path, tmp_path: Path) -> None:
 def _ran(*calls: list[tuple[str, tuple[int, ...]]]) -> list[Record]:
     """Records of ranks that made `calls`, (op, group) each."""
     made = [tuple(Call(op, "", group, (), "f32") for op, group in rank) for rank in calls]
-    return [Record(rank, "", "gloo", "", (Stretch("train", 1, each, whole=True),)) for rank, each in enumerate(made)]
+    return [
+        Record(rank, "", "gloo", "", (Stretch("train", 1, each, whole=True),))
+        for rank, each in enumerate(made)
+    ]
 
 
 def test_disorder() -> None:
     both, outer = (0, 1), (0, 1, 2)
     gather, reduce = "all_gather", "all_reduce"
-    assert disorder(_ran([(gather, both), (reduce, outer)], [(gather, both), (reduce, outer)], [(reduce, outer)])) == ()
+    assert (
+        disorder(
+            _ran(
+                [(gather, both), (reduce, outer)],
+                [(gather, both), (reduce, outer)],
+                [(reduce, outer)],
+            )
+        )
+        == ()
+    )
     assert disorder(_ran([(gather, both), (reduce, both)], [(reduce, both), (gather, both)])) == (
         "ranks 0, 1 meet with different calls",
         "  rank 0, step 1: all_gather of f32[] over ranks 0, 1",
         "  rank 1, step 1: all_reduce of f32[] over ranks 0, 1",
     )
-    turned = _ran([(gather, both), (gather, outer)], [(gather, outer), (gather, both)], [(gather, outer)])
+    turned = _ran(
+        [(gather, both), (gather, outer)], [(gather, outer), (gather, both)], [(gather, outer)]
+    )
     assert disorder(turned)[0] == "ranks wait for each other for ever"
     assert len(disorder(turned)) == 4
 
 
 def test_disorder_in_a_ring_that_no_two_ranks_show() -> None:
     """Each pair of ranks agrees on what it shares; the three together wait for ever."""
-    ring = _ran([("x", (0, 1)), ("x", (0, 2))], [("x", (1, 2)), ("x", (0, 1))], [("x", (0, 2)), ("x", (1, 2))])
+    ring = _ran(
+        [("x", (0, 1)), ("x", (0, 2))],
+        [("x", (1, 2)), ("x", (0, 1))],
+        [("x", (0, 2)), ("x", (1, 2))],
+    )
     assert disorder(ring)[0] == "ranks wait for each other for ever"

@@ -1,4 +1,6 @@
-"""Rows of experts that ranks exchange, as `SCALEC_RECORD=1` records them: the plan's calls, in which none is lost."""
+"""Rows of experts that ranks exchange, as `SCALEC_RECORD=1` records them: the plan's calls, in
+which none is lost.
+"""
 
 import json
 import shutil
@@ -14,18 +16,69 @@ from helpers.oracle.recording import recorded
 from scalec.compiler.proof.recorded import compare
 
 CASES = (
-    Case(dp=2, ep=2, model="biased", experts="ep", microbatches=2, recompute="selective(dispatch, silu)", clip=1.0),
-    Case(dp=2, tp=2, sp=True, model="sigmoid", experts="dp, tp", gathered="regather", recompute="every(2, layers)"),
+    Case(
+        dp=2,
+        ep=2,
+        model="biased",
+        experts="ep",
+        microbatches=2,
+        recompute="selective(dispatch, silu)",
+        clip=1.0,
+    ),
+    Case(
+        dp=2,
+        tp=2,
+        sp=True,
+        model="sigmoid",
+        experts="dp, tp",
+        gathered="regather",
+        recompute="every(2, layers)",
+    ),
     Case(dp=2, tp=2, model="shared", experts="dp", inner=True, recompute="full"),
-    Case(dp=2, tp=2, sp=True, model="shared", experts="dp, tp", gathered="regather", microbatches=2),
+    Case(
+        dp=2, tp=2, sp=True, model="shared", experts="dp, tp", gathered="regather", microbatches=2
+    ),
     Case(tp=2, model="two", experts="tp", microbatches=2),
     Case(
-        dp=2, tp=2, sp=True, model="capacity", experts="dp", inner=True, bounded=True, recompute="selective(dispatch)"
+        dp=2,
+        tp=2,
+        sp=True,
+        model="capacity",
+        experts="dp",
+        inner=True,
+        bounded=True,
+        recompute="selective(dispatch)",
     ),
-    Case(cp=2, tp=2, sp=True, how="as zigzag", model="capacity", experts="cp, tp", recompute="full"),
-    Case(dp=2, cp=2, how="as zigzag via ring", model="capacity", experts="dp, cp", recompute="selective(dispatch)"),
-    Case(pp=2, ep=2, model="two", experts="ep", schedule="zb_h1", microbatches=3, recompute="selective(dispatch)"),
-    Case(pp=2, ep=2, model="biased", experts="ep", schedule="zbv", layers=4, microbatches=3, recompute="full"),
+    Case(
+        cp=2, tp=2, sp=True, how="as zigzag", model="capacity", experts="cp, tp", recompute="full"
+    ),
+    Case(
+        dp=2,
+        cp=2,
+        how="as zigzag via ring",
+        model="capacity",
+        experts="dp, cp",
+        recompute="selective(dispatch)",
+    ),
+    Case(
+        pp=2,
+        ep=2,
+        model="two",
+        experts="ep",
+        schedule="zb_h1",
+        microbatches=3,
+        recompute="selective(dispatch)",
+    ),
+    Case(
+        pp=2,
+        ep=2,
+        model="biased",
+        experts="ep",
+        schedule="zbv",
+        layers=4,
+        microbatches=3,
+        recompute="full",
+    ),
 )
 
 
@@ -82,8 +135,18 @@ def _mix_up(each: Exchange, first: Exchange, rank: int) -> None:
 
 
 LOST = {
-    "dropped": ((0,), range(8), _lose, "step 1: ranks 0, 1 send 63 rows of 64 choices: `_y.9`, tiny.scale:17"),
-    "not sent back": ((0, 1), range(1, 2), _as_first, "step 1: rank 0 sends back other rows than came: `"),
+    "dropped": (
+        (0,),
+        range(8),
+        _lose,
+        "step 1: ranks 0, 1 send 63 rows of 64 choices: `_y.9`, tiny.scale:17",
+    ),
+    "not sent back": (
+        (0, 1),
+        range(1, 2),
+        _as_first,
+        "step 1: rank 0 sends back other rows than came: `",
+    ),
     "others in backward": (
         (0, 1),
         range(4, 5),

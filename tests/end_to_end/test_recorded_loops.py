@@ -1,6 +1,7 @@
 """Records of layers of repeats (`SCALEC_RECORD=1`) are the plan, call for call; no defect passes.
 
-Gathers begin ahead of their layers and reductions in the last microbatch: these are held to where they begin.
+Gathers begin ahead of their layers and reductions in the last microbatch: these are held to where
+they begin.
 """
 
 import json
@@ -28,7 +29,9 @@ CASES = {
     "zero_3": replace(SHARED, state="zero 3 over dp"),
     "zero_3_one_by_one": replace(SHARED, state=f"zero 3 over dp  prefetch = 0  {SMALL}"),
     "zero_3_far_ahead": replace(SHARED, state=f"zero 3 over dp  prefetch = 2  {SMALL}"),
-    "zero_3_all_ahead": Case(dp=2, microbatches=2, precision="bf16", state="zero 3 over dp  prefetch = 9"),
+    "zero_3_all_ahead": Case(
+        dp=2, microbatches=2, precision="bf16", state="zero 3 over dp  prefetch = 9"
+    ),
     "zero_3_recompute": replace(SHARED, recompute="full", state="zero 3 over dp"),
     "zero_3_regather": replace(SHARED, gathered="regather", state="zero 3 over dp"),
     "zero_3_hybrid": replace(HYBRID, state="zero 3 over dp  prefetch = 2"),
@@ -68,7 +71,9 @@ def text(case: Case) -> str:
 
 def is_equal(plan: str, folder: Path) -> None:
     """Asserts that a plan's program does what its account says, of which some is done in layers."""
-    found = recorded(harness.imported(harness.written(plan, folder) / "train.py"), folder, "--steps 2")
+    found = recorded(
+        harness.imported(harness.written(plan, folder) / "train.py"), folder, "--steps 2"
+    )
     assert found.equal, found.lines()
     listed = json.loads((folder / "plan.json").read_text())["collectives"]
     assert any(it["bucket"] and it["loops"] for it in listed)
@@ -97,7 +102,8 @@ def test_turns_in_turns(rules: str, recompute: str, tmp_path: Path) -> None:
     is_equal(NESTED.replace("STATE", rules).replace("RECOMPUTE", recompute), tmp_path)
 
 
-# ---- a program that does not do what its plan says: (case, each line and what it becomes, what is found)
+# ---- a program that does not do what its plan says: (case, each line and what it becomes, what is
+# found)
 
 PLAIN = Case(dp=2, microbatches=2, state="zero 2 over dp")  # all of a layer's weights in one bucket
 ONE_BY_ONE = replace(SHARED, state="zero 3 over dp  prefetch = 0")
@@ -107,7 +113,11 @@ ADDED = 'reduce_axes=("tp",),'
 FREED = "x = reshard(x, params)"
 DEFECTS: dict[str, tuple[Case, dict[str, str], str]] = {
     "a_turn_is_not_gathered": (PLAIN, {EACH: EACH.replace("])", "][1:])")}, "a call is missing"),
-    "a_turn_is_gathered_twice": (PLAIN, {EACH: f"{EACH}; {EACH.replace('])', '][:1])')}"}, "a call too many"),
+    "a_turn_is_gathered_twice": (
+        PLAIN,
+        {EACH: f"{EACH}; {EACH.replace('])', '][:1])')}"},
+        "a call too many",
+    ),
     "parts_are_not_added": (CASES["zero_3"], {ADDED: ""}, "a call is missing"),
     "another_axis": (CASES["zero_3"], {ADDED: ADDED.replace("tp", "dp")}, "another group"),
     "two_change_places": (
@@ -115,28 +125,39 @@ DEFECTS: dict[str, tuple[Case, dict[str, str], str]] = {
         {OPTIMIZER: f"    buckets = dict(reversed(buckets.items()))\n{OPTIMIZER}"},
         "another order",
     ),
-    "not_gathered_again": (ONE_BY_ONE, {FREED: "pass"}, "plan      all_gather of f64[480] over ranks 0, 2 in backward"),
+    "not_gathered_again": (
+        ONE_BY_ONE,
+        {FREED: "pass"},
+        "plan      all_gather of f64[480] over ranks 0, 2 in backward",
+    ),
     "less_far_ahead": (CASES["zero_3_far_ahead"], {"prefetch=2": "prefetch=1"}, "another order"),
     "in_each_microbatch": (
         CASES["freed_and_reduced_once"],
         {
             "reshard_after_forward=True": "reshard_after_forward=True, shard_gradients=True",
         },
-        "another op, reduction, shape\n    plan      all_gather of f64[480] over ranks 0, 2 in backward",
+        "another op, reduction, shape\n    plan      all_gather of f64[480] over ranks 0, 2 in"
+        " backward",
     ),
 }
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_difference_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the record alone: a run whose copies have come to differ would end before its first save."""
+def test_a_planted_difference_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the record alone: a run whose copies have come to differ would end before its first
+    save.
+    """
     monkeypatch.setattr(SameState, "require", lambda *_: None)
     case, changes, says = DEFECTS[name]
     path = harness.written(text(case), tmp_path) / "train.py"
     program = path.read_text()
     assert all(line in program for line in changes)
-    path.write_text(re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], program))
+    path.write_text(
+        re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], program)
+    )
     found = recorded(harness.imported(path), tmp_path, "--steps 1")
     assert not found.equal
     assert says in found.lines(), found.lines()

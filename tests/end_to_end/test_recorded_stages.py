@@ -18,14 +18,29 @@ SP = Case(pp=2, tp=2, sp=True, microbatches=4, layers=4, clip=0.05)
 CASES = {
     "1f1b": SP,
     "uneven stages": replace(SP, layers=5, stages="[3, 2]", gathered="regather"),
-    "interleaved": replace(SP, layers=5, schedule="interleaved_1f1b(chunks=2)", recompute="every(2, layers)"),
+    "interleaved": replace(
+        SP, layers=5, schedule="interleaved_1f1b(chunks=2)", recompute="every(2, layers)"
+    ),
     "weights apart": replace(SP, schedule="zb_h1", model="tied", gathered="regather"),
-    "weights apart, done again": replace(SP, schedule="zbv", recompute="selective(attention, silu)"),
+    "weights apart, done again": replace(
+        SP, schedule="zbv", recompute="selective(attention, silu)"
+    ),
     "weights apart, layers again": replace(SP, layers=5, schedule="zbv", recompute="full"),
-    "tied over some ranks": Case(pp=4, microbatches=4, layers=5, model="tied", clip=0.05, optimizer="adamw"),
-    "shared state": Case(pp=2, dp=2, microbatches=4, layers=4, state="zero 1 over dp", optimizer="groups"),
+    "tied over some ranks": Case(
+        pp=4, microbatches=4, layers=5, model="tied", clip=0.05, optimizer="adamw"
+    ),
+    "shared state": Case(
+        pp=2, dp=2, microbatches=4, layers=4, state="zero 1 over dp", optimizer="groups"
+    ),
     "shared state of several stages": Case(
-        pp=2, dp=2, microbatches=4, layers=5, state="zero 3 over dp", schedule="zbv", model="tied", precision="bf16"
+        pp=2,
+        dp=2,
+        microbatches=4,
+        layers=5,
+        state="zero 3 over dp",
+        schedule="zbv",
+        model="tied",
+        precision="bf16",
     ),
 }
 
@@ -45,15 +60,24 @@ def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
 
 
 def test_the_record_of_messages_that_differ_from_cut_to_cut(tmp_path: Path) -> None:
-    found = recorded(harness.imported(harness.written(unlike(), tmp_path) / "train.py"), tmp_path, "--steps 2")
+    found = recorded(
+        harness.imported(harness.written(unlike(), tmp_path) / "train.py"), tmp_path, "--steps 2"
+    )
     assert found.equal, found.lines()
 
 
 def test_the_rank_that_has_most_is_told_of(tmp_path: Path) -> None:
-    """Of four ranks only the inner ones have two neighbours, and only the last one ends with a loss."""
-    found = recorded(harness.compiled(CASES["tied over some ranks"], tmp_path), tmp_path, "--steps 1")
+    """Of four ranks only the inner ones have two neighbours, and only the last one ends with a
+    loss.
+    """
+    found = recorded(
+        harness.compiled(CASES["tied over some ranks"], tmp_path), tmp_path, "--steps 1"
+    )
     plan = json.loads((tmp_path / "plan.json").read_text())
-    messages = [sum(it["count"] for it in plan["collectives"] if it["rank"] == r and "peer" in it) for r in range(4)]
+    messages = [
+        sum(it["count"] for it in plan["collectives"] if it["rank"] == r and "peer" in it)
+        for r in range(4)
+    ]
     assert messages == [8, 16, 16, 8]
     assert f"call for call: up to {found.calls} calls a step on a rank" in found.lines()
 
@@ -103,7 +127,8 @@ def _sent(op: str, size: int, peer: int) -> Call:
 def _ran(*calls: list[Call]) -> list[Record]:
     """Records of ranks that made `calls`."""
     return [
-        Record(rank, "", "gloo", "", (Stretch("train", 1, tuple(each), whole=True),)) for rank, each in enumerate(calls)
+        Record(rank, "", "gloo", "", (Stretch("train", 1, tuple(each), whole=True),))
+        for rank, each in enumerate(calls)
     ]
 
 

@@ -1,4 +1,6 @@
-"""Runs under torchrun that are killed, stopped by signals and started by the same line, lose nothing."""
+"""Runs under torchrun that are killed, stopped by signals and started by the same line, lose
+nothing.
+"""
 
 import json
 import re
@@ -14,7 +16,18 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.train.options import SEPARATE_STORES
-from scalec.testing.faults import LAUNCHER, Action, Fault, Point, Program, Send, Slow, fork, kill, torchrun
+from scalec.testing.faults import (
+    LAUNCHER,
+    Action,
+    Fault,
+    Point,
+    Program,
+    Send,
+    Slow,
+    fork,
+    kill,
+    torchrun,
+)
 
 RUN = Path("runs", "tiny")
 OPTIONS = "--device=cpu --steps=12 --save-every=2 --log-every=1 --data text/a.txt --resume auto"
@@ -67,9 +80,18 @@ def test_a_killed_rank_is_one_restart(program: Program) -> None:
         (Send(signal.SIGINT, (LAUNCHER,)), 130),
         (kill(LAUNCHER), -signal.SIGKILL),
     ],
-    ids=["TERM rank", "USR1 rank", "TERM launcher", "USR1 launcher", "INT launcher", "KILL launcher"],
+    ids=[
+        "TERM rank",
+        "USR1 rank",
+        "TERM launcher",
+        "USR1 launcher",
+        "INT launcher",
+        "KILL launcher",
+    ],
 )
-def test_a_signal_ends_all_and_the_same_line_goes_on(action: Action, status: int, program: Program) -> None:
+def test_a_signal_ends_all_and_the_same_line_goes_on(
+    action: Action, status: int, program: Program
+) -> None:
     wanted = _undisturbed(program)
     slow = [Fault(Point("step", None, rank), Slow(0.5), times=9) for rank in range(2)]
     ended = torchrun(program, Fault(Point("step", 5, 1), action), *slow).wait()
@@ -84,14 +106,18 @@ def test_a_signal_ends_all_and_the_same_line_goes_on(action: Action, status: int
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("action", [Send(signal.SIGTERM), Send(signal.SIGTERM, (LAUNCHER,))], ids=["rank", "launcher"])
+@pytest.mark.parametrize(
+    "action", [Send(signal.SIGTERM), Send(signal.SIGTERM, (LAUNCHER,))], ids=["rank", "launcher"]
+)
 def test_a_stop_is_no_failure_to_torchs_own_torchrun(action: Action, program: Program) -> None:
     """Which ends with 1 in place of 75, and starts nothing anew."""
     wanted = _undisturbed(program)
     slow = [Fault(Point("step", None, rank), Slow(0.5), times=9) for rank in range(2)]
     name, _, value = SEPARATE_STORES.partition("=")
     plain = replace(program, environment={name: value})
-    ended = torchrun(plain, Fault(Point("step", 5, 1), action), *slow, module="torch.distributed.run").wait()
+    ended = torchrun(
+        plain, Fault(Point("step", 5, 1), action), *slow, module="torch.distributed.run"
+    ).wait()
     assert ended.statuses == (1,), ended.err
     assert "death signal" in ended.err[0]
     last = max(_steps(program))

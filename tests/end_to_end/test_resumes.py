@@ -1,6 +1,8 @@
-"""Runs that go on under another plan: what changes of mesh keep the run, and what each refusal says.
+"""Runs that go on under another plan: what changes of mesh keep the run, and what each refusal
+says.
 
-The first plan trains two steps and saves; the second goes on.  Both are compiled as `scalec compile` compiles them.
+The first plan trains two steps and saves; the second goes on.  Both are compiled as `scalec
+compile` compiles them.
 """
 
 import json
@@ -44,7 +46,11 @@ def _write(folder: Path, name: str, planned: Planned) -> Path:
 
 def _run(folder: Path, planned: Planned, options: str) -> str:
     """What the ranks say as an error; "" of a run that ends well."""
-    program = Program(folder, planned[0].ranks, f"--data=corpus.bin --data-as-is --device=cpu --out=../run {options}")
+    program = Program(
+        folder,
+        planned[0].ranks,
+        f"--data=corpus.bin --data-as-is --device=cpu --out=../run {options}",
+    )
     with fork(program) as job:
         ended = job.wait(120)
     said = "".join(ended.err)
@@ -58,8 +64,14 @@ def _resumed(tmp_path: Path, first: Planned, second: Planned, options: str = "--
 
 
 CHANGES: dict[str, tuple[Planned, Planned]] = {
-    "more padding": ((PADDED, [("29 pad 4", "27 pad 4")]), (replace(PADDED, tp=2), [("29 pad 4", "27 pad 32")])),
-    "less padding": ((replace(PADDED, tp=2), [("29 pad 4", "27 pad 32")]), (PADDED, [("29 pad 4", "27 pad 4")])),
+    "more padding": (
+        (PADDED, [("29 pad 4", "27 pad 4")]),
+        (replace(PADDED, tp=2), [("29 pad 4", "27 pad 32")]),
+    ),
+    "less padding": (
+        (replace(PADDED, tp=2), [("29 pad 4", "27 pad 32")]),
+        (PADDED, [("29 pad 4", "27 pad 4")]),
+    ),
     "padding that was none": ((PADDED, [("29 pad 4", "29")]), (replace(PADDED, tp=2), ())),
     "no padding any more": ((replace(PADDED, tp=2), ()), (PADDED, [("29 pad 4", "29")])),
     "padding under zero 3, tied, and stages": (
@@ -76,7 +88,10 @@ CHANGES: dict[str, tuple[Planned, Planned]] = {
     ),
     "a loss of all layers": (
         (replace(EXPERTS, model="all layers"), [("microbatch = 1", "microbatch = 2")]),
-        (replace(EXPERTS, model="all layers", dp=2, experts="dp"), [("microbatch = 1", "microbatch = 2")]),
+        (
+            replace(EXPERTS, model="all layers", dp=2, experts="dp"),
+            [("microbatch = 1", "microbatch = 2")],
+        ),
     ),
     "tensors to stages": ((replace(DENSE, tp=2), ()), (replace(DENSE, pp=2), ())),
     "a ring": ((DENSE, ()), (replace(DENSE, cp=2, how="via ring"), ())),
@@ -93,13 +108,17 @@ def test_a_run_goes_on(change: str, tmp_path: Path) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [name for name in CHANGES if "padding" in name])
 def test_the_same_run_goes_on_whatever_the_padding(change: str, tmp_path: Path) -> None:
-    """Losses are those of the first plan's own next steps; rows that count are the same after its own save."""
+    """Losses are those of the first plan's own next steps; rows that count are the same after
+    its own save.
+    """
     first, second = CHANGES[change]
     assert _resumed(tmp_path / "other", first, second) == ""
     assert _resumed(tmp_path / "same", first, first) == ""
     other, same = (_losses(tmp_path / name) for name in ("other", "same"))
     assert other == pytest.approx(same, rel=1e-5)
-    ours, theirs = (Saved(tmp_path / name / "run" / "checkpoints" / "step-000004") for name in ("other", "same"))
+    ours, theirs = (
+        Saved(tmp_path / name / "run" / "checkpoints" / "step-000004") for name in ("other", "same")
+    )
     for key in [key for key in ours.tensors() if key.rpartition("/")[2] in ("wte", "head")]:
         a, b = (saved.whole([key])[key][:27] for saved in (ours, theirs))
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-5), key
@@ -123,7 +142,8 @@ REFUSALS: dict[str, tuple[Planned, Planned, str, str]] = {
         (DENSE, ()),
         (replace(DENSE, optimizer="sgd"), ()),
         "--resume",
-        ANOTHER + r"  optimizer was adamw, now sgd: the state that was saved is another optimizer's",
+        ANOTHER
+        + r"  optimizer was adamw, now sgd: the state that was saved is another optimizer's",
     ),
     "another optimizer anyway": (
         (replace(DENSE, optimizer="sgd"), ()),
@@ -165,7 +185,8 @@ REFUSALS: dict[str, tuple[Planned, Planned, str, str]] = {
         (DENSE, ()),
         (DENSE, [("global_batch = 8", "global_batch = 4")]),
         "--resume",
-        ANOTHER + r"  global_batch was 8, now 4: step 3 begins with sample 8, not 16: 8 are seen twice",
+        ANOTHER
+        + r"  global_batch was 8, now 4: step 3 begins with sample 8, not 16: 8 are seen twice",
     ),
     "done": (
         (DENSE, ()),
@@ -190,5 +211,6 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None
     folder = _write(tmp_path, "first", (DENSE, ()))
     said = _run(folder, (DENSE, ()), "--steps=2 --resume")
     assert said == (
-        "error: nothing to resume: no checkpoint in ../run/checkpoints; --resume auto begins where there is none\n"
+        "error: nothing to resume: no checkpoint in ../run/checkpoints; --resume auto begins"
+        " where there is none\n"
     )

@@ -1,6 +1,8 @@
-"""Emitted programs with their values compared: silent where all is well, and the first wrong value found and named.
+"""Emitted programs with their values compared: silent where all is well, and the first wrong value
+found and named.
 
-A difference ends one group's ranks, and the others lose them or wait: what was found is read from a file.
+A difference ends one group's ranks, and the others lose them or wait: what was found is read from a
+file.
 """
 
 import os
@@ -28,7 +30,9 @@ TP = Case(dp=2, tp=2, microbatches=2, optimizer="adamw", clip=1.0)
 SP = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)
 STEPS = 2
 Fault = Callable[[int, torch.nn.Module, TrainState, Batch], Batch]
-"""What goes wrong on this rank before a step, counted from 1, and the batch that the step then sees."""
+"""What goes wrong on this rank before a step, counted from 1, and the batch that the step then
+sees.
+"""
 
 
 def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
@@ -45,7 +49,15 @@ def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch)
         SP,
         Case(dp=2, tp=2, sp=True, gathered="regather", precision="bf16", optimizer="adamw"),
         Case(tp=4, kv=1, model="parallel", precision="fp32"),
-        Case(dp=2, tp=2, sp=True, gathered="regather", model="tied", valid="silent_rank", optimizer="momentum"),
+        Case(
+            dp=2,
+            tp=2,
+            sp=True,
+            gathered="regather",
+            model="tied",
+            valid="silent_rank",
+            optimizer="momentum",
+        ),
         Case(dp=2, tp=2, sp=True, microbatches=2, recompute="full", model="parallel"),
         Case(tp=2, recompute="selective(attention, silu)", gathered="regather"),
         Case(replicas=2, dp=2, vocab=False),
@@ -54,9 +66,28 @@ def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch)
         Case(pp=2, dp=2, microbatches=4, layers=4, schedule="zbv", state="zero 3 over dp"),
         Case(pp=3, model="tied", microbatches=2, layers=3, clip=1.0, optimizer="adamw"),
         Case(pp=2, tp=2, sp=True, schedule="zb_h1", microbatches=3, stages="[0, 2]", clip=1.0),
-        Case(dp=2, tp=2, sp=True, model="capacity", experts="dp, tp", recompute="selective(dispatch)"),
-        Case(dp=2, tp=2, sp=True, model="roomy", experts="dp", inner=True, bounded=True, recompute="full"),
-        Case(dp=2, tp=2, model="losses", experts="dp", inner=True, recompute="full", optimizer="adamw"),
+        Case(
+            dp=2, tp=2, sp=True, model="capacity", experts="dp, tp", recompute="selective(dispatch)"
+        ),
+        Case(
+            dp=2,
+            tp=2,
+            sp=True,
+            model="roomy",
+            experts="dp",
+            inner=True,
+            bounded=True,
+            recompute="full",
+        ),
+        Case(
+            dp=2,
+            tp=2,
+            model="losses",
+            experts="dp",
+            inner=True,
+            recompute="full",
+            optimizer="adamw",
+        ),
         Case(dp=2, tp=2, model="biased", experts="tp", state="zero 2 over dp"),
     ],
     ids=str,
@@ -67,15 +98,21 @@ def test_nothing_is_found_where_all_is_well(case: Case, tmp_path: Path) -> None:
     assert len(plain[0]) == STEPS
 
 
-def _run(case: Case, folder: Path, fault: Fault, sanitized: bool, inputs: bool = True) -> list[list[float]]:
+def _run(
+    case: Case, folder: Path, fault: Fault, sanitized: bool, inputs: bool = True
+) -> list[list[float]]:
     """The losses of each rank."""
     module = harness.compiled(case, folder)
     start, batches = reference.initial(case.config), [*harness.batches(case, STEPS)]
-    return run_ranks(case.ranks, _reported, folder, module, start, batches, fault, sanitized, inputs)
+    return run_ranks(
+        case.ranks, _reported, folder, module, start, batches, fault, sanitized, inputs
+    )
 
 
 def _reported(folder: Path, *arguments: Any) -> list[float]:
-    """`_train`; what it finds goes to a file first, since the end of this rank is an error on others."""
+    """`_train`; what it finds goes to a file first, since the end of this rank is an error on
+    others.
+    """
     try:
         return _train(*arguments)
     except RunError as error:
@@ -84,7 +121,12 @@ def _reported(folder: Path, *arguments: Any) -> list[float]:
 
 
 def _train(
-    module: ModuleType, start: dict[str, Tensor], batches: Any, fault: Fault, sanitized: bool, inputs: bool
+    module: ModuleType,
+    start: dict[str, Tensor],
+    batches: Any,
+    fault: Fault,
+    sanitized: bool,
+    inputs: bool,
 ) -> list[float]:
     mesh = Mesh(module.PLAN.mesh, watch=Sanitizer(torch.device("cpu")) if sanitized else None)
     model, state = module.build(mesh)
@@ -134,29 +176,43 @@ def _swap(bits: Tensor) -> None:
 def test_a_changed_weight_is_found_within_the_step(case: Case, change: Any, tmp_path: Path) -> None:
     """wq's rows lie over tp: the part of rank 3 begins at row 8."""
     message = _message(case, tmp_path, _in_record("layers.1.wq", change))
-    assert message.startswith("step 2, update: layers.1.wq[8, 5] is not the same over dp: rank 1 differs from rank 3, ")
+    assert message.startswith(
+        "step 2, update: layers.1.wq[8, 5] is not the same over dp: rank 1 differs from rank 3, "
+    )
     assert "; used at tiny.scale:10, train.py:" in message
 
 
 def test_a_changed_weight_is_named_where_its_effect_shows_first(tmp_path: Path) -> None:
-    """norm1 is whole on every rank: with what it scales, the ranks of tp part in the forward already."""
+    """norm1 is whole on every rank: with what it scales, the ranks of tp part in the forward
+    already.
+    """
     message = _message(TP, tmp_path, _in_record("layers.1.norm1", _flip))
-    assert message.startswith("step 2, microbatch 1, forward: `a` at [0, 0, 5] in layers.1 is not the same over tp: ")
+    assert message.startswith(
+        "step 2, microbatch 1, forward: `a` at [0, 0, 5] in layers.1 is not the same over tp: "
+    )
     assert "rank 2 differs from rank 3" in message
     assert "; at tiny.scale:10, train.py:" in message
-    assert "; before it, layers.1.norm1[5] is not the same over tp: rank 2 differs from rank 3, " in message
+    assert (
+        "; before it, layers.1.norm1[5] is not the same over tp: rank 2 differs from rank 3, "
+        in message
+    )
 
 
 def test_the_rank_in_the_minority_is_named(tmp_path: Path) -> None:
     """With sequence parallelism each rank uses norm1 on tokens of its own."""
     message = _message(SP, tmp_path, _in_record("layers.1.norm1", _flip))
-    start = "step 2, update: layers.1.norm1[5] is not the same over dp*tp: rank 3 differs from the other 3, "
+    start = (
+        "step 2, update: layers.1.norm1[5] is not the same over dp*tp: rank 3 differs from the"
+        " other 3, "
+    )
     assert message.startswith(start)
 
 
 def test_changed_optimizer_state_is_found(tmp_path: Path) -> None:
     message = _message(SP, tmp_path, _in_record("optimizer/exp_avg_sq/wte", _flip))
-    assert message.startswith("step 2, update: exp_avg_sq of wte[16, 5] is not the same over dp: rank 1 differs from ")
+    assert message.startswith(
+        "step 2, update: exp_avg_sq of wte[16, 5] is not the same over dp: rank 1 differs from "
+    )
 
 
 def test_a_changed_working_copy_is_found_though_the_update_mends_it(tmp_path: Path) -> None:
@@ -168,7 +224,9 @@ def test_a_changed_working_copy_is_found_though_the_update_mends_it(tmp_path: Pa
         return batch
 
     message = _message(case, tmp_path, fault)
-    assert message.startswith("step 2, update: the working copy of layers.0.wo[3, 4] is not the same over dp: ")
+    assert message.startswith(
+        "step 2, update: the working copy of layers.0.wo[3, 4] is not the same over dp: "
+    )
 
 
 def test_bad_values_are_found_before_the_first_step(tmp_path: Path) -> None:
@@ -179,7 +237,9 @@ def test_bad_values_are_found_before_the_first_step(tmp_path: Path) -> None:
         return batch
 
     message = _message(SP, tmp_path, fault)
-    assert message.startswith("before the first step: norm[7] is not the same over dp*tp: rank 2 differs from the ")
+    assert message.startswith(
+        "before the first step: norm[7] is not the same over dp*tp: rank 2 differs from the "
+    )
 
 
 # ---- what comes in
@@ -212,7 +272,11 @@ def _lost(name: str, ends: str) -> Fault:
 
     def fault(step: int, model: torch.nn.Module, state: TrainState, batch: Batch) -> Batch:
         if step == 2:
-            setattr(collectives, name, collectives._conjugate("Lost", ends, collectives._same, collectives._same))
+            setattr(
+                collectives,
+                name,
+                collectives._conjugate("Lost", ends, collectives._same, collectives._same),
+            )
         return batch
 
     return fault
@@ -220,7 +284,9 @@ def _lost(name: str, ends: str) -> Fault:
 
 def test_a_missing_all_reduce_is_found_at_its_first_use(tmp_path: Path) -> None:
     message = _message(TP, tmp_path, _lost("_all_reduce_sum", "PI"))
-    assert message.startswith("step 2, microbatch 1, forward: `x` at [0, 0, 0] is not the same over tp: ")
+    assert message.startswith(
+        "step 2, microbatch 1, forward: `x` at [0, 0, 0] is not the same over tp: "
+    )
     assert "; at tiny.scale:8, train.py:" in message
 
 
@@ -262,7 +328,9 @@ def _in_messages(sender: int) -> Fault:
         begin = Message.begin
 
         def other(self: Message, memory: Any) -> Any:
-            return begin(self, tuple(x + 1 for x in memory) if self.call is c10d.begin_send else memory)
+            return begin(
+                self, tuple(x + 1 for x in memory) if self.call is c10d.begin_send else memory
+            )
 
         if step == 2 and dist.get_rank() == sender:
             Message.begin = other
@@ -274,11 +342,21 @@ def _in_messages(sender: int) -> Fault:
 @pytest.mark.parametrize(
     ("sender", "found"),
     [
-        (0, "forward: `x` has come to stage 1 otherwise than it was sent, from rank 0 to rank 2; at tiny.scale:"),
-        (3, "backward: the gradient of `x` has come to stage 0 otherwise than it was sent, from rank 3 to rank 1; at "),
+        (
+            0,
+            "forward: `x` has come to stage 1 otherwise than it was sent, from rank 0 to rank"
+            " 2; at tiny.scale:",
+        ),
+        (
+            3,
+            "backward: the gradient of `x` has come to stage 0 otherwise than it was sent,"
+            " from rank 3 to rank 1; at ",
+        ),
     ],
 )
-def test_what_does_not_come_as_it_was_sent_is_found(sender: int, found: str, tmp_path: Path) -> None:
+def test_what_does_not_come_as_it_was_sent_is_found(
+    sender: int, found: str, tmp_path: Path
+) -> None:
     message = _message(STAGES, tmp_path, _in_messages(sender))
     assert message.startswith(f"step 2, microbatch 1, {found}")
     assert "train.py:" in message
@@ -291,12 +369,14 @@ def test_a_run_ends_with_one_line(tmp_path: Path) -> None:
     case = Case(tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)
     program = harness.written(plan_text(case), tmp_path) / "train.py"
     lines = program.read_text().replace(
-        "    state.update(", '    gradients["vectors"][3] += mesh.rank("tp") == 1\n    state.update('
+        "    state.update(",
+        '    gradients["vectors"][3] += mesh.rank("tp") == 1\n    state.update(',
     )
     program.write_text(lines)
     (tmp_path / "corpus.bin").write_bytes(bytes(i * 7 % 32 for i in range(4000)))
     command = (
-        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 train.py --device=cpu --steps=2"
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 train.py"
+        " --device=cpu --steps=2"
     )
     done = subprocess.run(
         [*command.split(), f"--data={tmp_path}/corpus.bin"],
@@ -310,5 +390,6 @@ def test_a_run_ends_with_one_line(tmp_path: Path) -> None:
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, done.stderr
-    assert errors[0].startswith("error: step 1, update: ")  # of the weight or, where its sign is right, of an average
+    # of the weight or, where its sign is right, of an average
+    assert errors[0].startswith("error: step 1, update: ")
     assert "layers.0.norm1[3] is not the same over tp: rank 0 differs from rank 1" in errors[0]

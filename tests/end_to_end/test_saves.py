@@ -1,4 +1,6 @@
-"""Saves beside training of plans with every kind of state: it is that of the step, wherever training is."""
+"""Saves beside training of plans with every kind of state: it is that of the step, wherever
+training is.
+"""
 
 import re
 from pathlib import Path
@@ -54,7 +56,9 @@ CASES = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=["experts, ZeRO 3", "experts, stages, ZeRO 1"])
 def test_a_save_that_is_written_in_a_later_step_is_of_its_own(case: Case, tmp_path: Path) -> None:
-    """The last rank's file is written when all are in the last step, in which they are killed once it is there."""
+    """The last rank's file is written when all are in the last step, in which they are killed
+    once it is there.
+    """
     plan = plan_text(case).replace("precision =", f"save_every = {SAVED}  precision =")
     folder = harness.written(plan, tmp_path)
     text_files(folder)
@@ -80,14 +84,22 @@ def test_a_save_that_is_written_in_a_later_step_is_of_its_own(case: Case, tmp_pa
 
 @pytest.mark.parametrize("watch", ["", "watch { skips = 1  spikes = skip(9) }"])
 @pytest.mark.parametrize(
-    "case", [Case(), Case(model="biased", optimizer="adamw", precision="fp16")], ids=["fp64", "fp16"]
+    "case",
+    [Case(), Case(model="biased", optimizer="adamw", precision="fp16")],
+    ids=["fp64", "fp16"],
 )
 def test_the_account_is_what_a_single_rank_copies(case: Case, watch: str, tmp_path: Path) -> None:
     text = plan_text(case) + watch
     plan = harness.imported(harness.written(text, tmp_path) / "train.py")
     model, state = plan.build(Mesh(plan.PLAN.mesh))
     Watching(
-        plan.PLAN.watch, model, state, plan.train_step, lambda _: Batch(*[torch.zeros(1)] * 2), small_log(None), {}
+        plan.PLAN.watch,
+        model,
+        state,
+        plan.train_step,
+        lambda _: Batch(*[torch.zeros(1)] * 2),
+        small_log(None),
+        {},
     )
     own = own_boxes(state)
     (counted,) = accounts(compile_plan(Source("tiny.scale", text)))

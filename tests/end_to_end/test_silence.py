@@ -1,6 +1,8 @@
-"""Runs in which a rank stops, sleeps, dies, fails, is slow or is another program: all ranks end, and name it.
+"""Runs in which a rank stops, sleeps, dies, fails, is slow or is another program: all ranks end,
+and name it.
 
-Limits are for the ranks that wait; nothing here has to be fast.  What does not end is killed after minutes, and fails.
+Limits are for the ranks that wait; nothing here has to be fast.  What does not end is killed after
+minutes, and fails.
 """
 
 import json
@@ -18,14 +20,27 @@ from helpers.forked_ranks import plain_groups
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime.train.watchdog.call_order import planned
-from scalec.testing.faults import Action, Fault, Outcome, Point, Program, Raise, Slow, fork, kill, stop
+from scalec.testing.faults import (
+    Action,
+    Fault,
+    Outcome,
+    Point,
+    Program,
+    Raise,
+    Slow,
+    fork,
+    kill,
+    stop,
+)
 
 DATA = Case(dp=2)
 TENSORS = Case(dp=2, tp=2, sp=True, microbatches=2)
 STAGES = Case(pp=2, microbatches=4)
 SHARDED = Case(dp=2, state="zero 1 over dp", microbatches=2)
 DATA_OPTIONS = "--data=corpus.bin --data-as-is --device=cpu"
-OPTIONS = f"{DATA_OPTIONS} --steps=4 --log-every=1 --step-limit=5 --first-step-limit=60 --save-limit=60"
+OPTIONS = (
+    f"{DATA_OPTIONS} --steps=4 --log-every=1 --step-limit=5 --first-step-limit=60 --save-limit=60"
+)
 UNLIMITED = "--step-limit=86400 --first-step-limit=86400 --save-limit=86400"
 SLEEP = Slow(86400)
 FAIL = Raise(ValueError, ("no such number",))
@@ -77,7 +92,9 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
     assert ended.statuses[1] == -signal.SIGKILL  # by its neighbour, as it cannot end itself
     call = "waits for rank 1 in all_reduce of `num_tokens.1` over dp, tiny.scale:1"
     said = "torch's record of the last calls: "
-    _blamed(ended, 1, "step 3: ", call, "(--step-limit 5)", "rank 1 on ", "its process is stopped", said)
+    _blamed(
+        ended, 1, "step 3: ", call, "(--step-limit 5)", "rank 1 on ", "its process is stopped", said
+    )
     names = ended.err[0].partition(said)[2].splitlines()[0].removesuffix("RANK")
     assert read_dump(Path(names).name, f"{names}0")["rank"] == 0, "as torch's own reader has it"
 
@@ -86,7 +103,9 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
 def test_without_an_option_a_stopped_rank_is_named_within_a_minute(tmp_path: Path) -> None:
     """Where steps are short, and the first ones are over."""
     _written(DATA, tmp_path)
-    program = Program(tmp_path, DATA.ranks, "--data=corpus.bin --data-as-is --device=cpu --steps=20 --log-every=1")
+    program = Program(
+        tmp_path, DATA.ranks, "--data=corpus.bin --data-as-is --device=cpu --steps=20 --log-every=1"
+    )
 
     def main() -> None:
         run_path("train.py", run_name="__main__")
@@ -103,22 +122,31 @@ def test_a_rank_that_sleeps_in_backward(tmp_path: Path) -> None:
     _written(TENSORS, tmp_path)
     call = "reduce_scatter of `d_a.4` over tp in backward, layers.0, microbatch 1, tiny.scale:10"
     ended = _run(TENSORS, tmp_path, _before(call, 2, 3, tmp_path), SLEEP)
-    _blamed(ended, 3, "step 2: ", "rank 3 on ", "did not come: in step 2 it is at strike (actions.py")
+    _blamed(
+        ended, 3, "step 2: ", "rank 3 on ", "did not come: in step 2 it is at strike (actions.py"
+    )
     assert f"waits for rank 3 in {call}" in ended.err[2]
     assert "waits for rank 3 in all_reduce of `loss.2` over dp" in ended.err[1]
-    assert "waits for rank 2 in all_reduce of `loss.2` over dp" in ended.err[0]  # which waits for rank 3
+    # which waits for rank 3
+    assert "waits for rank 2 in all_reduce of `loss.2` over dp" in ended.err[0]
     assert ended.statuses[3] == 1
     assert "step 2: at strike (actions.py" in ended.err[3]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", [TENSORS, STAGES], ids=["tensors", "stages"])
-def test_calls_of_a_sanitized_run_have_names(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_a_sanitized_run_have_names(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its comparisons are calls of the same groups, which are none of the plan's."""
     monkeypatch.setenv("SCALEC_SANITIZE", "1")
     _written(case, tmp_path)
     ended = _run(case, tmp_path, Point("step", 3, rank=1), stop())
-    call = "to rank 1 of pp in forward" if case.pp > 1 else "waits for rank 1 in reduce_scatter of `x.5` over tp"
+    call = (
+        "to rank 1 of pp in forward"
+        if case.pp > 1
+        else "waits for rank 1 in reduce_scatter of `x.5` over tp"
+    )
     _blamed(ended, 1, "step 3: ", "rank 1 on ", "its process is stopped")
     assert call in ended.err[0], ended.err[0]
     assert "has left the plan's order" not in "".join(ended.err)
@@ -129,7 +157,9 @@ def test_a_stopped_stage_of_a_pipeline(tmp_path: Path) -> None:
     _written(STAGES, tmp_path)
     ended = _run(STAGES, tmp_path, Point("step", 3, rank=1), stop())
     message = "to rank 1 of pp in forward, stage 0, microbatch 1, tiny.scale:"
-    _blamed(ended, 1, "step 3: waits for rank 1 in send of `x.1` ", message, "its process is stopped")
+    _blamed(
+        ended, 1, "step 3: waits for rank 1 in send of `x.1` ", message, "its process is stopped"
+    )
 
 
 @pytest.mark.long
@@ -137,7 +167,14 @@ def test_a_stage_that_receives_nothing(tmp_path: Path) -> None:
     _written(STAGES, tmp_path)
     ended = _run(STAGES, tmp_path, Point("step", 3, rank=0), SLEEP)
     message = "from rank 0 of pp in forward, stage 1, microbatch 1, tiny.scale:"
-    _blamed(ended, 0, "waits for rank 0 in receive of `x.1` ", message, "rank 0 on ", "did not come: in step 3")
+    _blamed(
+        ended,
+        0,
+        "waits for rank 0 in receive of `x.1` ",
+        message,
+        "rank 0 on ",
+        "did not come: in step 3",
+    )
 
 
 def test_a_killed_rank(tmp_path: Path) -> None:
@@ -145,7 +182,14 @@ def test_a_killed_rank(tmp_path: Path) -> None:
     _written(SHARDED, tmp_path)
     ended = _run(SHARDED, tmp_path, Point("collective", 2, rank=1, nth=3), kill(), UNLIMITED)
     assert ended.statuses[1] == -signal.SIGKILL
-    _blamed(ended, 1, "step 2: waits for rank 1 in ", " over dp", "rank 1 on ", "is gone: its process ended without")
+    _blamed(
+        ended,
+        1,
+        "step 2: waits for rank 1 in ",
+        " over dp",
+        "rank 1 on ",
+        "is gone: its process ended without",
+    )
 
 
 def test_a_failing_rank_is_told_once_and_to_every_launcher(tmp_path: Path) -> None:
@@ -179,7 +223,9 @@ def test_a_rank_that_does_not_come_to_a_save(tmp_path: Path) -> None:
     _written(DATA, tmp_path)
     ended = _run(DATA, tmp_path, Point("prepare", 4, rank=1), SLEEP, "--save-limit=5")
     call = "the save after step 4: waits for rank 1 in a meeting of all ranks"
-    _blamed(ended, 1, call, "(--save-limit 5)", "rank 1 on ", "did not come: in the save after step 4")
+    _blamed(
+        ended, 1, call, "(--save-limit 5)", "rank 1 on ", "did not come: in the save after step 4"
+    )
 
 
 @pytest.mark.sample(1)
@@ -207,8 +253,14 @@ def test_a_rank_with_another_program(of: str, tmp_path: Path) -> None:
 def _other(of: str, text: str) -> str:
     """A program with two calls in another order, or with another number of calls."""
     lines = text.splitlines(keepends=True)
-    sums = next(at for at, line in enumerate(lines) if line.startswith('    all_reduce_(gradients["matrices"]'))
-    loss = next(at for at, line in enumerate(lines) if line.startswith("    loss = all_reduce_(loss, dp)"))
+    sums = next(
+        at
+        for at, line in enumerate(lines)
+        if line.startswith('    all_reduce_(gradients["matrices"]')
+    )
+    loss = next(
+        at for at, line in enumerate(lines) if line.startswith("    loss = all_reduce_(loss, dp)")
+    )
     match of:
         case "another order":
             lines[sums : sums + 2] = [lines[sums + 1], lines[sums]]

@@ -1,4 +1,6 @@
-"""Runs that skip steps by rule: spikes of a corpus with noise in it, with a kill and a resume between."""
+"""Runs that skip steps by rule: spikes of a corpus with noise in it, with a kill and a resume
+between.
+"""
 
 import json
 import signal
@@ -30,10 +32,14 @@ def _program(case: Case, folder: Path, log_every: int) -> Program:
     rows = case.rows * STEPS // 2  # each is seen twice
     noise = torch.Generator().manual_seed(1)
     tokens = [
-        torch.randint(32, (SEQ,), generator=noise).tolist() if row in NOISY else [*range(SEQ)] for row in range(rows)
+        torch.randint(32, (SEQ,), generator=noise).tolist() if row in NOISY else [*range(SEQ)]
+        for row in range(rows)
     ]
     (folder / "corpus.bin").write_bytes(bytes([*chain(*tokens), 0]))
-    options = f"--steps={STEPS} --save-every=5 --log-every={log_every} --lr=0.02 --data=corpus.bin --resume=auto"
+    options = (
+        f"--steps={STEPS} --save-every=5 --log-every={log_every} --lr=0.02 --data=corpus.bin"
+        " --resume=auto"
+    )
     return Program(folder, case.ranks, f"--device=cpu {options}")
 
 
@@ -47,8 +53,12 @@ def _ended(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "log_every"), [*zip(CASES, (7, 9, 9), strict=True)], ids=str)
-def test_a_run_that_was_killed_skips_the_same_steps(case: Case, log_every: int, tmp_path: Path) -> None:
-    """One record for each, whether its line is due or not; killed in the step after the first that is skipped."""
+def test_a_run_that_was_killed_skips_the_same_steps(
+    case: Case, log_every: int, tmp_path: Path
+) -> None:
+    """One record for each, whether its line is due or not; killed in the step after the first
+    that is skipped.
+    """
     whole, cut = (_program(case, tmp_path / name, log_every) for name in ("whole", "cut"))
     assert fork(whole).wait(120).succeeded
     records, state = _ended(whole.folder)

@@ -1,7 +1,9 @@
-"""Emitted programs pass the type checker of others, `spmd_types`, and what is left out of them does not.
+"""Emitted programs pass the type checker of others, `spmd_types`, and what is left out of them does
+not.
 
-It knows the same four placements, infers how each local op carries them, and has collectives of its own.  Of this
-project it takes only the types of parameters and inputs, and the rules of `theirs.RULED`.
+It knows the same four placements, infers how each local op carries them, and has collectives of its
+own.  Of this project it takes only the types of parameters and inputs, and the rules of
+`theirs.RULED`.
 """
 
 import re
@@ -29,7 +31,8 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # theirs: they call functions that torch renamed
+# theirs: they call functions that torch renamed
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 CASES = {
     "tp": Case(tp=2),
@@ -49,7 +52,9 @@ CASES = {
     "padded, whole loss + SP": Case(dp=2, tp=2, sp=True, padded=True, vocab=False),
     "gather": Case(dp=2, cp=2, how="via gather"),
     "gather, zigzag × tp + SP": Case(cp=2, how="as zigzag via gather", tp=2, sp=True),
-    "gather, regather, kv < tp": Case(cp=2, how="as zigzag via gather", tp=4, kv=2, gathered="regather"),
+    "gather, regather, kv < tp": Case(
+        cp=2, how="as zigzag via gather", tp=4, kv=2, gathered="regather"
+    ),
     "Ulysses": Case(dp=2, uly=2),
 }
 
@@ -67,12 +72,18 @@ def test_what_is_emitted_passes(name: str) -> None:
     run(*_compiled(name))
 
 
-# How many defects the read-back refuses and what their checker says of them.  "shapes": torch refuses to add tensors
-# of other shapes before types are looked at.  "passes": `regather` as `all_gather`, whose types are the same.
+# How many defects the read-back refuses and what their checker says of them.  "shapes": torch
+# refuses to add tensors of other shapes before types are looked at.  "passes": `regather` as
+# `all_gather`, whose types are the same.
 FLAGGED = {
     "dp × tp": {"left out, types": 16, "mistaken, types": 29},
     "gather": {"left out, types": 7, "mistaken, types": 11},
-    "kv < tp + SP": {"left out, types": 11, "left out, shapes": 2, "mistaken, types": 29, "mistaken, shapes": 5},
+    "kv < tp + SP": {
+        "left out, types": 11,
+        "left out, shapes": 2,
+        "mistaken, types": 29,
+        "mistaken, shapes": 5,
+    },
     "regather": {
         "left out, types": 14,
         "left out, shapes": 2,
@@ -80,7 +91,12 @@ FLAGGED = {
         "mistaken, shapes": 7,
         "mistaken, passes": 3,
     },
-    "whole loss + SP": {"left out, types": 9, "left out, shapes": 2, "mistaken, types": 20, "mistaken, shapes": 6},
+    "whole loss + SP": {
+        "left out, types": 9,
+        "left out, shapes": 2,
+        "mistaken, types": 20,
+        "mistaken, shapes": 6,
+    },
 }
 
 
@@ -153,9 +169,13 @@ def test_it_does_not_follow_by_itself_what_has_a_rule(function: str) -> None:
         run(*_compiled(name), without=function)
 
 
-def test_it_has_no_rule_for_a_product_of_heads_that_lie_on_more_ranks_than_those_of_the_other() -> None:
+def test_it_has_no_rule_for_a_product_of_heads_that_lie_on_more_ranks_than_those_of_the_other() -> (
+    None
+):
     with checking({"tp_0": 2, "tp_1": 2}):
-        q = spmd.assert_type(torch.randn(3), {}, partition_spec=spmd.PartitionSpec(("tp_0", "tp_1")))
+        q = spmd.assert_type(
+            torch.randn(3), {}, partition_spec=spmd.PartitionSpec(("tp_0", "tp_1"))
+        )
         k = spmd.assert_type(torch.randn(3), {"tp_0": S(0), "tp_1": R})
         with pytest.raises(spmd.SpmdTypeError, match="sharded inconsistently"):
             rules.einsum("n,n->n", q, k)
@@ -170,7 +190,9 @@ def test_their_types_are_dual_as_our_placements_are() -> None:
 def test_the_table_has_each_of_our_coercions_with_the_same_ends() -> None:
     ends = {Kind.SHARDED: S, **KINDS}
     sums = {coercion.function: pair for pair, coercion in OURS.items() if Kind.MAXIMUM not in pair}
-    assert {name: (ends[a], ends[b]) for name, (a, b) in sums.items()} == {n: row[1:] for n, row in COERCIONS.items()}
+    assert {name: (ends[a], ends[b]) for name, (a, b) in sums.items()} == {
+        n: row[1:] for n, row in COERCIONS.items()
+    }
 
 
 def test_their_coercions_do_what_ours_do_forward_and_backward() -> None:

@@ -1,8 +1,9 @@
-"""Models of every shape in stages against the same models whole, in float64: each step, and evaluation.
+"""Models of every shape in stages against the same models whole, in float64: each step, and
+evaluation.
 
-What crosses is one value or several, at all cuts the same or not; what stands between the repeats that are cut are ops
-or a repeat that is not; and some stages have no layers.  Non-goals: schedules (`test_pipelines`), and numbers, to which
-whole programs are held.
+What crosses is one value or several, at all cuts the same or not; what stands between the repeats
+that are cut are ops or a repeat that is not; and some stages have no layers.  Non-goals: schedules
+(`test_pipelines`), and numbers, to which whole programs are held.
 """
 
 from collections.abc import Iterator
@@ -23,8 +24,14 @@ DRAWS = [[3, -5, 2**62, -(2**63), 7, 1, 0, 9], [11, 4, 2**40, -1, 8, 6, 2, 5]]
 """Of each step, by row."""
 
 START = "x = embedding(tokens, wte[vocab, hidden])"
-MIXED = "a = rmsnorm(x, norm1[hidden], 1e-5)  x = x + tanh(a @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
-MIXED_AGAIN = "m = rmsnorm(x, norm2[hidden], 1e-5)  x = x + silu(m @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden]"
+MIXED = (
+    "a = rmsnorm(x, norm1[hidden], 1e-5)  x = x + tanh(a @ w_in[hidden -> ffn]) @ w_out[ffn ->"
+    " hidden]"
+)
+MIXED_AGAIN = (
+    "m = rmsnorm(x, norm2[hidden], 1e-5)  x = x + silu(m @ w_up[hidden -> ffn]) @ w_down[ffn"
+    " -> hidden]"
+)
 BLOCKS = f"repeat blocks {{ {MIXED} }}"
 LAYERS = f"repeat layers {{ {MIXED_AGAIN} }}"
 LAYERS_OF_S = "repeat layers { s = s + silu(s @ w_up[hidden -> ffn]) @ w_down[ffn -> hidden] }"
@@ -39,11 +46,15 @@ TIED = "loss = cross_entropy(x @ wte, labels)"
 MODELS = {
     "skip": f"{START} s = silu(x) {BLOCKS} x = x + s {LOSS}",
     "skip, two repeats": f"{START} s = silu(x) {BLOCKS} s = s * x {LAYERS} x = x + s {LOSS}",
-    "skip from the middle": f"{START} s = tanh(x) {BLOCKS} x = x * s s = x {LAYERS} x = x * s {TIED}",
+    "skip from the middle": (
+        f"{START} s = tanh(x) {BLOCKS} x = x * s s = x {LAYERS} x = x * s {TIED}"
+    ),
     "two carried": f"{START} s = silu(x) repeat blocks {{ {MIXED} s = s + x }} x = x * s {LOSS}",
     "swapped": f"{START} s = silu(x) {BLOCKS} {LAYERS_OF_S} x = x + s {LOSS}",
     "one name for two": f"{START} s = x x = silu(x) {BLOCKS} x = x + s {LOSS}",
-    "captured": f"{START} y = silu(gate[hidden]) repeat blocks {{ {MIXED} x = x * y + gate }} {LOSS}",
+    "captured": (
+        f"{START} y = silu(gate[hidden]) repeat blocks {{ {MIXED} x = x * y + gate }} {LOSS}"
+    ),
     "ops between": f"{START} {BLOCKS} x = silu(x) * gate[hidden] {LAYERS} {TIED}",
     "nothing between": f"{START} {BLOCKS} {LAYERS} {TIED}",
     "whole before": f"{START} {LAYERS} {BLOCKS} {TIED}",
@@ -52,13 +63,19 @@ MODELS = {
     f" repeat layers {{ {MIXED_AGAIN} {DROPPED} }} {DROPPED} {TIED}",
     "dropped, one whole": f"{START} repeat layers {{ {MIXED_AGAIN} {DROPPED} }} {DROPPED}"
     f" repeat blocks {{ {MIXED} {DROPPED} }} {LOSS}",
-    "names": f"{START} stage = silu(x) i = tanh(x) carried = i * x repeat blocks {{ {MIXED} x = x + i }}"
+    "names": f"{START} stage = silu(x) i = tanh(x) carried = i * x repeat blocks {{ {MIXED} x = x +"
+    f" i }}"
     f" x = x + i + stage + carried {LOSS}",
     "another width": f"{START} {BLOCKS} {NARROWED} {LAYERS_OF_Y} {LOSS_OF_Y}",
-    "fewer later": f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} x = x + s {LAYERS} {TIED}",
-    "more later": f"{START} {BLOCKS} s = tanh(x) repeat layers {{ {MIXED_AGAIN} x = x + s }} x = x * s {TIED}",
+    "fewer later": (
+        f"{START} s = silu(x) repeat blocks {{ {MIXED} x = x * s }} x = x + s {LAYERS} {TIED}"
+    ),
+    "more later": (
+        f"{START} {BLOCKS} s = tanh(x) repeat layers {{ {MIXED_AGAIN} x = x + s }} x = x * s {TIED}"
+    ),
     "others later": f"{START} s = silu(x) {BLOCKS} {NARROWED} z = x * s"
-    f" repeat layers {{ y = y + tanh((y @ w_up[narrow -> ffn]) + (z @ w_in2[hidden -> ffn])) @ w_down[ffn -> narrow] }}"
+    f" repeat layers {{ y = y + tanh((y @ w_up[narrow -> ffn]) + (z @ w_in2[hidden -> ffn])) @"
+    f" w_down[ffn -> narrow] }}"
     f" {LOSS_OF_Y}",
     "three": f"{START} s = tanh(x) {BLOCKS} {NARROWED} repeat layers {{ y = silu(y) }}"
     f" z = s * (y @ q[narrow -> hidden]) {REST_OF_Z} x = z {TIED}",
@@ -83,7 +100,11 @@ CASES = {
     "another width": ("blocks, layers", "interleaved_1f1b(chunks=2)", "recompute = full"),
     "fewer later": ("blocks, layers", "interleaved_1f1b(chunks=2)  stages = [1, 1, 2, 2]", ""),
     "more later": ("blocks, layers", "zbv  stages = [1, 2, 2, 1]", "recompute = every(2, layers)"),
-    "others later": ("blocks, layers", "interleaved_zero_bubble(chunks=2)  stages = [1, 3, 1, 1]", ""),
+    "others later": (
+        "blocks, layers",
+        "interleaved_zero_bubble(chunks=2)  stages = [1, 3, 1, 1]",
+        "",
+    ),
     "three": ("blocks, layers, rest", "breadth_first(chunks=3)", ""),
     "read by layers alone": ("blocks", "interleaved_1f1b(chunks=2)  stages = [1, 2, 1, 0]", ""),
 }
@@ -116,29 +137,49 @@ def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("schedule", [uneven_stages.CHUNKS, "zbv  stages = [2, 2, 2, 1]"])
 def test_other_placements_at_other_cuts(schedule: str, tmp_path: Path) -> None:
-    """Sharded by the sequence, then by features, then by the sequence again, of which the model has others."""
+    """Sharded by the sequence, then by features, then by the sequence again, of which the model
+    has others.
+    """
     texts = (
         uneven_stages.unlike(case=uneven_stages.WHOLE),
         uneven_stages.unlike(schedule, "recompute = every(2, layers)"),
     )
     ids = torch.arange(SEQ) // torch.tensor([3, 5, 8, 2] * (uneven_stages.WHOLE.rows // 4))[:, None]
-    _same_steps(texts, uneven_stages.STAGED, [(*inputs, ids) for inputs in harness.batches(WHOLE, STEPS)], tmp_path)
+    _same_steps(
+        texts,
+        uneven_stages.STAGED,
+        [(*inputs, ids) for inputs in harness.batches(WHOLE, STEPS)],
+        tmp_path,
+    )
 
 
-def _same_steps(texts: tuple[str, str], case: Case, batches: list[tuple[Tensor, ...]], folder: Path) -> None:
+def _same_steps(
+    texts: tuple[str, str], case: Case, batches: list[tuple[Tensor, ...]], folder: Path
+) -> None:
     """Two plans do the same: one of the whole model, and one on the ranks of a case."""
-    whole, staged = (module_of(text, folder / name) for text, name in zip(texts, ("whole", "staged"), strict=True))
+    whole, staged = (
+        module_of(text, folder / name)
+        for text, name in zip(texts, ("whole", "staged"), strict=True)
+    )
     start = drawn(harness.initial(WHOLE, whole, seed=5))
-    got, want = (harness.run(it, module, start, batches, LR) for it, module in ((case, staged), (WHOLE, whole)))
+    got, want = (
+        harness.run(it, module, start, batches, LR)
+        for it, module in ((case, staged), (WHOLE, whole))
+    )
     for one, other in zip(got, want, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=TOLERANCE, abs=0)
         assert one.norm == pytest.approx(other.norm, rel=TOLERANCE, abs=0)
         assert one.gradients.keys() == other.gradients.keys()
         for key, gradient in other.gradients.items():
             torch.testing.assert_close(one.gradients[key], gradient, rtol=0, atol=TOLERANCE)
-            torch.testing.assert_close(one.parameters[key], other.parameters[key], rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(
+                one.parameters[key], other.parameters[key], rtol=0, atol=TOLERANCE
+            )
     (loss,) = harness.evaluate(WHOLE, whole, start, batches[0])
-    assert harness.evaluate(case, staged, start, batches[0]) == [pytest.approx(loss, rel=TOLERANCE)] * case.ranks
+    assert (
+        harness.evaluate(case, staged, start, batches[0])
+        == [pytest.approx(loss, rel=TOLERANCE)] * case.ranks
+    )
 
 
 def module_of(text: str, folder: Path) -> ModuleType:
@@ -153,4 +194,7 @@ def batches_of(name: str) -> Iterator[tuple[Tensor, ...]]:
 def drawn(like: Tensors) -> Tensors:
     """Parameters of a size at which every one of them matters."""
     generator = torch.Generator().manual_seed(7)
-    return {n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4 for n, v in like.items()}
+    return {
+        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4
+        for n, v in like.items()
+    }

@@ -1,6 +1,8 @@
-"""Programs whose layers torch.compile makes graphs of, against the reference in float64; and who declines that.
+"""Programs whose layers torch.compile makes graphs of, against the reference in float64; and who
+declines that.
 
-All but one are compiled by AOTAutograd without inductor, which takes a tenth of the time and has the same graphs.
+All but one are compiled by AOTAutograd without inductor, which takes a tenth of the time and has
+the same graphs.
 """
 
 import sysconfig
@@ -37,10 +39,13 @@ CASES = [
     COMPILED(dp=2, state="zero 3 over dp", microbatches=2, recompute="full"),
     COMPILED(pp=2, microbatches=2, layers=4, recompute="every(2, layers)"),
     pytest.param(
-        COMPILED(dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", kernels="triton"), marks=pytest.mark.long
+        COMPILED(dp=2, tp=2, sp=True, microbatches=2, state="zero 3 over dp", kernels="triton"),
+        marks=pytest.mark.long,
     ),
 ]
-INDUCTOR = Path(sysconfig.get_path("include"), "Python.h").exists() and (which("g++") or which("clang++"))
+INDUCTOR = Path(sysconfig.get_path("include"), "Python.h").exists() and (
+    which("g++") or which("clang++")
+)
 
 
 COERCIONS: dict[str, Callable[[Tensor, Axis], Tensor]] = {
@@ -69,9 +74,14 @@ def _all_coerced(x: Tensor, axis: Axis) -> Tensor:
 def _compiled_and_not(_: None) -> list[tuple[Tensor, Tensor]]:
     """The sum of each coercion's cubes, and its gradient: as they are, and in one graph."""
     axis = Mesh({"tp": 2}).axis("tp")
-    start = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(axis.rank))
+    start = torch.randn(
+        4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(axis.rank)
+    )
     results: list[tuple[Tensor, Tensor]] = []
-    for function in (_all_coerced, torch.compile(_all_coerced, backend="aot_eager", fullgraph=True)):
+    for function in (
+        _all_coerced,
+        torch.compile(_all_coerced, backend="aot_eager", fullgraph=True),
+    ):
         x = start.clone().requires_grad_()
         sums = function(x, axis)
         gradients = [torch.autograd.grad(each, x, retain_graph=True)[0] for each in sums]
@@ -87,7 +97,9 @@ def test_every_coercion_is_the_same_in_a_graph() -> None:
             torch.testing.assert_close(*gradients, rtol=1e-12, atol=0, msg=f"gradient of {name}")
 
 
-def _train(module: ModuleType, start: Tensors, batches: list[harness.Inputs]) -> tuple[list[harness.RankStep], Any]:
+def _train(
+    module: ModuleType, start: Tensors, batches: list[harness.Inputs]
+) -> tuple[list[harness.RankStep], Any]:
     """A rank's steps, and what of the program dynamo could not put into a graph."""
     counters.clear()
     steps = harness._train(module, start, batches, LR)
@@ -114,9 +126,13 @@ def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="inductor of 2.11 takes float64 attention's sums for float32")
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="inductor of 2.11 takes float64 attention's sums for float32"
+)
 @pytest.mark.skipif(not INDUCTOR, reason="inductor needs a C++ compiler and Python's headers")
-def test_two_steps_by_inductor_equal_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_steps_by_inductor_equal_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     _compare(replace(CASES[0], kernels="triton"), tmp_path, "inductor")
@@ -130,7 +146,10 @@ def test_where_layers_are_looked_into_none_is_compiled(
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
     compile_each(model, torch.nn.Linear)
     assert model[0]._compiled_call_impl is None
-    assert capsys.readouterr().err == f"note: {observer}=1 looks into each layer, so none is compiled\n"
+    assert (
+        capsys.readouterr().err
+        == f"note: {observer}=1 looks into each layer, so none is compiled\n"
+    )
 
 
 class _Layer(torch.nn.Module):
@@ -143,7 +162,9 @@ class _Layer(torch.nn.Module):
 
 
 def test_graphs_tell_their_results_to_a_step_that_is_run_twice() -> None:
-    """Whether they are made under its eyes or before, and to nobody afterwards; they are not made anew for that."""
+    """Whether they are made under its eyes or before, and to nobody afterwards; they are not
+    made anew for that.
+    """
     counters.clear()
     model = torch.nn.Sequential(_Layer(), torch.nn.ReLU())
     compile_each(model, _Layer, backend="eager")

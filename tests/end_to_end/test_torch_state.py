@@ -1,4 +1,6 @@
-"""The state as DTensors: torch.distributed.checkpoint saves it on one mesh and loads it on another, bit for bit."""
+"""The state as DTensors: torch.distributed.checkpoint saves it on one mesh and loads it on
+another, bit for bit.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 
 from helpers import torch_target
 from helpers.forked_ranks import run_ranks
@@ -50,16 +55,25 @@ FEW = (("experts, stages", "safetensors"), ("ZeRO 3, padded", "own files"))
     ("one", "other", "safetensors"),
     [
         pytest.param(
-            *pair, form == "safetensors", marks=[] if (name, form) in FEW else pytest.mark.long, id=f"{name}, {form}"
+            *pair,
+            form == "safetensors",
+            marks=[] if (name, form) in FEW else pytest.mark.long,
+            id=f"{name}, {form}",
         )
         for name, pair in PAIRS.items()
         for form in ("safetensors", "own files")
     ],
 )
-def test_torch_takes_a_state_from_mesh_to_mesh(one: Case, other: Case, safetensors: bool, tmp_path: Path) -> None:
-    programs = [harness.compiled(case, tmp_path / name) for case, name in ((one, "one"), (other, "other"))]
+def test_torch_takes_a_state_from_mesh_to_mesh(
+    one: Case, other: Case, safetensors: bool, tmp_path: Path
+) -> None:
+    programs = [
+        harness.compiled(case, tmp_path / name) for case, name in ((one, "one"), (other, "other"))
+    ]
     saved, loaded = (
-        harness.joined(run_ranks(case.ranks, each, program, tmp_path / "saved", safetensors, functional=True))
+        harness.joined(
+            run_ranks(case.ranks, each, program, tmp_path / "saved", safetensors, functional=True)
+        )
         for case, program, each in zip((one, other), programs, (_save, _load), strict=True)
     )
     assert saved.keys() == loaded.keys()
@@ -71,7 +85,9 @@ def _save(program: ModuleType, folder: Path, safetensors: bool) -> dict[str, Par
     state.initialise(3)
     for box in state.boxes():
         if box.key.startswith("optimizer/"):
-            box.tensor.copy_(torch.arange(box.tensor.numel()).view_as(box.tensor) % 7 + sum(box.offset))
+            box.tensor.copy_(
+                torch.arange(box.tensor.numel()).view_as(box.tensor) % 7 + sum(box.offset)
+            )
     _whole(state)
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True) if safetensors else None
     dcp.save({"state": state}, checkpoint_id=None if safetensors else folder, storage_writer=writer)
@@ -105,15 +121,26 @@ WATCHED = {*saver.ADAPTED} - {*LossScale.KEYS}
         pytest.param(replace(TORCH, optimizer="momentum"), marks=pytest.mark.long),
         pytest.param(replace(TORCH, optimizer="groups"), marks=pytest.mark.long),
         pytest.param(Case(pp=2, microbatches=2, optimizer="adamw"), marks=pytest.mark.long),
-        pytest.param(Case(dp=2, tp=2, optimizer="adamw", state="zero 1 over dp"), marks=pytest.mark.long),
-        pytest.param(Case(pp=2, microbatches=2, optimizer="adamw", precision="fp16"), marks=pytest.mark.long),
+        pytest.param(
+            Case(dp=2, tp=2, optimizer="adamw", state="zero 1 over dp"), marks=pytest.mark.long
+        ),
+        pytest.param(
+            Case(pp=2, microbatches=2, optimizer="adamw", precision="fp16"), marks=pytest.mark.long
+        ),
     ],
     ids=str,
 )
-def test_a_program_of_torch_alone_goes_on_from_a_checkpoint_and_a_run_after_it(case: Case, tmp_path: Path) -> None:
-    """What it loads and saves is the checkpoint's to the last bit; its next step is that of the runtime's program."""
+def test_a_program_of_torch_alone_goes_on_from_a_checkpoint_and_a_run_after_it(
+    case: Case, tmp_path: Path
+) -> None:
+    """What it loads and saves is the checkpoint's to the last bit; its next step is that of the
+    runtime's program.
+    """
     sharded = replace(case, dp=1, tp=2, pp=1, microbatches=case.rows // 2, state="")
-    ours, plan = harness.compiled(sharded, tmp_path / "ours"), compile_plan(Source("tiny.scale", plan_text(sharded)))
+    ours, plan = (
+        harness.compiled(sharded, tmp_path / "ours"),
+        compile_plan(Source("tiny.scale", plan_text(sharded))),
+    )
     theirs = torch_target.compiled(plan_text(case), tmp_path / "theirs")
     contents = convert.contents(checkpoint_names(plan, None))
     _, second = harness.batches(case, 2)
@@ -122,7 +149,9 @@ def test_a_program_of_torch_alone_goes_on_from_a_checkpoint_and_a_run_after_it(c
     run_ranks(case.ranks, _go_on, theirs, second, tmp_path, functional=True)
     back = {}
     for name, step in (("same", 1), ("next", 2)):
-        convert.from_torch(convert.TorchFolder(tmp_path / name), tmp_path / f"step-{step:06d}", contents)
+        convert.from_torch(
+            convert.TorchFolder(tmp_path / name), tmp_path / f"step-{step:06d}", contents
+        )
         back[name] = _values(tmp_path / f"step-{step:06d}")
     before = _values(tmp_path / "run" / "step-000001")
     before = {key: value for key, value in before.items() if key not in WATCHED}

@@ -1,4 +1,5 @@
-"""Programs of torch alone against the reference in float64: losses, gradients and updates of three steps.
+"""Programs of torch alone against the reference in float64: losses, gradients and updates of three
+steps.
 
 Non-goals: their text (`emit.test_dtensor`).
 """
@@ -14,7 +15,14 @@ import pytest
 import torch
 
 from end_to_end import test_fp16
-from end_to_end.test_documents import alone, document_plan, given, windowed, windowed_plan, windows_of
+from end_to_end.test_documents import (
+    alone,
+    document_plan,
+    given,
+    windowed,
+    windowed_plan,
+    windows_of,
+)
 from end_to_end.test_models import BY_FILE as MODELS
 from end_to_end.test_models import drawn, expected_of, model_plan
 from end_to_end.test_numbers import assert_steps_equal
@@ -36,17 +44,43 @@ from scalec.runtime.checkpoint.hf_weights import Reader
 LR = 0.01
 RINGS = ("via ring", "as zigzag via ring")
 INPUTS = ("tokens", "labels", "documents")
-BENCHMARKS, EXAMPLES, PLANS = (Path(__file__).parents[2] / name for name in ("benchmarks", "examples", "plans"))
-ZERO_3 = Case(dp=2, microbatches=2, kv=1, optimizer="groups", clip=0.05, valid="silent_rank", state="zero 3 over dp")
+BENCHMARKS, EXAMPLES, PLANS = (
+    Path(__file__).parents[2] / name for name in ("benchmarks", "examples", "plans")
+)
+ZERO_3 = Case(
+    dp=2,
+    microbatches=2,
+    kv=1,
+    optimizer="groups",
+    clip=0.05,
+    valid="silent_rank",
+    state="zero 3 over dp",
+)
 FEW = (
     Case(
-        tp=2, sp=True, padded=True, smoothing=0.1, model="tied", recompute="full", optimizer="adamw", clip=0.05, z=0.01
+        tp=2,
+        sp=True,
+        padded=True,
+        smoothing=0.1,
+        model="tied",
+        recompute="full",
+        optimizer="adamw",
+        clip=0.05,
+        z=0.01,
     ),
     Case(pp=2, schedule="zbv", layers=4, microbatches=4, model="tied", recompute="full"),
 )
 MANY = (
     Case(),
-    Case(pp=2, dp=2, microbatches=2, model="tied", optimizer="adamw", clip=0.05, state="zero 1 over dp"),
+    Case(
+        pp=2,
+        dp=2,
+        microbatches=2,
+        model="tied",
+        optimizer="adamw",
+        clip=0.05,
+        state="zero 1 over dp",
+    ),
     ZERO_3,
     Case(tp=2, sp=True, microbatches=2, model="tied", optimizer="momentum"),
     Case(dp=2, tp=2, sp=True),
@@ -56,10 +90,19 @@ MANY = (
     Case(dp=2, tp=2, sp=True, padded=True, smoothing=0.1, z=0.01, microbatches=2, recompute="full"),
     Case(dp=2, tp=2, model="every", microbatches=2, valid="silent_rank"),
     Case(dp=2, tp=2, sp=True, model="every", optimizer="adamw", clip=0.05),
-    Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=0.05, state="zero 3 over dp"),
+    Case(
+        dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=0.05, state="zero 3 over dp"
+    ),
     Case(dp=4, optimizer="adamw", clip=0.05, state="zero 1 over dp", microbatches=2),
     Case(replicas=2, dp=2, optimizer="momentum", state="zero 2 over dp", microbatches=2),
-    Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full"),
+    Case(
+        replicas=2,
+        dp=2,
+        optimizer="adamw",
+        clip=0.05,
+        state="zero 3 over replica, dp",
+        recompute="full",
+    ),
     Case(tp=2, vocab=False, padded=True, smoothing=0.1, model="tied", recompute="every(2, layers)"),
     Case(dp=2, tp=4, sp=True, kv=1, microbatches=2, optimizer="groups", clip=0.05),
     Case(dp=2, tp=4, sp=True, kv=2, model="latent", optimizer="adamw"),
@@ -71,48 +114,146 @@ MANY = (
     Case(cp=2, how="via ring", gathered="save"),
     Case(tp=2, sp=True, gathered="regather", recompute="selective(attention, silu, rmsnorm, rope)"),
     Case(
-        dp=2, tp=2, sp=True, gathered="regather", microbatches=2, optimizer="adamw", clip=0.05, state="zero 3 over dp"
+        dp=2,
+        tp=2,
+        sp=True,
+        gathered="regather",
+        microbatches=2,
+        optimizer="adamw",
+        clip=0.05,
+        state="zero 3 over dp",
     ),
-    Case(dp=2, recompute="selective(attention, embedding, silu)", state="zero 2 over dp", microbatches=2),
-    Case(cp=2, tp=2, sp=True, how="via ring", gathered="regather", recompute="selective(attention, rope)"),
+    Case(
+        dp=2,
+        recompute="selective(attention, embedding, silu)",
+        state="zero 2 over dp",
+        microbatches=2,
+    ),
+    Case(
+        cp=2,
+        tp=2,
+        sp=True,
+        how="via ring",
+        gathered="regather",
+        recompute="selective(attention, rope)",
+    ),
     Case(dp=2, cp=2, gathered="regather", recompute="selective(silu, rmsnorm)", model="tied"),
-    Case(pp=2, tp=2, sp=True, layers=4, microbatches=4, gathered="regather", recompute="selective(attention, silu)"),
+    Case(
+        pp=2,
+        tp=2,
+        sp=True,
+        layers=4,
+        microbatches=4,
+        gathered="regather",
+        recompute="selective(attention, silu)",
+    ),
     Case(cp=4, how="as zigzag via ring", kv=1, microbatches=2, recompute="full", optimizer="adamw"),
     Case(cp=2, tp=2, sp=True, how="via ring", model="latent"),
     Case(dp=2, cp=2, tp=2, sp=True, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05),
     Case(pp=2, schedule="gpipe", stages="[2, 0]", microbatches=4, optimizer="momentum"),
-    Case(pp=2, schedule="interleaved_1f1b(chunks=2)", tp=2, sp=True, layers=4, microbatches=4, model="tied"),
-    Case(pp=2, schedule="zbv", tp=2, sp=True, layers=4, microbatches=4, padded=True, optimizer="adamw", clip=0.05),
-    Case(pp=2, schedule="zbv", dp=2, layers=4, microbatches=4, state="zero 3 over dp", recompute="full"),
+    Case(
+        pp=2,
+        schedule="interleaved_1f1b(chunks=2)",
+        tp=2,
+        sp=True,
+        layers=4,
+        microbatches=4,
+        model="tied",
+    ),
+    Case(
+        pp=2,
+        schedule="zbv",
+        tp=2,
+        sp=True,
+        layers=4,
+        microbatches=4,
+        padded=True,
+        optimizer="adamw",
+        clip=0.05,
+    ),
+    Case(
+        pp=2,
+        schedule="zbv",
+        dp=2,
+        layers=4,
+        microbatches=4,
+        state="zero 3 over dp",
+        recompute="full",
+    ),
     Case(pp=2, schedule="dualpipev", dp=2, layers=4, microbatches=4, optimizer="groups", clip=0.05),
-    Case(pp=2, schedule="zb_h1", dp=2, microbatches=3, model="tied", state="zero 2 over dp", padded=True),
+    Case(
+        pp=2,
+        schedule="zb_h1",
+        dp=2,
+        microbatches=3,
+        model="tied",
+        state="zero 2 over dp",
+        padded=True,
+    ),
     Case(pp=3, schedule="zb_h2", stages="[0, 2, 0]", microbatches=4, clip=0.05),
     Case(pp=4, layers=5, microbatches=4, model="tied", optimizer="adamw"),
     Case(pp=2, cp=2, schedule="zbv", layers=4, microbatches=3, recompute="every(2, layers)"),
-    Case(pp=2, tp=2, model="every", schedule="interleaved_1f1b(chunks=2)", layers=4, microbatches=2),
+    Case(
+        pp=2, tp=2, model="every", schedule="interleaved_1f1b(chunks=2)", layers=4, microbatches=2
+    ),
     Case(pp=2, tp=2, model="latent", microbatches=2),
     Case(pp=2, replicas=2, kv=1, microbatches=2, valid="silent_microbatch"),
-    Case(pp=2, tp=2, sp=True, microbatches=4, recompute="selective(attention, silu)", gathered="regather"),
-    Case(pp=2, schedule="zbv", tp=2, layers=4, microbatches=4, recompute="selective(attention, silu)", model="tied"),
+    Case(
+        pp=2,
+        tp=2,
+        sp=True,
+        microbatches=4,
+        recompute="selective(attention, silu)",
+        gathered="regather",
+    ),
+    Case(
+        pp=2,
+        schedule="zbv",
+        tp=2,
+        layers=4,
+        microbatches=4,
+        recompute="selective(attention, silu)",
+        model="tied",
+    ),
     Case(pp=2, schedule="zbv", cp=2, how="via ring", layers=4, microbatches=2, recompute="full"),
-    Case(pp=2, dp=2, tp=2, sp=True, model="tied", microbatches=4, optimizer="adamw", clip=0.05, state="zero 1 over dp"),
+    Case(
+        pp=2,
+        dp=2,
+        tp=2,
+        sp=True,
+        model="tied",
+        microbatches=4,
+        optimizer="adamw",
+        clip=0.05,
+        state="zero 1 over dp",
+    ),
 )
 
 
-@pytest.mark.parametrize("case", [*FEW, *(pytest.param(case, marks=pytest.mark.long) for case in MANY)], ids=str)
+@pytest.mark.parametrize(
+    "case", [*FEW, *(pytest.param(case, marks=pytest.mark.long) for case in MANY)], ids=str
+)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
-    steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
+    steps = torch_target.run(
+        case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR
+    )
     assert_steps_equal(steps, reference.run(case.config, case.training, start, batches, LR))
 
 
 @pytest.mark.parametrize(
-    "case", [ZERO_3, *(pytest.param(case, marks=pytest.mark.long) for case in MANY if case is not ZERO_3)], ids=str
+    "case",
+    [ZERO_3, *(pytest.param(case, marks=pytest.mark.long) for case in MANY if case is not ZERO_3)],
+    ids=str,
 )
 def test_both_programs_of_a_plan_are_equal(case: Case, tmp_path: Path) -> None:
-    """Three steps of the runtime's program and of torch's: losses, gradients, norms and parameters to 1e-10."""
+    """Three steps of the runtime's program and of torch's: losses, gradients, norms and
+    parameters to 1e-10.
+    """
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
-    steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path / "torch"), start, batches, LR)
+    steps = torch_target.run(
+        case.ranks, torch_target.compiled(plan_text(case), tmp_path / "torch"), start, batches, LR
+    )
     ours = harness.run(case, harness.compiled(case, tmp_path / "runtime"), start, batches, LR)
     assert_steps_equal(steps, ours)
 
@@ -150,17 +291,24 @@ def test_documents_are_each_alone(case: Case, tmp_path: Path) -> None:
     loss, gradients = alone(case.config, start, windows)
     assert step.loss == pytest.approx(loss, rel=1e-10, abs=0)
     for name, expected in gradients.items():
-        torch.testing.assert_close(step.gradients[name], expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+        torch.testing.assert_close(
+            step.gradients[name], expected, rtol=0, atol=1e-10 * expected.abs().max().item()
+        )
 
 
 @pytest.mark.parametrize(
     ("ranks", "how", "window"),
     [
         (2, "as zigzag via ring", 5),
-        *(pytest.param(4, *each, marks=pytest.mark.long) for each in product(("", "as zigzag", *RINGS), (1, 2, 5))),
+        *(
+            pytest.param(4, *each, marks=pytest.mark.long)
+            for each in product(("", "as zigzag", *RINGS), (1, 2, 5))
+        ),
     ],
 )
-def test_windows_of_documents_equal_the_runtime_s(ranks: int, how: str, window: int, tmp_path: Path) -> None:
+def test_windows_of_documents_equal_the_runtime_s(
+    ranks: int, how: str, window: int, tmp_path: Path
+) -> None:
     """The runtime's program is of one rank."""
     case = Case(cp=ranks, how=how, microbatches=2)
     module = torch_target.compiled(windowed_plan(case, window), tmp_path)
@@ -169,7 +317,9 @@ def test_windows_of_documents_equal_the_runtime_s(ranks: int, how: str, window: 
     loss, gradients = windowed(Case(microbatches=2), window, tmp_path)
     assert step.loss == pytest.approx(loss, rel=1e-10, abs=0)
     for name, expected in gradients.items():
-        torch.testing.assert_close(step.gradients[name], expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+        torch.testing.assert_close(
+            step.gradients[name], expected, rtol=0, atol=1e-10 * expected.abs().max().item()
+        )
 
 
 @pytest.mark.long
@@ -178,14 +328,20 @@ def test_windows_of_documents_equal_the_runtime_s(ranks: int, how: str, window: 
     [("fp32", 1e-4), ("bf16", 0.05), ("fp64  reduce = bf16", 0.02), ("fp16  reduce = bf16", 0.02)],
 )
 @pytest.mark.parametrize("state", ["", "zero 3 over dp"])
-@pytest.mark.parametrize("other", [{"tp": 2, "sp": True}, {"pp": 2, "schedule": "zbv", "layers": 4}], ids=["tp", "pp"])
+@pytest.mark.parametrize(
+    "other", [{"tp": 2, "sp": True}, {"pp": 2, "schedule": "zbv", "layers": 4}], ids=["tp", "pp"]
+)
 def test_narrower_precisions_come_near(
     precision: str, tolerance: float, state: str, other: dict[str, Any], tmp_path: Path
 ) -> None:
     case = Case(dp=2, microbatches=2, precision=precision, optimizer="sgd", state=state, **other)
     start, batches = reference.initial(case.config), list(harness.batches(case, 2))
-    steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
-    for got, want in zip(steps, reference.run(case.config, case.training, start, batches, LR), strict=True):
+    steps = torch_target.run(
+        case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR
+    )
+    for got, want in zip(
+        steps, reference.run(case.config, case.training, start, batches, LR), strict=True
+    ):
         assert got.loss == pytest.approx(want.loss, rel=tolerance)
         assert got.norm == pytest.approx(want.norm, rel=tolerance)
 
@@ -194,10 +350,15 @@ Beyond = dict[tuple[str, tuple[str, ...]], int]
 """Bytes that a rank gives to a kind of collective over some axes, beyond the plan's."""
 
 COMMUNICATING: tuple[tuple[Case, Beyond], ...] = (
-    (Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=0.05), {("all_reduce", ("tp",)): 648}),
+    (
+        Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=0.05),
+        {("all_reduce", ("tp",)): 648},
+    ),
     (ZERO_3, {}),
 )
-"""Plans, and what torch communicates beyond: a sum over two axes takes two calls, a norm one for each placement."""
+"""Plans, and what torch communicates beyond: a sum over two axes takes two calls, a norm one
+for each placement.
+"""
 
 
 @pytest.fixture
@@ -232,14 +393,18 @@ def _filled(program: Program) -> float:
 
 
 def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
-    """Records a step on gloo ranks, finds each collective of the plan in it, and returns what is beyond.
+    """Records a step on gloo ranks, finds each collective of the plan in it, and returns what is
+    beyond.
 
-    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole rows, at most 4%
-    or what the smallest of them have, and what stages add to a norm is one sum for all of them.
+    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole
+    rows, at most 4% or what the smallest of them have, and what stages add to a norm is one sum for
+    all of them.
     """
     text = plan_text(case)
     program = _program(text)
-    ranks = run_ranks(case.ranks, _recorded, traffic, torch_target.compiled(text, folder), functional=True)
+    ranks = run_ranks(
+        case.ranks, _recorded, traffic, torch_target.compiled(text, folder), functional=True
+    )
     beyond, filled = Beyond(), min(0.96, _filled(program))
     for rank, sent in enumerate(ranks):
         stage = rank * case.pp // case.ranks
@@ -248,7 +413,9 @@ def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
             beyond[row.op, row.axes] = row.beyond
         for use in ("activations", "stages"):
             calls = traffic.planned(program, stage, use)
-            alone = type(calls)({call: count for call, count in calls.items() if len(call.axes) == 1})
+            alone = type(calls)(
+                {call: count for call, count in calls.items() if len(call.axes) == 1}
+            )
             for call, count in traffic.as_torch(alone, sent).items():
                 assert sent[call] >= count, (rank, call, count)
     return {key: count for key, count in beyond.items() if count}
@@ -256,7 +423,9 @@ def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "beyond"), COMMUNICATING, ids=["two axes", "zero 3"])
-def test_torch_communicates_what_the_plan_says(case: Case, beyond: Beyond, tmp_path: Path, traffic: Any) -> None:
+def test_torch_communicates_what_the_plan_says(
+    case: Case, beyond: Beyond, tmp_path: Path, traffic: Any
+) -> None:
     assert _communicated(case, tmp_path, traffic) == beyond
 
 
@@ -265,13 +434,17 @@ def test_torch_communicates_what_the_plan_says(case: Case, beyond: Beyond, tmp_p
 def test_torch_communicates_little_beyond_a_plan(case: Case, tmp_path: Path, traffic: Any) -> None:
     """Sums over ranks: of gradients, over several axes, and of norms.
 
-    Where backward has two parts, torch recomputes layers for each, and communicates as they do; a dim that lies over
-    two axes is gathered and summed over one after the other.
+    Where backward has two parts, torch recomputes layers for each, and communicates as they do; a
+    dim that lies over two axes is gathered and summed over one after the other.
     """
     twice = case.recompute != "none" and case.schedule in ("zbv", "zb_h1", "zb_h2", "dualpipev")
     again = {"all_gather", "reduce_scatter", "send", "receive"} if twice else set[str]()
     in_turn = {call.op for call in traffic.planned(_program(plan_text(case))) if len(call.axes) > 1}
-    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce", *again, *in_turn}
+    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {
+        "all_reduce",
+        *again,
+        *in_turn,
+    }
 
 
 @pytest.mark.long
@@ -281,15 +454,22 @@ def test_fp16_is_that_of_plain_torch(state: str, scale: float, good: int, tmp_pa
     """With a loss scale that stays, one that grows and one that falls."""
     steps, loop = test_fp16.batches(12), test_fp16.Loop(test_fp16.initial(), scale, good)
     module = torch_target.compiled(test_fp16.PLAN.format(state=state), tmp_path)
-    for batch, seen in zip(steps, run_ranks(2, _scaled, module, steps, scale, good)[0], strict=True):
+    for batch, seen in zip(
+        steps, run_ranks(2, _scaled, module, steps, scale, good)[0], strict=True
+    ):
         loss, norm = loop.step(batch)
-        assert seen[:2] == (pytest.approx(loss, rel=1e-4), pytest.approx(norm, rel=1e-4, nan_ok=True))
+        assert seen[:2] == (
+            pytest.approx(loss, rel=1e-4),
+            pytest.approx(norm, rel=1e-4, nan_ok=True),
+        )
         assert seen[2:4] == (loop.scale, loop.good)
         for name, value in loop.masters.items():
             torch.testing.assert_close(seen[4][name], value, atol=5e-4, rtol=5e-4)
 
 
-def _scaled(module: ModuleType, batches: list[harness.Inputs], scale: float, good: int) -> list[tuple[Any, ...]]:
+def _scaled(
+    module: ModuleType, batches: list[harness.Inputs], scale: float, good: int
+) -> list[tuple[Any, ...]]:
     """Loss, norm, the loss scale, steps since it changed, and parameters, after each step."""
     mesh = torch_target.mesh_of(module)
     model, optimizer = module.build(mesh)
@@ -298,7 +478,9 @@ def _scaled(module: ModuleType, batches: list[harness.Inputs], scale: float, goo
     return [_scaled_step(module, model, optimizer, mesh, batch) for batch in batches]
 
 
-def _scaled_step(module: ModuleType, model: Any, optimizer: Any, mesh: Any, batch: harness.Inputs) -> tuple[Any, ...]:
+def _scaled_step(
+    module: ModuleType, model: Any, optimizer: Any, mesh: Any, batch: harness.Inputs
+) -> tuple[Any, ...]:
     metrics = module.train_step(model, optimizer, module.microbatches(mesh, *batch), test_fp16.LR)
     scale_and_steps = map(float, module.scale_and_steps(optimizer))
     return float(metrics.loss), float(metrics.norm), *scale_and_steps, torch_target.whole(model)
@@ -314,15 +496,21 @@ def _set_scale(module: ModuleType, optimizer: Any, scale: float, good: int) -> N
 def test_fp16_goes_on_from_a_checkpoint_to_the_last_bit(state: str, tmp_path: Path) -> None:
     """With a loss scale that grows in the step after it."""
     module = torch_target.compiled(test_fp16.PLAN.format(state=state), tmp_path)
-    for rank in run_ranks(2, _resumed, module, test_fp16.batches(2), str(tmp_path / "saved"), functional=True):
+    for rank in run_ranks(
+        2, _resumed, module, test_fp16.batches(2), str(tmp_path / "saved"), functional=True
+    ):
         (*before, first), (*after, second) = rank
         assert before == after
         assert before[-2:] == [2.0**11, 0]
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def _resumed(module: ModuleType, batches: list[harness.Inputs], folder: str) -> list[tuple[Any, ...]]:
-    """The second step without a pause, and from a checkpoint of the first, in a program that has done nothing else."""
+def _resumed(
+    module: ModuleType, batches: list[harness.Inputs], folder: str
+) -> list[tuple[Any, ...]]:
+    """The second step without a pause, and from a checkpoint of the first, in a program that
+    has done nothing else.
+    """
     torch.set_deterministic_debug_mode("default")
     first, second = batches
     mesh = torch_target.mesh_of(module)
@@ -348,15 +536,20 @@ def parted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def test_user_ops_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
     """From the same random values, which are those of any mesh; one op has several results."""
     (tmp_path / "my_ops.py").write_text((EXAMPLES / "my_ops.py").read_text() + PARTED)
-    text = (EXAMPLES / "05_user_op.scale").read_text().replace("seq = 64", "seq = 8  precision = fp64")
+    text = (
+        (EXAMPLES / "05_user_op.scale").read_text().replace("seq = 64", "seq = 8  precision = fp64")
+    )
     text = text.replace(
-        "model own", 'op parted(x[.., d], y[.., d]) -> [.., d], [..] over .. from "my_ops:parted"\nmodel own'
+        "model own",
+        'op parted(x[.., d], y[.., d]) -> [.., d], [..] over .. from "my_ops:parted"\nmodel own',
     )
     text = text.replace("    x = x + swiglu", "    p, q = parted(a, x)\n    x = x + p * q + swiglu")
     losses = list[list[float]]()
     for mesh, microbatch in (("dp = 1  tp = 1", 8), ("dp = 2  tp = 2", 4)):
         (tmp_path / "own.scale").write_text(
-            text.replace("dp = 2  tp = 2", mesh).replace("microbatch = 4", f"microbatch = {microbatch}")
+            text.replace("dp = 2  tp = 2", mesh).replace(
+                "microbatch = 4", f"microbatch = {microbatch}"
+            )
         )
         module = torch_target.of_file(tmp_path / "own.scale", tmp_path / f"out_{microbatch}")
         losses += [run_ranks(4 if microbatch == 4 else 1, _losses, module)[0]]
@@ -369,13 +562,17 @@ def _losses(module: ModuleType) -> list[float]:
     torch.set_deterministic_debug_mode("default")
     mesh = torch_target.mesh_of(module)
     model, optimizer = module.build(mesh)
-    rows = torch.randint(256, (module.GLOBAL_BATCH, module.SEQ + 1), generator=torch.Generator().manual_seed(1))
+    rows = torch.randint(
+        256, (module.GLOBAL_BATCH, module.SEQ + 1), generator=torch.Generator().manual_seed(1)
+    )
     batch = module.microbatches(mesh, rows[:, :-1], rows[:, 1:])
     return [float(module.train_step(model, optimizer, batch, LR).loss) for _ in range(3)]
 
 
 def test_weights_go_from_one_program_to_the_other(tmp_path: Path) -> None:
-    """Under Hugging Face's names: two sharded ranks of torch alone write them, two of the runtime read them."""
+    """Under Hugging Face's names: two sharded ranks of torch alone write them, two of the
+    runtime read them.
+    """
     ours, theirs = _tiny("dp = 1  tp = 2", ""), _tiny("dp = 2  tp = 1", "state { zero 3 over dp }")
     folder = harness.written(ours, tmp_path / "runtime", str(PLANS / "variant.scale"))
     module = torch_target.compiled(theirs, tmp_path / "torch", str(PLANS / "variant.scale"))
@@ -388,14 +585,20 @@ def test_weights_go_from_one_program_to_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_weights_of_stages_are_those_of_any_mesh(tmp_path: Path) -> None:
-    """Random ones, and those that two ranks with two stages each write for one process of the runtime."""
+    """Random ones, and those that two ranks with two stages each write for one process of the
+    runtime.
+    """
     sizes = "train { seq = 16  global_batch = 4  microbatch = 1 }"
     texts = {
-        "staged": f'use "tiny_pipeline.scale" {{ {sizes} }}\nmesh {{ pp = 2  dp = 1  tp = 1 }}\nstate {{ }}\n',
-        "whole": f'use "tiny_llama.scale" {{ dims {{ layers = 4 }}  {sizes} }}\nmesh {{ dp = 1  tp = 1 }}\n',
+        "staged": f'use "tiny_pipeline.scale" {{ {sizes} }}\nmesh {{ pp = 2  dp = 1  tp = 1'
+        f" }}\nstate {{ }}\n",
+        "whole": f'use "tiny_llama.scale" {{ dims {{ layers = 4 }}  {sizes} }}\nmesh {{ dp = 1  tp'
+        f" = 1 }}\n",
     }
     at = str(PLANS / "variant.scale")
-    staged, whole = (torch_target.compiled(text, tmp_path / name, at) for name, text in texts.items())
+    staged, whole = (
+        torch_target.compiled(text, tmp_path / name, at) for name, text in texts.items()
+    )
     (loss,) = run_ranks(1, _written_loss, whole, str(tmp_path / "of_one"), functional=True)
     losses = run_ranks(2, _written_loss, staged, str(tmp_path / "of_two"), functional=True)
     assert losses == [pytest.approx(loss, rel=1e-6)] * 2

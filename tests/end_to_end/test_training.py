@@ -1,4 +1,6 @@
-"""Whole runs of programs: train, save, resume, on the same mesh and on others; under torchrun, how runs fail."""
+"""Whole runs of programs: train, save, resume, on the same mesh and on others; under torchrun,
+how runs fail.
+"""
 
 import json
 import random
@@ -26,15 +28,26 @@ from scalec.testing.faults import Fault, Point, Program, kill, torchrun
 MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)
 ONE = Case(microbatches=4, optimizer="groups", clip=1.0)
 FOUR = Case(dp=4, optimizer="groups", clip=1.0)
-SHARED = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0, state="zero 1 over dp")
+SHARED = Case(
+    dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0, state="zero 1 over dp"
+)
 SHARED_FOUR = Case(dp=4, optimizer="groups", clip=1.0, state="zero 1 over dp")
 STAGED = Case(pp=2, tp=2, sp=True, microbatches=4, optimizer="groups", clip=1.0, model="tied")
 STAGED_ONE = Case(microbatches=4, optimizer="groups", clip=1.0, model="tied")
 STAGED_V = Case(
-    pp=2, dp=2, microbatches=2, optimizer="groups", clip=1.0, model="tied", schedule="zbv", state="zero 1 over dp"
+    pp=2,
+    dp=2,
+    microbatches=2,
+    optimizer="groups",
+    clip=1.0,
+    model="tied",
+    schedule="zbv",
+    state="zero 1 over dp",
 )
 EXPERTS = Case(dp=2, ep=2, model="biased", experts="ep", optimizer="groups", clip=1.0)
-FOLDED = Case(dp=4, model="biased", experts="dp", optimizer="groups", clip=1.0, state="zero 2 over dp")
+FOLDED = Case(
+    dp=4, model="biased", experts="dp", optimizer="groups", clip=1.0, state="zero 2 over dp"
+)
 EXPERTS_ONE = Case(microbatches=4, model="biased", optimizer="groups", clip=1.0)
 EXPERTS_IN_PARTS = Case(
     dp=2,
@@ -159,9 +172,15 @@ def _state(checkpoint: Path) -> dict[str, Tensor]:
 
 def _start(ranks: int, folder: Path, corpus: Path, *options: str) -> subprocess.Popen[str]:
     """The program in `folder` under torchrun, or alone; there it also leaves its run."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    launch = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        if ranks > 1
+        else []
+    )
     command = [sys.executable, *launch, "train.py", "--device=cpu", *options, f"--data={corpus}"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
@@ -184,7 +203,9 @@ def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
 
 def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
     """Of both ranks, which agree on it."""
-    done = _finished(_start(2, harness.written(plan_text(Case(dp=2)), tmp_path), tmp_path / "nowhere*"))
+    done = _finished(
+        _start(2, harness.written(plan_text(Case(dp=2)), tmp_path), tmp_path / "nowhere*")
+    )
     assert done.returncode != 0
     assert done.stderr.startswith("error: no data: ")
     assert done.stderr.count("error: no data") == 1

@@ -1,7 +1,9 @@
-"""A function that takes its positions trains on any mesh as in one process: ALiBi by hand, against plain torch.
+"""A function that takes its positions trains on any mesh as in one process: ALiBi by hand, against
+plain torch.
 
-The last feature of a head's queries is its slope, the last one of keys is their place, so that attention adds
-slope · place to each score (Press et al. 2022).  The reference adds it to scores that it computes itself.
+The last feature of a head's queries is its slope, the last one of keys is their place, so that
+attention adds slope · place to each score (Press et al. 2022).  The reference adds it to scores
+that it computes itself.
 """
 
 import json
@@ -80,7 +82,11 @@ MESHES = {  # the ranks, the sections about them, and further settings of `train
     "tp": (2, "mesh { tp = 2 }  shard { vocab, heads over tp }", ""),
     "sequence parallel": (2, "mesh { tp = 2 }  shard { vocab, heads over tp  seq over tp }", ""),
     "cp, gathered keys": (2, "mesh { cp = 2 }  shard { seq over cp via gather }", ""),
-    "cp, zigzag of gathered keys": (2, "mesh { cp = 2 }  shard { seq over cp as zigzag via gather }", ""),
+    "cp, zigzag of gathered keys": (
+        2,
+        "mesh { cp = 2 }  shard { seq over cp as zigzag via gather }",
+        "",
+    ),
     "cp, ring": (2, "mesh { cp = 2 }  shard { seq over cp via ring }", ""),
     "cp, zigzag ring": (2, "mesh { cp = 2 }  shard { seq over cp as zigzag via ring }", ""),
     "cp, exchanged heads": (2, "mesh { cp = 2 }  shard { seq over cp via ulysses }", ""),
@@ -91,7 +97,8 @@ MESHES = {  # the ranks, the sections about them, and further settings of `train
     ),
     "zero 3": (
         4,
-        "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, heads over tp }  state { zero 3 over dp }",
+        "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, heads over tp }  state { zero"
+        " 3 over dp }",
         "",
     ),
     "pipeline": (
@@ -154,7 +161,9 @@ OTHER_PROGRAMS = [  # what is written instead of what
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), OTHER_PROGRAMS, ids=[after for _, after in OTHER_PROGRAMS])
+@pytest.mark.parametrize(
+    ("before", "after"), OTHER_PROGRAMS, ids=[after for _, after in OTHER_PROGRAMS]
+)
 def test_programs_with_other_positions_are_refused(before: str, after: str, tmp_path: Path) -> None:
     source = load(written(tmp_path, "tp and zigzag ring"))
     program = compile_plan(source)
@@ -173,9 +182,13 @@ def test_the_functions_are_as_the_plan_says(tmp_path: Path) -> None:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax of scores plus slope · place, without the last feature of q and k: [batch, seq, heads, head_dim]."""
+    """Softmax of scores plus slope · place, without the last feature of q and k: [batch, seq,
+    heads, head_dim].
+    """
     seq, heads, width = q.shape[1:]
-    slopes = torch.tensor([2.0 ** (-8 / heads * (head + 1)) for head in range(heads)], dtype=q.dtype)
+    slopes = torch.tensor(
+        [2.0 ** (-8 / heads * (head + 1)) for head in range(heads)], dtype=q.dtype
+    )
     places = torch.arange(seq, dtype=q.dtype)
     scores = torch.einsum("bind,bjnd->bnij", q[..., :-1], k[..., :-1])
     scores = (scores + slopes[:, None, None] * places) / sqrt(width)
@@ -189,14 +202,21 @@ def plain_loss(p: dict[str, Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
     x = p["wte"][tokens]
     for i in range(2):
         layer = {name: p[f"layers.{i}.{name}"] for name in ("wq", "wk", "wv", "wo")}
-        q, k, v = (F.linear(x, layer[name].flatten(0, -2)).unflatten(-1, (4, 8)) for name in ("wq", "wk", "wv"))
+        q, k, v = (
+            F.linear(x, layer[name].flatten(0, -2)).unflatten(-1, (4, 8))
+            for name in ("wq", "wk", "wv")
+        )
         x = x + F.linear(attention(q, k, v).flatten(-2), layer["wo"])
-    return F.cross_entropy(F.linear(x, p["head"]).flatten(0, 1), labels.flatten(), ignore_index=-100)
+    return F.cross_entropy(
+        F.linear(x, p["head"]).flatten(0, 1), labels.flatten(), ignore_index=-100
+    )
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mesh", MESHES)
-def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_train_as_plain_torch(
+    mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = load(written(tmp_path, mesh)), tmp_path / "out"
     program = compile_plan(source)
     out.mkdir()
@@ -207,8 +227,12 @@ def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: p
     layer = {"wq": (32, 16), "wk": (32, 16), "wv": (32, 16), "wo": (16, 32)}
     shapes = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
     shapes |= {"wte": (32, 16), "head": (32, 16)}
-    start = {n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()}
-    batches = [tuple(torch.randint(32, (8, 8), generator=generator) for _ in range(2)) for _ in range(3)]
+    start = {
+        n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()
+    }
+    batches = [
+        tuple(torch.randint(32, (8, 8), generator=generator) for _ in range(2)) for _ in range(3)
+    ]
     batches[1][1][:3, 2:] = -100  # ranks have other numbers of labels
     case: Any = SimpleNamespace(ranks=MESHES[mesh][0])
     found = run(case, imported(out / "train.py"), start, batches, 0.1)
@@ -217,8 +241,12 @@ def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: p
         assert step.loss == pytest.approx(plain.loss, rel=1e-10)
         assert step.norm == pytest.approx(plain.norm, rel=1e-10)
         for name in start:
-            assert torch.allclose(step.gradients[name], plain.gradients[name], rtol=1e-10, atol=1e-10), name
-            assert torch.allclose(step.parameters[name], plain.parameters[name], rtol=1e-10, atol=1e-10), name
+            assert torch.allclose(
+                step.gradients[name], plain.gradients[name], rtol=1e-10, atol=1e-10
+            ), name
+            assert torch.allclose(
+                step.parameters[name], plain.parameters[name], rtol=1e-10, atol=1e-10
+            ), name
 
 
 @pytest.mark.long
@@ -229,7 +257,9 @@ def test_a_run_goes_on_on_another_mesh(tmp_path: Path) -> None:
 
 
 RUNS = {"whole": ["zero 3"], "interrupted": ["tp and zigzag ring", "pipeline"]}
-"""The meshes on which a run trains, two steps on each but for the last, which ends at the fourth."""
+"""The meshes on which a run trains, two steps on each but for the last, which ends at the
+fourth.
+"""
 
 
 def _losses(folder: Path, meshes: list[str]) -> list[float]:
@@ -241,7 +271,8 @@ def _losses(folder: Path, meshes: list[str]) -> list[float]:
         (program_folder / "corpus.bin").write_bytes(bytes(place * 7 % 23 for place in range(8000)))
         steps = 4 if number == len(meshes) - 1 else 2
         options = (
-            f"--data=corpus.bin --data-as-is --device=cpu --out=../../run --log-every=1 --steps={steps} --resume=auto"
+            "--data=corpus.bin --data-as-is --device=cpu --out=../../run --log-every=1"
+            f" --steps={steps} --resume=auto"
         )
         with fork(Program(program_folder, MESHES[mesh][0], options), main=_run_program) as job:
             ended = job.wait(120)

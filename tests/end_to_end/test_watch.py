@@ -1,4 +1,6 @@
-"""Planted mistakes on one rank: copies that differ, a step that differs from itself, a value that is no number."""
+"""Planted mistakes on one rank: copies that differ, a step that differs from itself, a value
+that is no number.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,18 +30,24 @@ Plant = Callable[[Any, Any], None]
 
 
 def _watched(module: Any, batch: harness.Inputs, asked: Watch, plant: Plant, rank: int) -> str:
-    """What a rank is told in three steps, before the second of which something is planted on one rank."""
+    """What a rank is told in three steps, before the second of which something is planted on
+    one rank.
+    """
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     state.initialise(0)
     local = harness.local_batch(module.PLAN, *batch)
     inputs = module.PLAN.inputs
-    watching = Watching(asked, model, state, module.train_step, lambda _: local, small_log(None), inputs)
+    watching = Watching(
+        asked, model, state, module.train_step, lambda _: local, small_log(None), inputs
+    )
     try:
         for number in (1, 2, 3):
             if number == 2 and torch.distributed.get_rank() == rank:
                 plant(model, state)
-            watching.after(number, watching.step(number, local, 0.1, module.train_step, lambda: None))
+            watching.after(
+                number, watching.step(number, local, 0.1, module.train_step, lambda: None)
+            )
     except RunError as error:
         return str(error)
     return ""
@@ -78,10 +86,22 @@ def _noise(model: Any, state: Any) -> None:
 
 def _told(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
     batch = next(harness.batches(case, 1))
-    return {*run_ranks(case.ranks, _watched, harness.compiled(case, folder), batch, asked, plant, case.ranks - 1)}
+    return {
+        *run_ranks(
+            case.ranks,
+            _watched,
+            harness.compiled(case, folder),
+            batch,
+            asked,
+            plant,
+            case.ranks - 1,
+        )
+    }
 
 
-@pytest.mark.parametrize("case", [*CASES, pytest.param(Case(dp=2, model="biased"), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize(
+    "case", [*CASES, pytest.param(Case(dp=2, model="biased"), marks=pytest.mark.long)], ids=str
+)
 def test_a_healthy_run_is_told_nothing(case: Case, tmp_path: Path) -> None:
     assert _told(case, tmp_path, Watch(copies=1, replay=2, spikes=5.0), _nothing) == {""}
 
@@ -99,7 +119,11 @@ def test_one_bit_of_a_copy_is_found(case: Case, what: str, tmp_path: Path) -> No
     (told,) = _told(case, tmp_path, Watch(copies=1), plant)
     assert told.startswith(words)
     assert " is not the same over " in told
-    assert f"rank {case.ranks - 1}" in told or f"and {case.ranks - 1} " in told or f", {case.ranks - 1} " in told
+    assert (
+        f"rank {case.ranks - 1}" in told
+        or f"and {case.ranks - 1} " in told
+        or f", {case.ranks - 1} " in told
+    )
 
 
 def test_a_step_that_is_not_itself_is_found(tmp_path: Path) -> None:
@@ -118,7 +142,9 @@ def _spoil(model: Any, *given: Any) -> None:
 @pytest.mark.parametrize("case", CASES[1:], ids=str)
 def test_the_first_value_is_named(case: Case, tmp_path: Path) -> None:
     (told,) = _told(case, tmp_path, Watch(locate=True), _spoil)
-    assert told.startswith("step 2: loss nan, gradient norm nan; no parameter has been updated by it")
+    assert told.startswith(
+        "step 2: loss nan, gradient norm nan; no parameter has been updated by it"
+    )
     assert "first value not finite: " in told
     assert "layers.1, microbatch 1, at tiny.scale:" in told
     assert told.endswith(f"rank {case.ranks - 1}")

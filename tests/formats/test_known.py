@@ -1,4 +1,5 @@
-"""Formats are known by files that their own programs write, and no token ids are taken for one of them.
+"""Formats are known by files that their own programs write, and no token ids are taken for one of
+them.
 
 Where a program is not installed, the file is written by hand from the format's specification.
 """
@@ -107,7 +108,9 @@ def _piped(*command: str) -> bytes:
 
 
 def _arrow_stream() -> bytes:
-    """The first message as the specification has it: a continuation, a length, a flatbuffer with its root's vtable."""
+    """The first message as the specification has it: a continuation, a length, a flatbuffer
+    with its root's vtable.
+    """
     vtable = struct.pack("<HHHHHH", 12, 20, 8, 6, 4, 16)
     table = struct.pack("<i", len(vtable)) + bytes(16)
     flatbuffer = struct.pack("<I", 4 + len(vtable)) + vtable + table
@@ -203,8 +206,12 @@ def test_it_is_neither_text_nor_tokens(path: Path, dtype: str) -> None:
     assert all(line.strip() for line in mistake.remedy)
 
 
-def test_a_numpy_array_is_written_raw_by_two_lines_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines of the remedy are run, and the file that they write has the ids and is no longer refused."""
+def test_a_numpy_array_is_written_raw_by_two_lines_of_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of the remedy are run, and the file that they write has the ids and is no
+    longer refused.
+    """
     np.save(tmp_path / "ids.npy", IDS)
     monkeypatch.chdir(tmp_path)
     mistake = foreign("ids.npy", "uint16")
@@ -215,7 +222,9 @@ def test_a_numpy_array_is_written_raw_by_two_lines_of_numpy(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json"])
-def test_the_text_of_json_is_written_by_two_lines(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_of_json_is_written_by_two_lines(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / name).write_bytes(FILES[name][1]())
     monkeypatch.chdir(tmp_path)
     mistake = foreign(name, TEXT)
@@ -242,7 +251,12 @@ def test_ids_that_are_wider_than_the_plan_says(written: str, vocab: int, tmp_pat
 
 
 def test_text_is_no_tokens(tmp_path: Path) -> None:
-    for text in (PROSE, "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18", "a,b\n1,2\n" * 20, "ich möchte über " * 9):
+    for text in (
+        PROSE,
+        "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18",
+        "a,b\n1,2\n" * 20,
+        "ich möchte über " * 9,
+    ):
         (tmp_path / "corpus.txt").write_text(text)
         mistake = foreign(str(tmp_path / "corpus.txt"), "uint16")
         assert mistake is not None
@@ -321,7 +335,9 @@ SHORT = {
 
 @pytest.mark.parametrize("name", SHORT)
 def test_first_ids_that_are_a_short_magic_number_decide_nothing(name: str, tmp_path: Path) -> None:
-    """As 0x8b1f and 0x0008 of a vocabulary of 50,257 would be gzip's, if its data did not have to inflate."""
+    """As 0x8b1f and 0x0008 of a vocabulary of 50,257 would be gzip's, if its data did not have
+    to inflate.
+    """
     draws, refused = random.Random(name), 0
     path = tmp_path / "ids.bin"
     for _ in range(200):

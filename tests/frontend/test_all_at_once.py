@@ -1,4 +1,6 @@
-"""All mistakes of a plan are told in one go, whatever their kinds: each once, and nothing that follows from another."""
+"""All mistakes of a plan are told in one go, whatever their kinds: each once, and nothing that
+follows from another.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,7 +38,9 @@ def told(folder: Path, text: str) -> list[tuple[str, int]]:
 
 
 def differs(folder: Path, several: Sequence[Mistake]) -> bool:
-    """Whether any is told twice, or anything else is, or one is not that can be known beside the others."""
+    """Whether any is told twice, or anything else is, or one is not that can be known beside
+    the others.
+    """
     text, expected, sure = edited(several)
     found = told(folder, text)
     return len(found) != len({*found}) or not sure <= {*found} <= expected
@@ -66,32 +70,51 @@ def test_there_are_mistakes_of_each_kind() -> None:
     assert len(MISTAKES) >= 90, kinds
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=[f"{mistake.kind}: {mistake.name}" for mistake in MISTAKES])
+@pytest.mark.parametrize(
+    "mistake", MISTAKES, ids=[f"{mistake.kind}: {mistake.name}" for mistake in MISTAKES]
+)
 def test_one_mistake_is_one_message(mistake: Mistake, folder: Path) -> None:
     text, expected, _ = edited([mistake])
     assert told(folder, text) == sorted(expected)
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, PAIRS), (3, TRIPLES)])
-def test_several_mistakes_are_all_told_and_nothing_else(size: int, count: int, folder: Path) -> None:
-    wrong = [[each.name for each in several] for several in drawn(Random(0), count, size) if differs(folder, several)]
+def test_several_mistakes_are_all_told_and_nothing_else(
+    size: int, count: int, folder: Path
+) -> None:
+    wrong = [
+        [each.name for each in several]
+        for several in drawn(Random(0), count, size)
+        if differs(folder, several)
+    ]
     assert not wrong
 
 
-SOFTMAX = {"silu(x @ w_in[hidden -> ffn])": "softmax(x @ w_in[hidden -> ffn], over=ffn)"}  # needs ffn whole
-SWAPPED = {"dp = 2  tp": "tp = 2  cp", "batch over dp": "", "seq over tp": "seq over tp, cp"}  # tp is not innermost
+# needs ffn whole
+SOFTMAX = {"silu(x @ w_in[hidden -> ffn])": "softmax(x @ w_in[hidden -> ffn], over=ffn)"}
+# tp is not innermost
+SWAPPED = {"dp = 2  tp": "tp = 2  cp", "batch over dp": "", "seq over tp": "seq over tp, cp"}
 RING = {"tp = 2": "cp = 2", RULES_TP: "seq over cp via ring"}
 FFN = {**SOFTMAX, "batch over": "ffn over"}
-LATE = [  # what is written instead of what in a plan; what is told, of which the last could wait for a pass
+# what is written instead of what in a plan; what is told, of which the last could wait for a pass
+LATE = [
     (PIPELINE, {"layers = 6": "layers = 1", "lr = 1e-3": "lr = -1"}, "E0405 E0517"),
     (PIPELINE, {**FFN, "pipeline {": "pipeline { stages = [1, 2, 2, 2]"}, "E0517 E0601"),
     (PIPELINE, {**FFN, "steps = 3": "steps = none"}, "E0404 E0601"),
     (PIPELINE, {**FFN, "= 1f1b": "= 2f2b"}, "E0104 E0601"),
     (PIPELINE, {**FFN, "1f1b": "dualpipev", "pp = 4": "pp = 2", "= 24": "= 6"}, "E0517 E0601"),
     (PIPELINE, {**FFN, "1f1b": "zb_h1", "steps = 3": "steps = 3  compile = on"}, "E0412 E0601"),
-    (PIPELINE, {**FFN, "1f1b": "auto(memory=1, chunks=2)", "layers = 6": "layers = 8"}, "E0517 E0601"),
+    (
+        PIPELINE,
+        {**FFN, "1f1b": "auto(memory=1, chunks=2)", "layers = 6": "layers = 8"},
+        "E0517 E0601",
+    ),
     (PIPELINE, {**FFN, "1f1b": "auto", "= 24": "= 240000"}, "E0517 E0601"),
-    (SMALL, {"theta = 10000": "theta = -1", "kv_heads, ffn": "ffn", **SOFTMAX}, "E0313 E0601 E0609"),
+    (
+        SMALL,
+        {"theta = 10000": "theta = -1", "kv_heads, ffn": "ffn", **SOFTMAX},
+        "E0313 E0601 E0609",
+    ),
     (SMALL, {"steps = 3": "steps = 3  recompute = selective(atention)", **SOFTMAX}, "E0410 E0601"),
     (SMALL, {**SWAPPED, "1e-3": "-1"}, "E0405 E0506"),
     (SMALL, {**SWAPPED, "nodes = 1": "nodes = 2"}, "E0506 E0512"),
@@ -101,11 +124,15 @@ LATE = [  # what is written instead of what in a plan; what is told, of which th
 
 
 @pytest.mark.parametrize(("plan", "edits", "codes"), LATE, ids=map(str, range(len(LATE))))
-def test_what_passes_find_is_told_beside_the_rest(plan: str, edits: dict[str, str], codes: str, folder: Path) -> None:
+def test_what_passes_find_is_told_beside_the_rest(
+    plan: str, edits: dict[str, str], codes: str, folder: Path
+) -> None:
     assert " ".join(code for code, _ in told(folder, of_pipeline(edits, plan))) == codes
 
 
-def test_a_module_that_cannot_be_copied_is_told_beside_the_rest(folder: Path, tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_copied_is_told_beside_the_rest(
+    folder: Path, tmp_path: Path
+) -> None:
     """Once, whatever number of ops is of it."""
     (tmp_path / "own.py").write_text(f"from . import near\n{(folder / 'own.py').read_text()}")
     second = 'op other(x[.., f], y[.., f], by) -> [.., f] over .., f from "own:gate"\n'

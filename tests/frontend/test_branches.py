@@ -1,6 +1,8 @@
-"""`if i < k` in `repeat … as i`, and statements of several results: what they mean, look like, and refuse.
+"""`if i < k` in `repeat … as i`, and statements of several results: what they mean, look like, and
+refuse.
 
-Each is held to what it stands for: repeats in a row, plain torch in one process, files of weights bit for bit.
+Each is held to what it stands for: repeats in a row, plain torch in one process, files of weights
+bit for bit.
 """
 
 import re
@@ -82,7 +84,10 @@ REPEATS = f"""{HEAD}
 
 MESHES = {
     "one rank": ("mesh { dp = 1 }  shard { batch over dp }", Case()),
-    "tensor": ("mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, ffn, wide over tp }", Case(dp=2, tp=2)),
+    "tensor": (
+        "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, ffn, wide over tp }",
+        Case(dp=2, tp=2),
+    ),
     "sequence": ("mesh { tp = 4 }  shard { vocab, ffn, wide over tp  seq over tp }", Case(tp=4)),
 }
 GROUPS = 'group a { params = ["w", "norm"]  weight_decay = 0.3  lr_scale = 0.5 }'
@@ -116,14 +121,21 @@ def ir(text: str) -> str:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_divided_repeat_is_repeats_in_a_row(mesh: str) -> None:
     written = trained(
-        mesh, GROUPS.replace('"w", "norm"', ", ".join(f'"{n}_{k}"' for n in ("w", "norm") for k in range(3)))
+        mesh,
+        GROUPS.replace(
+            '"w", "norm"', ", ".join(f'"{n}_{k}"' for n in ("w", "norm") for k in range(3))
+        ),
     )
     assert ir(BRANCHES + trained(mesh, GROUPS)) == ir(REPEATS + written)
 
 
 def test_the_parts_have_the_lengths_that_the_branches_give_them() -> None:
     program = compiled(BRANCHES + trained("one rank"))
-    assert {name: program.size(f"layers_{k}") for k, name in enumerate("abc")} == {"a": 2, "b": 2, "c": 1}
+    assert {name: program.size(f"layers_{k}") for k, name in enumerate("abc")} == {
+        "a": 2,
+        "b": 2,
+        "c": 1,
+    }
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -153,10 +165,14 @@ def plain(p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
         k, j = (0, i) if i < 2 else (1, i - 2) if i < 4 else (2, 0)
         own = {name: p.get(f"layers_{k}.{j}.{name}_{k}") for name in ("norm", "w", "w_back")}
         m = F.rms_norm(x, (8,), own["norm"], 1e-5)
-        y = F.linear((F.silu if i < 2 else torch.tanh)(F.linear(m, _there(own["w"]))), _there(own["w_back"]))
+        y = F.linear(
+            (F.silu if i < 2 else torch.tanh)(F.linear(m, _there(own["w"]))), _there(own["w_back"])
+        )
         x = x + (y * p[f"layers_1.{j}.scale"] if k == 1 else y)
     logits = F.linear(x, p["head"])
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
+    )
 
 
 def _there(value: Tensor | None) -> Tensor:
@@ -174,7 +190,9 @@ def test_steps_equal_plain_torch(mesh: str, tmp_path: Path) -> None:
     meant = sorted({name.rpartition(".")[2] for name in start if re.search(r"(w|norm)_\d$", name)})
     training = Training(decay=tuple((n, 0.3) for n in meant), scale=tuple((n, 0.5) for n in meant))
     expected = train(plain, training, start, batches, 0.1)
-    for number, (got, want) in enumerate(zip(harness.run(case, module, start, batches, 0.1), expected, strict=True)):
+    for number, (got, want) in enumerate(
+        zip(harness.run(case, module, start, batches, 0.1), expected, strict=True)
+    ):
         assert_same(got, want, f"step {number}: ")
 
 
@@ -185,13 +203,22 @@ def test_weights_go_out_as_they_came_in(tmp_path: Path) -> None:
     shapes = {"wte": (32, 8), "head": (32, 8)}
     for i in range(5):
         inner = 12 if i < 2 else 16
-        shapes |= {f"layers.{i}.norm": (8,), f"layers.{i}.in": (inner, 8), f"layers.{i}.out": (inner, 8)}
+        shapes |= {
+            f"layers.{i}.norm": (8,),
+            f"layers.{i}.in": (inner, 8),
+            f"layers.{i}.out": (inner, 8),
+        }
     shapes |= {"scale.5": (8,), "scale.7": (8,)}  # 2·i + 1 of the layers 2 and 3
     generator = torch.Generator().manual_seed(0)
-    before = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    before = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
     (tmp_path / "in").mkdir()
     save_file(before, tmp_path / "in" / "model.safetensors")
-    module = harness.imported(harness.written(BRANCHES + NAMES + trained("tensor"), tmp_path / "p") / "train.py")
+    module = harness.imported(
+        harness.written(BRANCHES + NAMES + trained("tensor"), tmp_path / "p") / "train.py"
+    )
     run_ranks(4, _saved, module, tmp_path / "in", tmp_path / "checkpoints")
     export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
     after = load_file(tmp_path / "out" / "model.safetensors")
@@ -208,8 +235,12 @@ def _saved(module: harness.ModuleType, weights: Path, checkpoints: Path) -> None
 
 
 def test_names_that_the_plan_has_already_are_not_given_to_parts() -> None:
-    text = BRANCHES.replace("dense = 2", "dense = 2  layers_0 = 8").replace("x = emb", "w_1 = tokens  x = emb", 0)
-    program = compiled(text.replace("    x = x + y", "    w_0 = y  x = x + w_0") + trained("one rank"))
+    text = BRANCHES.replace("dense = 2", "dense = 2  layers_0 = 8").replace(
+        "x = emb", "w_1 = tokens  x = emb", 0
+    )
+    program = compiled(
+        text.replace("    x = x + y", "    w_0 = y  x = x + w_0") + trained("one rank")
+    )
     assert {"w_0_", "w_1", "w_2"} <= {param.name for param in program.params}
     assert {"layers_0", "layers_0_", "layers_1", "layers_2"} <= {dim.name for dim in program.dims}
 
@@ -220,7 +251,12 @@ FORMS = {  # the body of a repeat of five layers → the sizes of its parts
     "x = x + w[hidden]": [5],
     "if i < 1 { x = x + w[hidden] }": [1],
     "if i < 1 { } else { x = x + w[hidden] }": [4],
-    "if i < 2 { if i < 1 { x = x + w[hidden] } else { x = x * w[hidden] } } else { x = x + v[hidden] }": [1, 1, 3],
+    "if i < 2 { if i < 1 { x = x + w[hidden] } else { x = x * w[hidden] } } else { x = x +"
+    " v[hidden] }": [
+        1,
+        1,
+        3,
+    ],
     "if i < 2 { x = x + v[hidden] }  if i < 3 { x = x * w[hidden] }  x = x + u[hidden]": [2, 1, 2],
     "if i < sqrt(dense * 2) { x = x + v[hidden] }  x = x + u[hidden]": [2, 3],
 }
@@ -278,15 +314,22 @@ SPLIT = f"""{HEAD}
 
 @pytest.mark.parametrize("mesh", ["one rank", "tensor", "sequence"])
 def test_split_is_a_slice_for_each_name(mesh: str, tmp_path: Path) -> None:
-    text = SPLIT + trained(mesh).replace("ffn, wide over", "wide over").replace("vocab, wide", "vocab")
+    text = SPLIT + trained(mesh).replace("ffn, wide over", "wide over").replace(
+        "vocab, wide", "vocab"
+    )
     assert_equal_step(text)
     case = MESHES[mesh][1]
     module = harness.imported(harness.written(text, tmp_path) / "train.py")
-    assert "gate, up, rest = split(linear(x, self.w), 12, 12, 12)" in (tmp_path / "train.py").read_text()
+    assert (
+        "gate, up, rest = split(linear(x, self.w), 12, 12, 12)"
+        in (tmp_path / "train.py").read_text()
+    )
     start = harness.initial(case, module, seed=5)
     batches = list(harness.batches(case, 1))
     for got, want in zip(
-        harness.run(case, module, start, batches, 0.1), train(_gated, Training(), start, batches, 0.1), strict=True
+        harness.run(case, module, start, batches, 0.1),
+        train(_gated, Training(), start, batches, 0.1),
+        strict=True,
     ):
         assert_same(got, want, "")
 
@@ -297,7 +340,9 @@ def _gated(p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
         gate, up, _ = F.linear(x, p[f"layers.{i}.w"]).chunk(3, -1)
         x = x + F.linear(F.silu(gate) * up, p[f"layers.{i}.w_back"])
     logits = F.linear(x, p["head"])
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
+    )
 
 
 def test_the_read_back_refuses_another_split() -> None:
@@ -313,7 +358,8 @@ def test_the_read_back_refuses_another_split() -> None:
 
 # ---- what is refused
 
-WRONG = [  # what is written instead of what, the code, the words that are marked, and some of what is said
+# what is written instead of what, the code, the words that are marked, and some of what is said
+WRONG = [
     ("repeat layers as i", "repeat layers", "E0219", "i", "a repeat whose index has a name"),
     ("if i < dense", "if j < dense", "E0219", "j", "the index of no repeat"),
     ("i < dense", "i < layers", "E0315", "layers", "always holds"),
@@ -328,12 +374,48 @@ WRONG = [  # what is written instead of what, the code, the words that are marke
     ("repeat layers as", "repeat seq as", "E0216", "seq", "cannot go over"),
     ("repeat layers as", "repeat layer as", "E0201", "layer", "did you mean `layers`"),
     ("x = x + y\n", "x = x + y @ w_back\n", "E0306", "", ""),
-    ("    x = x + y\n", "    if i < 2 { x = x + q[hidden] } else { x = x * q }\n", "E0209", "q", "used outside"),
-    ("    x = x + y\n", "    x = x + y\n  }\n  if i < 2 {\n", "E0219", "i", "a repeat whose index has a name"),
-    ("    x = x + y\n", "    x = x + y  a, b = split(x, [ffn])\n", "E0307", "[ffn]", "several dims"),
-    ("    x = x + y\n", "    x = x + y  a, b = split(x, [ffn, wide])\n", "E0307", "", "ffn 12 + wide 16"),
-    ("    x = x + y\n", "    x = x + split(x, [half, half])\n", "E0602", "split(x, [half, half])", "one tensor"),
-    ("    x = x + y\n", "    a, b, c = split(x, [half, half])\n", "E0602", "", "2 results, bound to 3 names"),
+    (
+        "    x = x + y\n",
+        "    if i < 2 { x = x + q[hidden] } else { x = x * q }\n",
+        "E0209",
+        "q",
+        "used outside",
+    ),
+    (
+        "    x = x + y\n",
+        "    x = x + y\n  }\n  if i < 2 {\n",
+        "E0219",
+        "i",
+        "a repeat whose index has a name",
+    ),
+    (
+        "    x = x + y\n",
+        "    x = x + y  a, b = split(x, [ffn])\n",
+        "E0307",
+        "[ffn]",
+        "several dims",
+    ),
+    (
+        "    x = x + y\n",
+        "    x = x + y  a, b = split(x, [ffn, wide])\n",
+        "E0307",
+        "",
+        "ffn 12 + wide 16",
+    ),
+    (
+        "    x = x + y\n",
+        "    x = x + split(x, [half, half])\n",
+        "E0602",
+        "split(x, [half, half])",
+        "one tensor",
+    ),
+    (
+        "    x = x + y\n",
+        "    a, b, c = split(x, [half, half])\n",
+        "E0602",
+        "",
+        "2 results, bound to 3 names",
+    ),
     ("    x = x + y\n", "    a, b = silu(x)\n", "E0602", "silu(x)", "one result, bound to 2 names"),
     ("    x = x + y\n", "    a, b = x + y\n", "E0602", "x + y", "one result, bound to 2 names"),
     ("    x = x + y\n", "    a, a = split(x, [half, half])\n", "E0207", "a", "bound twice"),
@@ -341,7 +423,9 @@ WRONG = [  # what is written instead of what, the code, the words that are marke
 ]
 
 
-@pytest.mark.parametrize(("before", "after", "code", "words", "said"), WRONG, ids=[f"{w[2]} {w[1]}" for w in WRONG])
+@pytest.mark.parametrize(
+    ("before", "after", "code", "words", "said"), WRONG, ids=[f"{w[2]} {w[1]}" for w in WRONG]
+)
 def test_what_is_refused(before: str, after: str, code: str, words: str, said: str) -> None:
     text = BRANCHES.replace("dense = 2", "dense = 2  half = 4")
     assert before in text

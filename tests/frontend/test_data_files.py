@@ -1,4 +1,6 @@
-"""Files of data that are there when a plan is compiled, and are of another format, are mistakes at their names."""
+"""Files of data that are there when a plan is compiled, and are of another format, are mistakes
+at their names.
+"""
 
 from pathlib import Path
 
@@ -38,10 +40,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        ('data text { files = ["one.txt", "train.jsonl"] }', "train.jsonl is JSON lines, not plain text"),
-        ('data tokens { files = ["ids.npy"] }', "ids.npy is a NumPy array (.npy), not raw token ids of uint16"),
+        (
+            'data text { files = ["one.txt", "train.jsonl"] }',
+            "train.jsonl is JSON lines, not plain text",
+        ),
+        (
+            'data tokens { files = ["ids.npy"] }',
+            "ids.npy is a NumPy array (.npy), not raw token ids of uint16",
+        ),
         ('data tokens { files = ["one.txt"] }', "one.txt is text, not raw token ids of uint16"),
-        ('data text { files = [python_stdlib, "ids.*"] }', "ids.npy is a NumPy array (.npy), not plain text"),
+        (
+            'data text { files = [python_stdlib, "ids.*"] }',
+            "ids.npy is a NumPy array (.npy), not plain text",
+        ),
         (
             'data text { set a { files = ["one.txt"] }  set b { files = ["train.jsonl"] } }',
             "train.jsonl is JSON lines, not plain text",
@@ -61,7 +72,10 @@ def test_such_a_file_is_a_mistake_at_its_name(data: str, what: str) -> None:
 
 
 def test_each_pattern_has_a_mistake_of_its_own() -> None:
-    assert len(_mistakes('data text { files = ["train.jsonl", "ids.npy", "one.txt", "s3://a/b"] }')) == 3
+    assert (
+        len(_mistakes('data text { files = ["train.jsonl", "ids.npy", "one.txt", "s3://a/b"] }'))
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +98,9 @@ def test_some_of_many_files_are_read(folder: Path, monkeypatch: pytest.MonkeyPat
         (folder / f"part-{number:03}.txt").write_text("text")
     (folder / "part-099.txt").write_text('{"text": "a"}\n{"text": "b"}\n')
     reads, foreign = list[str](), data_files.foreign
-    monkeypatch.setattr(data_files, "foreign", lambda path, dtype: reads.append(path) or foreign(path, dtype))
+    monkeypatch.setattr(
+        data_files, "foreign", lambda path, dtype: reads.append(path) or foreign(path, dtype)
+    )
     assert len(_mistakes('data text { files = ["part-*.txt"] }')) == 1
     assert (len(reads), reads[0], reads[-1]) == (data_files.READ, "part-000.txt", "part-099.txt")
 

@@ -1,6 +1,8 @@
-"""Plans with words left out, doubled, exchanged or replaced: each compiles, or is refused by diagnostics; nothing else.
+"""Plans with words left out, doubled, exchanged or replaced: each compiles, or is refused by
+diagnostics; nothing else.
 
-Valid plans are drawn by `scalec.testing.random_plans`, so that the passes are reached; mutants of plans by hand here.
+Valid plans are drawn by `scalec.testing.random_plans`, so that the passes are reached; mutants of
+plans by hand here.
 """
 
 import re
@@ -22,7 +24,24 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = (path.read_text("utf-8") for path in sorted(ROOT.glob("examples/*.scale")))
 PLANS = [PLAN, *(text for text in EXAMPLES if "\nuse " not in text and 'from "' not in text)]
 WORD = re.compile(r"\s+|#[^\n]*|\"[^\"\n]*\"|[A-Za-z_]\w*|[0-9][0-9_.e%A-Za-z-]*|->|\.\.|.")
-MORE = ["0", "-1", "2", "1e9", "3..4", "over", "as", "via", "pad", "every", "zero 3 over dp", "}", "{", "(", "]", '"x"']
+MORE = [
+    "0",
+    "-1",
+    "2",
+    "1e9",
+    "3..4",
+    "over",
+    "as",
+    "via",
+    "pad",
+    "every",
+    "zero 3 over dp",
+    "}",
+    "{",
+    "(",
+    "]",
+    '"x"',
+]
 BATCHES, LONG, SHORT = 20, 5_000, 10
 """Mutants of a batch, at length and at every run: 100,000 and 200."""
 

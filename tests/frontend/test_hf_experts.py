@@ -56,7 +56,8 @@ train {
 names hf {%s}
 """
 TOKENS = "batch over dp, ep"
-MESHES = [  # each with its ranks, the rules besides that of experts, and what of the state is shared out
+# each with its ranks, the rules besides that of experts, and what of the state is shared out
+MESHES = [
     ("dp = 1  ep = 1", 1, TOKENS, ""),
     ("dp = 2  ep = 2", 4, TOKENS, ""),
     ("dp = 2  ep = 2", 4, TOKENS, "zero 3 over dp, ep"),
@@ -69,7 +70,9 @@ ONE, FOUR = (("dp = 1  ep = 1", TOKENS, ""), ("dp = 2  ep = 2", TOKENS, ""))
 def test_experts_find_their_place_and_the_way_back(
     mesh: str, ranks: int, shard: str, state: str, tmp_path: Path
 ) -> None:
-    module = harness.imported(harness.written(PLAN % (mesh, shard, state, NAMES), tmp_path) / "train.py")
+    module = harness.imported(
+        harness.written(PLAN % (mesh, shard, state, NAMES), tmp_path) / "train.py"
+    )
     tensors = _tensors()
     save_file(tensors, tmp_path / "in.safetensors")
     held = run_ranks(ranks, _saved, module, tmp_path)
@@ -89,7 +92,10 @@ def _tensors() -> dict[str, Tensor]:
             own = f"{i}.{expert}."
             shapes |= {f"{own}gate_up": (16, 32), f"{own}down": (8, 32)}
     generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
 
 
 def _parameter(tensors: dict[str, Tensor], name: str) -> Tensor:
@@ -105,13 +111,18 @@ def _parameter(tensors: dict[str, Tensor], name: str) -> Tensor:
     return torch.stack([each[own](f"{layer}.{expert}") for expert in range(4)])
 
 
-def _saved(module: ModuleType, folder: Path) -> list[tuple[str, tuple[tuple[int, ...], tuple[slice, ...]], Tensor]]:
+def _saved(
+    module: ModuleType, folder: Path
+) -> list[tuple[str, tuple[tuple[int, ...], tuple[slice, ...]], Tensor]]:
     """Reads the weights and saves them; what this rank then has, and where in the whole."""
     _, state = module.build(Mesh(module.PLAN.mesh))
     Reader(folder / "in.safetensors", module.PLAN.names).fill(state)
     saver.save(folder, 0, state)
     boxes = [box for box in state.boxes() if not box.key.startswith("optimizer/")]
-    return [(box.key, (box.shape, box.extent.within(whole(box.shape))), box.tensor.clone()) for box in boxes]
+    return [
+        (box.key, (box.shape, box.extent.within(whole(box.shape))), box.tensor.clone())
+        for box in boxes
+    ]
 
 
 def test_an_expert_without_its_tensor_is_told(tmp_path: Path) -> None:
@@ -119,15 +130,30 @@ def test_an_expert_without_its_tensor_is_told(tmp_path: Path) -> None:
     tensors = _tensors()
     del tensors["1.3.down"], tensors["1.2.down"]
     save_file(tensors, tmp_path / "in.safetensors")
-    with pytest.raises(RunError, match=r"has no `1.2.down`, `1.3.down`, which the plan needs for `layers.1.e_down`$"):
+    with pytest.raises(
+        RunError,
+        match=r"has no `1.2.down`, `1.3.down`, which the plan needs for `layers.1.e_down`$",
+    ):
         Reader(tmp_path / "in.safetensors", module.PLAN.names)
 
 
 CASES = [  # what is written instead of what, a part of the message
-    ("{i}.{experts}.down", "{i}.down", "the tensor of `e_down` is to be named by `i`, `experts` in braces"),
-    ("{i}.{experts}.down", "{experts}.down", "the tensor of `e_down` is to be named by `i`, `experts` in braces"),
+    (
+        "{i}.{experts}.down",
+        "{i}.down",
+        "the tensor of `e_down` is to be named by `i`, `experts` in braces",
+    ),
+    (
+        "{i}.{experts}.down",
+        "{experts}.down",
+        "the tensor of `e_down` is to be named by `i`, `experts` in braces",
+    ),
     ("{i}.{experts}.down", "{i}.{ffn}.down", "declared inside 1 repeats, in a route to `experts`"),
-    ("{i}.router", "{i}.{experts}.router", "the tensor of `router` is to be named by `i` in braces"),
+    (
+        "{i}.router",
+        "{i}.{experts}.router",
+        "the tensor of `router` is to be named by `i` in braces",
+    ),
     ('"wte"', '"{experts}.wte"', "`wte` is not repeated"),
     ("{i}.{experts}.down", "{i}.{2*experts}.down", "cannot be a tensor's name"),
 ]
@@ -150,7 +176,9 @@ def test_layers_with_experts_may_begin_later() -> None:
     )
     text = PLAN.replace(f"    y = x\n{route}", f"if i < 1 {{ {rest} }} else {{ y = x\n{route} }}\n")
     names = f'{NAMES}  square = "{{i}}.square"\n  down = "{{i}}.d"\n'
-    text = text.replace("repeat layers {", "repeat layers as i {").replace("layers = 2", "layers = 3")
+    text = text.replace("repeat layers {", "repeat layers as i {").replace(
+        "layers = 2", "layers = 3"
+    )
     program = compile_plan(Source("tiny.scale", text % (*ONE, names)), "resolve")
     assert {each.param: each.tensor for each in program.names}["e_down"] == "{i+1}.{experts}.down"
 
@@ -160,5 +188,8 @@ def test_ir_and_program_say_what_the_plan_says() -> None:
     program = compile_plan(source)
     assert read_ir(Source("ir", print_ir(program))) == program
     files = program_files(program, source)
-    for old, new in (('"each": ["experts", 4]', '"each": ["experts", 2]'), (', "each": ["experts", 4]', "")):
+    for old, new in (
+        ('"each": ["experts", 4]', '"each": ["experts", 2]'),
+        (', "each": ["experts", 4]', ""),
+    ):
         demand_refused(files, program, "hf_names.json", old, new)

@@ -1,4 +1,6 @@
-"""`names hf`: mistakes get their code at the words that are wrong; the IR and the program say what the plan says."""
+"""`names hf`: mistakes get their code at the words that are wrong; the IR and the program say
+what the plan says.
+"""
 
 import json
 
@@ -112,7 +114,13 @@ WRONG = [
 @pytest.mark.parametrize(("old", "new"), WRONG)
 def test_a_program_that_says_otherwise_is_refused(old: str, new: str) -> None:
     program = compiled(NAMES)
-    demand_refused(program_files(program, Source("tiny.scale", PLAN % NAMES)), program, "hf_names.json", old, new)
+    demand_refused(
+        program_files(program, Source("tiny.scale", PLAN % NAMES)),
+        program,
+        "hf_names.json",
+        old,
+        new,
+    )
 
 
 def test_indices_become_numbers() -> None:

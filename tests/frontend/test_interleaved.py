@@ -1,4 +1,6 @@
-"""`interleaved`: heads whose first rows stand pair by pair, with all that it combines with, on several meshes."""
+"""`interleaved`: heads whose first rows stand pair by pair, with all that it combines with, on
+several meshes.
+"""
 
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +61,11 @@ train {
 names hf {%s}
 """
 MESHES = [("dp = 1  tp = 1", 1), ("dp = 2  tp = 2", 4), ("dp = 1  tp = 4", 4)]
-ROWS = {"wq": [0, 2, 4, 1, 3, 5, 6, 7], "bq": [0, 2, 4, 1, 3, 5, 6, 7], "wk": [0, 2, 4, 6, 1, 3, 5, 7]}
+ROWS = {
+    "wq": [0, 2, 4, 1, 3, 5, 6, 7],
+    "bq": [0, 2, 4, 1, 3, 5, 6, 7],
+    "wk": [0, 2, 4, 6, 1, 3, 5, 7],
+}
 """The place in the file of each row of a head."""
 
 Place = tuple[tuple[int, ...], tuple[slice, ...]]
@@ -82,12 +88,17 @@ def test_rows_find_their_place_and_the_way_back(mesh: str, ranks: int, tmp_path:
 
 
 def _tensors() -> dict[str, Tensor]:
-    """What the file holds: of each of 2 layers the heads of q, k and v, 4 + 2 + 2 of them, as columns of one matrix."""
+    """What the file holds: of each of 2 layers the heads of q, k and v, 4 + 2 + 2 of them, as
+    columns of one matrix.
+    """
     generator = torch.Generator().manual_seed(1)
     shapes: dict[str, tuple[int, ...]] = {"wte": (64, 32), "wpe": (16, 32)}
     for i in range(2):
         shapes |= {f"{i}.qkv": (32, 64), f"{i}.bias": (32,), f"{i}.out": (32, 32)}
-    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
 
 
 def _parameters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -102,12 +113,17 @@ def _parameters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _saved(module: ModuleType, folder: Path) -> list[tuple[str, Place, Tensor]]:
-    """Reads the weights and saves them; what this rank then has of those in another order, and where in the whole."""
+    """Reads the weights and saves them; what this rank then has of those in another order, and
+    where in the whole.
+    """
     _, state = module.build(Mesh(module.PLAN.mesh))
     Reader(folder / "in.safetensors", module.PLAN.names).fill(state)
     saver.save(folder, 0, state)
     boxes = [box for box in state.boxes() if box.key.rpartition(".")[2] in ROWS]
-    return [(box.key, (box.shape, box.extent.within(whole(box.shape))), box.tensor.clone()) for box in boxes]
+    return [
+        (box.key, (box.shape, box.extent.within(whole(box.shape))), box.tensor.clone())
+        for box in boxes
+    ]
 
 
 def test_each_rank_reads_its_own_heads_alone() -> None:
@@ -122,7 +138,24 @@ def test_each_rank_reads_its_own_heads_alone() -> None:
 def test_rows_of_a_head_may_precede_its_pairs() -> None:
     stored = HFWeight("q", (16, 1), interleaved=(2, 6, 8))
     rows = torch.arange(16.0).view(16, 1)
-    assert stored.halves(rows).flatten().tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 9, 10, 12, 11, 13, 14, 15]
+    assert stored.halves(rows).flatten().tolist() == [
+        0,
+        1,
+        2,
+        4,
+        3,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        12,
+        11,
+        13,
+        14,
+        15,
+    ]
     assert torch.equal(stored.pairs(stored.halves(rows)), rows)
 
 
@@ -139,8 +172,18 @@ CASES = [  # what is written instead of what, the code, a part of the message
     ("rotary)", "rotary, after=2)", "E0404", "does not name a stored tensor"),
     ('"wte"', 'interleaved("wte", 4)', "E0405", "`wte` has no heads"),
     ('"wpe"', 'interleaved("wpe", 4)', "E0405", "`wpe` has no heads"),
-    ('interleaved("{i}.bias", 6)', 'transposed(interleaved("{i}.bias", 6))', "E0404", "does not name a stored tensor"),
-    ('interleaved("{i}.bias", 6)', 'interleaved("{i}.bias")', "E0404", "does not name a stored tensor"),
+    (
+        'interleaved("{i}.bias", 6)',
+        'transposed(interleaved("{i}.bias", 6))',
+        "E0404",
+        "does not name a stored tensor",
+    ),
+    (
+        'interleaved("{i}.bias", 6)',
+        'interleaved("{i}.bias")',
+        "E0404",
+        "does not name a stored tensor",
+    ),
 ]
 
 

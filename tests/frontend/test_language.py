@@ -1,4 +1,5 @@
-"""docs/language.md: each block is compiled and proved, or gives the error that is quoted; tables are those of the code.
+"""docs/language.md: each block is compiled and proved, or gives the error that is quoted; tables
+are those of the code.
 
 `pytest tests/frontend/test_language.py --update-golden` writes tables and quoted errors anew.
 """
@@ -50,7 +51,9 @@ DOCUMENT = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
 
 
 class Block(NamedTuple):
-    """A block of plan text, and the error that is quoted behind it, None where it is not marked as wrong."""
+    """A block of plan text, and the error that is quoted behind it, None where it is not marked
+    as wrong.
+    """
 
     text: str
     error: str | None
@@ -75,7 +78,10 @@ SECTIONS = {  # what completes a block of sections that lacks them
 }
 MODEL = {  # what stands before statements that lack it, on one line
     "model": "model m(tokens[batch, seq], labels[batch, seq]) {",
-    r"dims +\{": "dims { vocab = 256  hidden = 64  heads = 4  kv_heads = 2  head_dim = 16  ffn = 192  layers = 2 }",
+    r"dims +\{": (
+        "dims { vocab = 256  hidden = 64  heads = 4  kv_heads = 2  head_dim = 16  ffn = 192 "
+        " layers = 2 }"
+    ),
     r"const +\{": "const { eps = 1e-5  theta = 10000 }",
     "init ~": "init ~ normal(0.02)",
     "embedding": "x = embedding(tokens, wte[vocab, hidden])",
@@ -91,14 +97,20 @@ def completed(block: str) -> str:
     if STATEMENTS.match(block):
         head = " ".join(line for word, line in MODEL.items() if not re.search(word, block))
         block = f"{head}\n{block}{'' if 'loss =' in block else LOSS}}}\n"
-    return block + "".join(text for kind, text in SECTIONS.items() if not re.search(rf"^{kind}\b", block, re.MULTILINE))
+    return block + "".join(
+        text for kind, text in SECTIONS.items() if not re.search(rf"^{kind}\b", block, re.MULTILINE)
+    )
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Works in a folder with what blocks name: the plans of scalec, and the files in the document."""
+    """Works in a folder with what blocks name: the plans of scalec, and the files in the
+    document.
+    """
     shutil.copytree(ROOT / "plans", tmp_path, dirs_exist_ok=True)
-    for name, text in re.findall(r"```(?:python\n# (?=\w+\.py)|csv )(\w+\.\w+)\n(.*?)```", DOCUMENT, re.DOTALL):
+    for name, text in re.findall(
+        r"```(?:python\n# (?=\w+\.py)|csv )(\w+\.\w+)\n(.*?)```", DOCUMENT, re.DOTALL
+    ):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
@@ -120,7 +132,9 @@ def test_every_block_is_compiled_and_proved(block: str) -> None:
     emit(program, source, model, verify(program, model))
 
 
-@pytest.mark.parametrize("block", [b.text for b in BLOCKS if b.error is None and b.text.startswith("op ")])
+@pytest.mark.parametrize(
+    "block", [b.text for b in BLOCKS if b.error is None and b.text.startswith("op ")]
+)
 def test_the_functions_are_as_their_ops_say(block: str) -> None:
     trials, plan = Trials("", None), compiled(Source("plan.scale", completed(block)))
     functions = trials.try_functions(plan.model, plan.source)
@@ -141,15 +155,30 @@ OPERATORS = {
 }
 """Ops that a plan writes as operators."""
 
-HEADS = "q[hidden -> heads, head_dim], x @ k[hidden -> kv_heads, head_dim], x @ v[hidden -> kv_heads, head_dim]"
+HEADS = (
+    "q[hidden -> heads, head_dim], x @ k[hidden -> kv_heads, head_dim], x @ v[hidden ->"
+    " kv_heads, head_dim]"
+)
 WHOLE = {  # a use of each op that needs dims whole, these dims, and how the table calls them
-    "attention": (f"attention(x @ {HEADS}, mask=causal)", "head_dim", "the last; keys and values: `seq`"),
-    "concat": ("concat(x @ a[hidden -> ffn], x @ b[hidden -> ffn], as=both)", "ffn both", "all that are joined"),
+    "attention": (
+        f"attention(x @ {HEADS}, mask=causal)",
+        "head_dim",
+        "the last; keys and values: `seq`",
+    ),
+    "concat": (
+        "concat(x @ a[hidden -> ffn], x @ b[hidden -> ffn], as=both)",
+        "ffn both",
+        "all that are joined",
+    ),
     "cross_entropy": ("cross_entropy(x @ a[hidden -> ffn], labels)", "ffn", "classes"),
     "layernorm": ("layernorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rmsnorm": ("rmsnorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rope": ("rope(x @ a[hidden -> heads, head_dim], theta)", "head_dim", "the last"),
-    "split": ("y, z = split(x @ a[hidden -> both], [ffn, ffn])", "ffn both", "all that are taken apart"),
+    "split": (
+        "y, z = split(x @ a[hidden -> both], [ffn, ffn])",
+        "ffn both",
+        "all that are taken apart",
+    ),
     **{name: (written(name, "x"), "hidden", "`over`") for name in UNARY if goes_over_one(name)},
 }
 
@@ -158,7 +187,10 @@ def in_program(statement: str, kind: str) -> tuple[Program, Op]:
     """A plan with the statement, and its first op of a kind."""
     dims = MODEL[r"dims +\{"].replace("}", " both = 2 * ffn }")
     program = compile_plan(
-        Source("plan.scale", completed(f"{dims}\n{statement if ' = ' in statement else f'y = {statement}'}\n")),
+        Source(
+            "plan.scale",
+            completed(f"{dims}\n{statement if ' = ' in statement else f'y = {statement}'}\n"),
+        ),
         "resolve",
     )
     return program, next(op for op in program.ops if op.kind == kind)
@@ -183,7 +215,10 @@ def ops_table() -> Iterator[str]:
 
 
 def choices(attribute: Attribute) -> str:
-    return f"{attribute.name.capitalize()}: {' or '.join(f'`{choice}`' for choice in attribute.choices)}."
+    return (
+        f"{attribute.name.capitalize()}:"
+        f" {' or '.join(f'`{choice}`' for choice in attribute.choices)}."
+    )
 
 
 def whole(entry: OpDef) -> str:
@@ -199,9 +234,11 @@ def linear(entry: OpDef) -> str:
 
 def test_whole_names_every_op_that_needs_dims_whole() -> None:
     default = attrs.fields_dict(OpDef)["unsharded_dims"].default
-    assert {name for name, entry in OPS.items() if entry.user_visible and entry.unsharded_dims is not default} == {
-        *WHOLE
-    }
+    assert {
+        name
+        for name, entry in OPS.items()
+        if entry.user_visible and entry.unsharded_dims is not default
+    } == {*WHOLE}
 
 
 # ---- the table of a router's arguments
@@ -215,32 +252,46 @@ ROUTER = {  # what an argument takes, and what it means
     "k": ("a whole number", "how many experts a token has"),
     "rate": (
         "a number",
-        "by how much a step moves biases: up where an expert had less than the mean load, down where more",
+        "by how much a step moves biases: up where an expert had less than the mean load, down"
+        " where more",
     ),
     "score": (
         "`softmax`, `sigmoid`",
         "of all of a token's logits, or of each by itself: the scores by which experts are chosen",
     ),
-    "normalise": ("`off`, `on`", "whether a token's gates, the scores of its experts, are divided by their sum"),
+    "normalise": (
+        "`off`, `on`",
+        "whether a token's gates, the scores of its experts, are divided by their sum",
+    ),
     "scale": ("a number", "factor of the gates"),
     "groups": ("a whole number", "experts in equal groups, of which some are chosen from"),
-    "from": ("a whole number", "how many: those with the largest sums of their two best (DeepSeek-AI 2024)"),
+    "from": (
+        "a whole number",
+        "how many: those with the largest sums of their two best (DeepSeek-AI 2024)",
+    ),
     "capacity": (
         "a number",
-        "at most ⌈capacity · seq · k / experts⌉ tokens of a sequence to an expert, the first ones; 0 is no limit",
+        "at most ⌈capacity · seq · k / experts⌉ tokens of a sequence to an expert, the first"
+        " ones; 0 is no limit",
     ),
     "balance": (
         "a number",
-        "factor of a loss of each sequence, Σ f·P: the share of its choices that an expert has, times experts, and the "
+        "factor of a loss of each sequence, Σ f·P: the share of its choices that an expert"
+        " has, times experts, and the "
         "expert's mean share of scores (DeepSeek-AI 2024)",
     ),
     "aux_loss": (
         "a number",
-        "factor of transformers' load-balancing loss, experts · Σ f·P, over the tokens of `aux_batch` sequences in all "
-        "layers together: f is how many of these chose the expert, divided by their number, and P the mean of their "
+        "factor of transformers' load-balancing loss, experts · Σ f·P, over the tokens of"
+        " `aux_batch` sequences in all "
+        "layers together: f is how many of these chose the expert, divided by their number,"
+        " and P the mean of their "
         "scores (Fedus et al. 2021)",
     ),
-    "aux_batch": ("a whole number", "over how many sequences `aux_loss` is; the loss is the mean over such groups"),
+    "aux_batch": (
+        "a whole number",
+        "over how many sequences `aux_loss` is; the loss is the mean over such groups",
+    ),
     "z": ("a number", "factor of the mean over tokens of (log Σ exp(logits))² (Zoph et al. 2022)"),
 }
 
@@ -249,7 +300,12 @@ def route_table() -> Iterator[str]:
     """A row for each argument of `top`."""
     yield from heading("argument of `top`", "takes", "default", "meaning")
     for each in CALL.operands:
-        yield row(f"`{each.name}`", ROUTER[each.name][0], "none" if each.optional else "needed", ROUTER[each.name][1])
+        yield row(
+            f"`{each.name}`",
+            ROUTER[each.name][0],
+            "none" if each.optional else "needed",
+            ROUTER[each.name][1],
+        )
     for each in CALL.attributes:
         if each.name == "rate":
             yield row("`bias`", ROUTER["bias"][0], "none", ROUTER["bias"][1])
@@ -275,7 +331,10 @@ def takes(field: Field) -> str:
     if isinstance(field.what, Part):
         return "a name or a call" if field.what.form == "call" else f"`{field.what.example}`"
     nowhere = Source("", "").whole()
-    call, minus_one = Call(Name("f", nowhere), (), (), nowhere), Negative(Number(1, "", nowhere), nowhere)
+    call, minus_one = (
+        Call(Name("f", nowhere), (), (), nowhere),
+        Negative(Number(1, "", nowhere), nowhere),
+    )
     wrong_type = re.search(r"takes (.*), not a call", refusal(field, call, nowhere))
     assert wrong_type
     range = re.search(r"must be (.*)$", refusal(field, minus_one, nowhere).split("\n")[0])
@@ -294,7 +353,13 @@ def default(cls: type[Settings], field: Field) -> str:
     if isinstance(field.what, Part):
         name, heading = heading_of(field.what.of)
         kept = attrs.fields_dict(cls)[field.name].default
-        return "needed" if field.required else f"`{getattr(kept, name)}`" if kept and heading else "none"
+        return (
+            "needed"
+            if field.required
+            else f"`{getattr(kept, name)}`"
+            if kept and heading
+            else "none"
+        )
     kept = attrs.fields_dict(cls)[field.name].default
     return "needed" if field.required else "none" if kept is None else f"`{field.what.show(kept)}`"
 
@@ -307,7 +372,9 @@ MISSING = {  # what a plan cannot say yet, and how one would try
     "Inputs besides tokens, labels and documents": (
         "model m(tokens[batch, seq], image[batch, seq]) { loss = cross_entropy(tokens, labels) }"
     ),
-    "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
+    "Tokenizers other than bytes": SECTIONS["train"].replace(
+        "[python_stdlib]", "[python_stdlib]  tokenizer = bpe"
+    ),
 }
 
 
@@ -340,7 +407,18 @@ TABLES = {
     "codes": codes_table,
     **{
         cls.SECTION: lambda cls=cls: settings_table(cls)
-        for cls in (Cluster, Train, Optimizer, Schedule, ParamGroup, Data, DataSet, Flow, Pipelining, Watch)
+        for cls in (
+            Cluster,
+            Train,
+            Optimizer,
+            Schedule,
+            ParamGroup,
+            Data,
+            DataSet,
+            Flow,
+            Pipelining,
+            Watch,
+        )
     },
     "order": lambda: settings_table(Order),  # its section, too, is a schedule
 }
@@ -348,7 +426,11 @@ TABLES = {
 
 def test_tables_and_quoted_errors_are_those_of_the_code(golden: Callable[[str, str], None]) -> None:
     def quoted(found: re.Match[str]) -> str:
-        return f"{found[1]}```scale\n{found[2]}```\n\n```text\n{said(found[2])}```\n" if found[1] else found[0]
+        return (
+            f"{found[1]}```scale\n{found[2]}```\n\n```text\n{said(found[2])}```\n"
+            if found[1]
+            else found[0]
+        )
 
     def table(found: re.Match[str]) -> str:
         return "\n".join([found[1], *TABLES[found[2]](), ""])

@@ -39,7 +39,9 @@ train {
 GROUPS = "lr = 1e-3  group a {{ params = [{}] }}  group b {{ params = [{}] }}"
 STATE_GROUPS = "state {{ group a {{ params = [{}] }}  group b {{ params = [{}] }} }}\ntrain {{"
 
-CASES = [  # what is written instead of what, the code, the words that are marked ("" where the whole line would do)
+# what is written instead of what, the code, the words that are marked ("" where the whole line
+# would do)
+CASES = [
     ("rmsnorm(x, norm1", "rmsnorm(y, norm1", "E0201", "y"),
     ("loss =", "other =", "E0206", "llama"),
     ("q = rope", "wte = rope", "E0207", "wte"),
@@ -48,9 +50,19 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("  init ~ normal(0.02)\n", "", "E0210", "wte[vocab, hidden]"),
     ("normal(0.02)", "cauchy(1)", "E0211", "cauchy(1)"),
     ("  loss =", "  y = silu(x)\n  loss =", "E0212", "silu(x)"),
-    ("tokens[batch, seq], labels[batch, seq]", "labels[batch, seq], tokens[batch, seq]", "E0213", ""),
+    (
+        "tokens[batch, seq], labels[batch, seq]",
+        "labels[batch, seq], tokens[batch, seq]",
+        "E0213",
+        "",
+    ),
     ("  loss = c", "  c = c", "E0206", "llama"),
-    ("head[hidden -> vocab], labels)", "head[hidden -> vocab], labels)\n  loss = loss * loss", "E0214", "loss * loss"),
+    (
+        "head[hidden -> vocab], labels)",
+        "head[hidden -> vocab], labels)\n  loss = loss * loss",
+        "E0214",
+        "loss * loss",
+    ),
     ("a = rms", "_a = rms", "E0215", "_a"),
     ("wte[vocab, hidden])", "wte[vocab, hidden]) + p[batch, hidden]", "E0216", "batch"),
     ("head_dim = hidden / heads", "head_dim = hidden / 5", "E0303", "hidden / 5"),
@@ -63,21 +75,46 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("labels)\n}", "labels, smoothing=1)\n}", "E0313", ""),
     ("labels)\n}", "labels, smoothing=-0.1)\n}", "E0313", ""),
     ("labels)\n}", "labels, z=-1e-4)\n}", "E0313", ""),
-    ("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]", "E0212", "documents[batch, seq]"),
+    (
+        "labels[batch, seq]",
+        "labels[batch, seq], documents[batch, seq]",
+        "E0212",
+        "documents[batch, seq]",
+    ),
     ("labels[batch, seq]", "labels[batch, seq], mask[batch, seq]", "E0213", ""),
     ("[python_stdlib]", "[python_stdlib]  separator = 10", "E0409", "separator = 10"),
-    ("steps = 3", "steps = 3  recompute = selective(atention)", "E0410", "recompute = selective(atention)"),
+    (
+        "steps = 3",
+        "steps = 3  recompute = selective(atention)",
+        "E0410",
+        "recompute = selective(atention)",
+    ),
     ("steps = 3", "steps = 3  recompute = selective()", "E0404", "selective()"),
     ("steps = 3", "steps = 3  recompute = most", "E0404", "most"),
     ("steps = 3", "steps = 3  master = fp16", "E0404", "fp16"),
     ("steps = 3", "steps = 3  master = bf16", "E0411", "master = bf16"),
     ("steps = 3", "steps = 3  precision = fp64  master = fp32", "E0411", "master = fp32"),
-    ("steps = 3", "steps = 3  reduce = fp32  precision = bf16  master = bf16", "E0411", "reduce = fp32"),
+    (
+        "steps = 3",
+        "steps = 3  reduce = fp32  precision = bf16  master = bf16",
+        "E0411",
+        "reduce = fp32",
+    ),
     ("steps = 3", "steps = 3  reduce = fp16  precision = bf16", "E0411", "reduce = fp16"),
     ("[python_stdlib]", "[python_stdlib]  masked = 15%", "E0402", "masked = 15%"),
     ("[python_stdlib]", "[python_stdlib]  mask_token = 1", "E0402", "mask_token = 1"),
-    ("[python_stdlib]", "[python_stdlib]  masked = 15%  mask_token = 64", "E0405", "mask_token = 64"),
-    ("text { files = [", 'tokens { masked = 15%  mask_token = "1"  files = [', "E0404", 'mask_token = "1"'),
+    (
+        "[python_stdlib]",
+        "[python_stdlib]  masked = 15%  mask_token = 64",
+        "E0405",
+        "mask_token = 64",
+    ),
+    (
+        "text { files = [",
+        'tokens { masked = 15%  mask_token = "1"  files = [',
+        "E0404",
+        'mask_token = "1"',
+    ),
     ("mask=causal", "mask=causal, documents=labels", "E0607", "labels"),
     ("lr = 1e-3", GROUPS.format('"none*"', '"wq"'), "E0407", 'params = ["none*"]'),
     ("lr = 1e-3", GROUPS.format('"w*"', '"wq"'), "E0408", 'params = ["wq"]'),
@@ -99,7 +136,12 @@ CASES = [  # what is written instead of what, the code, the words that are marke
     ("train {", "state { optimizer over sp }\ntrain {", "E0504", "sp"),
     ("seq over tp }", "}\nstate { zero 1 over tp }", "E0515", "tp"),
     ("train {", "state { gradients over dp }\ntrain {", "E0516", "gradients over dp"),
-    ("train {", 'state { group a { params = ["nrm*"]  zero 1 over dp } }\ntrain {', "E0407", 'params = ["nrm*"]'),
+    (
+        "train {",
+        'state { group a { params = ["nrm*"]  zero 1 over dp } }\ntrain {',
+        "E0407",
+        'params = ["nrm*"]',
+    ),
     ("train {", STATE_GROUPS.format('"norm*"', '"norm"'), "E0408", 'params = ["norm"]'),
     ("train {", 'state { group a { params = ["wq"]  bucket = 1MiB } }\ntrain {', "E0401", "bucket"),
     ("train {", "state { group a { zero 1 over dp } }\ntrain {", "E0402", "group a"),
@@ -136,7 +178,9 @@ CASES = [  # what is written instead of what, the code, the words that are marke
 
 
 LAST = "    x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
-ELSEWHERE = [  # what is written as elsewhere, instead of what; messages, letter for letter: tests/golden/mistakes.txt
+# what is written as elsewhere, instead of what; messages, letter for letter:
+# tests/golden/mistakes.txt
+ELSEWHERE = [
     ("w_in[hidden -> ffn]", "w_in[hidden, ffn]"),
     ("w_in[hidden -> ffn]", "w_in[ffn -> hidden]"),
     ("w_in[hidden -> ffn]", "w_in(hidden, ffn)"),
@@ -181,8 +225,12 @@ def test_the_plan_itself_compiles() -> None:
     compile_plan(Source("plan.scale", PLAN))
 
 
-@pytest.mark.parametrize(("before", "after", "code", "words"), CASES, ids=[f"{c[2]} {c[1][:24]!r}" for c in CASES])
-def test_each_mistake_has_its_code_and_its_place(before: str, after: str, code: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "code", "words"), CASES, ids=[f"{c[2]} {c[1][:24]!r}" for c in CASES]
+)
+def test_each_mistake_has_its_code_and_its_place(
+    before: str, after: str, code: str, words: str
+) -> None:
     assert before in PLAN
     with pytest.raises(PlanError) as caught:
         compile_plan(Source("plan.scale", PLAN.replace(before, after, 1)))
@@ -213,26 +261,47 @@ def test_documents_need_a_separator() -> None:
     assert (found.code, marked(found.span)) == ("E0402", "data text")
     assert [note.span and marked(note.span) for note in found.notes] == ["documents[batch, seq]"]
     assert "separator" in found.help
-    compile_plan(Source("plan.scale", text.replace("[python_stdlib]", "[python_stdlib]  separator = 10")))
+    compile_plan(
+        Source("plan.scale", text.replace("[python_stdlib]", "[python_stdlib]  separator = 10"))
+    )
 
 
 def test_rope_turns_an_even_part_of_an_odd_number_of_dims() -> None:
-    text = PLAN.replace("head_dim = hidden / heads", "head_dim = 9").replace("theta)", "theta, dims=8)")
+    text = PLAN.replace("head_dim = hidden / heads", "head_dim = 9").replace(
+        "theta)", "theta, dims=8)"
+    )
     compile_plan(Source("plan.scale", text))
 
 
 HELPS = {
-    "give it as an input": ("mask=causal", "mask=causal, documents=documents", "add `documents[batch, seq]` to"),
+    "give it as an input": (
+        "mask=causal",
+        "mask=causal, documents=documents",
+        "add `documents[batch, seq]` to",
+    ),
     "a share": ("theta = 10000", "theta = 10000  p = 10%", "10% is 0.1 here"),
-    "a token for what is hidden": ("[python_stdlib]", "[python_stdlib]  masked = 15%", "name the token that"),
-    "a share that is hidden": ("[python_stdlib]", "[python_stdlib]  mask_token = 3", "`masked = 15%`"),
+    "a token for what is hidden": (
+        "[python_stdlib]",
+        "[python_stdlib]  masked = 15%",
+        "name the token that",
+    ),
+    "a share that is hidden": (
+        "[python_stdlib]",
+        "[python_stdlib]  mask_token = 3",
+        "`masked = 15%`",
+    ),
     "a parameter": ("init ~", "init w_outt ~ zeros  init ~", "did you mean `w_out`?"),
     "all parts of a parameter": (
         "  repeat layers {",
-        "  init gainn ~ ones\n  repeat layers as i { if i < 1 { x = x * gain[hidden] } else { x = x / gain[hidden] }",
+        "  init gainn ~ ones\n  repeat layers as i { if i < 1 { x = x * gain[hidden] } else {"
+        " x = x / gain[hidden] }",
         "did you mean `gain`?",
     ),
-    "an index": ("  repeat layers {", "  repeat layers as i { if layer < 1 { x = tanh(x) }", "the index here is `i`"),
+    "an index": (
+        "  repeat layers {",
+        "  repeat layers as i { if layer < 1 { x = tanh(x) }",
+        "the index here is `i`",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Mistakes of settings and of sharding as they are told, whole: behind a `use`, and in the plan itself."""
+"""Mistakes of settings and of sharding as they are told, whole: behind a `use`, and in the plan
+itself.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +23,10 @@ OVERRIDES = (
     "mesh { pp = 2  tp = 2 }",
     # an axis over machines
     "cluster { gpus_per_node = 1  nodes = 4 }",
-    "cluster { gpus_per_node = 2  nodes = 2 }  mesh { tp = 2  dp = 2 }  shard { batch over dp  ffn over tp }",
-    "cluster { nodes = 4 }  mesh { dp = 2  ep = 2  tp = 4 }  shard { batch over dp  vocab over ep  ffn over tp }",
+    "cluster { gpus_per_node = 2  nodes = 2 }  mesh { tp = 2  dp = 2 }  shard { batch over dp "
+    " ffn over tp }",
+    "cluster { nodes = 4 }  mesh { dp = 2  ep = 2  tp = 4 }  shard { batch over dp  vocab over"
+    " ep  ffn over tp }",
     # GPUs
     "cluster { gpu = H100 }",
     "cluster { gpu = rtx4090 }",
@@ -35,7 +39,8 @@ OVERRIDES = (
     # settings by other names
     "train { learning_rate = 1e-3 }",
     "train { batch_size = 8  dtype = bf16  gradient_accumulation_steps = 4 }",
-    "train { seq_length = 8  micro_batch = 2  max_grad_norm = 1  zero = 3  tensor_parallel_size = 8 }",
+    "train { seq_length = 8  micro_batch = 2  max_grad_norm = 1  zero = 3 "
+    " tensor_parallel_size = 8 }",
     "train { optimizer adamw { learning_rate = 1  min_lr = 0.1  warmup_ratio = 3% } }",
     "train { precision = bfloat16  compile = true }",
     "train { recompute_granularity = full  data text { eos_token = 3 } }",
@@ -62,17 +67,25 @@ OVERRIDES = (
     "train { global_batch = 6  data text { separator = 10 } }  mesh { dp = 2  tp = 3 }",
     "train { data tokens { dtype = uint32 } }",
     'train { data tokens { files = ["a"]  set b { files = ["b"]  weight = 1 } } }',
-    'train { data text { set a { files = ["a"]  weight = 1 } set b { files = ["b"]  weight = 10_000 } } }',
-    'train { optimizer adamw { group a { params = ["nrm"] } } }  cluster { nodes = 3 }  shard { layers over tp }',
+    'train { data text { set a { files = ["a"]  weight = 1 } set b { files = ["b"]  weight ='
+' 10_000 } } }',
+    'train { optimizer adamw { group a { params = ["nrm"] } } }  cluster { nodes = 3 }  shard'
+' { layers over tp }',
 )  # fmt: skip
 """What stands in the braces behind `use`."""
 
 EDITS = (
-    ("x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]", "x = x + silu(x @ w_in[hidden -> ffn])"),
+    (
+        "x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]",
+        "x = x + silu(x @ w_in[hidden -> ffn])",
+    ),
     ("rmsnorm(x, norm[hidden], 1e-5)", "layernorm(x, norm[hidden], b[ffn], 1e-5)"),
     ("mask=causal", "mask=causal, window=-1"),
     ("norm1[hidden], 1e-5", "norm1[hidden], -1e-5"),
-    ("wq[hidden -> heads, head_dim], theta", "wq[hidden -> heads, head_dim], theta, 0, llama3, 8, 4, 1"),
+    (
+        "wq[hidden -> heads, head_dim], theta",
+        "wq[hidden -> heads, head_dim], theta, 0, llama3, 8, 4, 1",
+    ),
     ("silu(x @ w_in[hidden -> ffn])", "softcap(x @ w_in[hidden -> ffn], 0)"),
 )
 
@@ -102,7 +115,10 @@ def _over(settings: str) -> str:
 
 @pytest.mark.usefixtures("used")
 def test_of_settings_and_sharding(golden: Golden) -> None:
-    golden("mistakes_of_settings.txt", "".join(f"{_told(_over(settings))}\n\n\n" for settings in OVERRIDES))
+    golden(
+        "mistakes_of_settings.txt",
+        "".join(f"{_told(_over(settings))}\n\n\n" for settings in OVERRIDES),
+    )
 
 
 @pytest.mark.parametrize("plan", sorted(PLANS.glob("*.scale")), ids=lambda plan: plan.stem)
@@ -116,7 +132,9 @@ def test_settings_that_cannot_be_read_bring_no_other_mistakes(plan: Path) -> Non
 def test_in_the_plan_itself(golden: Golden) -> None:
     for before, _ in EDITS:
         assert before in PLAN
-    golden("mistakes_of_dims.txt", "".join(f"{_told(PLAN.replace(*edit, 1))}\n\n\n" for edit in EDITS))
+    golden(
+        "mistakes_of_dims.txt", "".join(f"{_told(PLAN.replace(*edit, 1))}\n\n\n" for edit in EDITS)
+    )
 
 
 @pytest.mark.usefixtures("used")
@@ -125,7 +143,10 @@ def test_warnings(golden: Golden) -> None:
         "text { files = [python_stdlib]", 'tokens { files = ["a"]'
     )
     programs = (compile_plan(Source("plan.scale", text)) for text in (*map(_over, WARNINGS), ids))
-    golden("warnings_of_settings.txt", "".join(f"{found}\n\n" for program in programs for found in advice(program)))
+    golden(
+        "warnings_of_settings.txt",
+        "".join(f"{found}\n\n" for program in programs for found in advice(program)),
+    )
 
 
 def test_a_name_that_is_not_known_is_told_once_with_its_places() -> None:

@@ -1,4 +1,6 @@
-"""Pipelines in plans: those that compile, and each mistake at its words, with its arithmetic and what to do."""
+"""Pipelines in plans: those that compile, and each mistake at its words, with its arithmetic
+and what to do.
+"""
 
 import re
 from collections.abc import Mapping
@@ -47,14 +49,27 @@ def schedule_of(edits: Mapping[str, str], path: str = "plan.scale") -> Schedule:
 
 TWO_REPEATS = {"layers over pp": "layers, rest over pp"}
 MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
-    "an unknown schedule": ({"1f1b": "gpip"}, "E0404", "gpip", "there is no schedule `gpip`", "did you mean `gpipe`?"),
-    "an unknown setting": ({"1f1b }": "1f1b  stage = [6] }"}, "E0401", "stage", "no setting `stage`", "mean `stages`?"),
+    "an unknown schedule": (
+        {"1f1b": "gpip"},
+        "E0404",
+        "gpip",
+        "there is no schedule `gpip`",
+        "did you mean `gpipe`?",
+    ),
+    "an unknown setting": (
+        {"1f1b }": "1f1b  stage = [6] }"},
+        "E0401",
+        "stage",
+        "no setting `stage`",
+        "mean `stages`?",
+    ),
     "chunks of what has none": (
         {"1f1b": "1f1b(chunks=2)"},
         "E0517",
         "chunks=2",
         "a rank has 1 of its stages, not 2",
-        "leave `chunks` out, or choose among `interleaved_1f1b`, `breadth_first`, `interleaved_zero_bubble`",
+        "leave `chunks` out, or choose among `interleaved_1f1b`, `breadth_first`,"
+        " `interleaved_zero_bubble`",
     ),
     "too many chunks": (
         {"1f1b": "interleaved_1f1b(chunks=3)"},
@@ -147,16 +162,55 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
         "rank 0 needs ",
         "raise the memory budget",
     ),
-    "bytes that are not whole": ({"1f1b": "auto(memory=1.5GiB)"}, "E0404", "1.5GiB", "an integer or a size, as in", ""),
+    "bytes that are not whole": (
+        {"1f1b": "auto(memory=1.5GiB)"},
+        "E0404",
+        "1.5GiB",
+        "an integer or a size, as in",
+        "",
+    ),
     "no memory": ({"1f1b": "auto(memory=0)"}, "E0405", "0", "must be at least 1", ""),
-    "memory of a name": ({"1f1b": "1f1b(memory=2)"}, "E0401", "memory", "a setting of `schedule auto`", ""),
+    "memory of a name": (
+        {"1f1b": "1f1b(memory=2)"},
+        "E0401",
+        "memory",
+        "a setting of `schedule auto`",
+        "",
+    ),
     "memory without its name": ({"1f1b": "auto(2)"}, "E0404", "2", "given by name", "`key=value`"),
-    "a file without a path": ({"1f1b": "file"}, "E0402", "file", "`file` needs a path", 'file("rows.csv")'),
-    "a path without quotes": ({"1f1b": "file(rows)"}, "E0404", "rows", "takes a string, not a name", ""),
-    "a file and chunks": ({"1f1b": 'file("a.csv", chunks=2)'}, "E0401", "chunks=2", "not a setting of `file`", ""),
-    "a file that is not there": ({"1f1b": 'file("a.csv")'}, "E0101", '"a.csv"', "there is no file", ""),
+    "a file without a path": (
+        {"1f1b": "file"},
+        "E0402",
+        "file",
+        "`file` needs a path",
+        'file("rows.csv")',
+    ),
+    "a path without quotes": (
+        {"1f1b": "file(rows)"},
+        "E0404",
+        "rows",
+        "takes a string, not a name",
+        "",
+    ),
+    "a file and chunks": (
+        {"1f1b": 'file("a.csv", chunks=2)'},
+        "E0401",
+        "chunks=2",
+        "not a setting of `file`",
+        "",
+    ),
+    "a file that is not there": (
+        {"1f1b": 'file("a.csv")'},
+        "E0101",
+        '"a.csv"',
+        "there is no file",
+        "",
+    ),
     "a repeat in another": (
-        {"repeat layers {": "repeat rest { x = tanh(x)  repeat layers {", "  }\n  loss": "  } }\n  loss"},
+        {
+            "repeat layers {": "repeat rest { x = tanh(x)  repeat layers {",
+            "  }\n  loss": "  } }\n  loss",
+        },
         "E0513",
         "layers",
         "`layers` is the dim of another repeat",
@@ -221,7 +275,10 @@ def test_each_mistake_is_told_at_its_words(what: str) -> None:
 
 def test_places_that_have_to_do_with_a_mistake_are_shown() -> None:
     (found,) = told({"1f1b": "dualpipev"})
-    assert [note.span and marked(note.span) for note in found.notes] == ["global_batch = 24", "pp = 4"]
+    assert [note.span and marked(note.span) for note in found.notes] == [
+        "global_batch = 24",
+        "pp = 4",
+    ]
 
 
 def test_without_a_section_mistakes_stand_where_repeats_are_laid() -> None:
@@ -250,17 +307,31 @@ def test_on_an_axis_of_size_1_the_model_is_what_it_is(section: str) -> None:
     alone = compiled({"pp = 4": "pp = 1", **LEFT_OUT, "train {": f"{section}train {{"})
     plain = compiled({"pp = 4  ": "", "  layers over pp": "", **LEFT_OUT})
     assert alone.pipeline is None
-    assert (alone.region, alone.params, alone.buckets) == (plain.region, plain.params, plain.buckets)
+    assert (alone.region, alone.params, alone.buckets) == (
+        plain.region,
+        plain.params,
+        plain.buckets,
+    )
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
-    "order", ["1f1b", "interleaved_1f1b(chunks=2)", "auto(memory=3)", "auto(memory=1GiB)", 'file("rows.csv")']
+    "order",
+    [
+        "1f1b",
+        "interleaved_1f1b(chunks=2)",
+        "auto(memory=3)",
+        "auto(memory=1GiB)",
+        'file("rows.csv")',
+    ],
 )
 def test_programs_of_all_passes_read_back(order: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(csv(SCHEDULES["zb_h1"](4, 6)))
     path = str(tmp_path / "plan.scale")
-    edits = {"1f1b": order, "global_batch = 24": "global_batch = 32" if "chunks" in order else "global_batch = 24"}
+    edits = {
+        "1f1b": order,
+        "global_batch = 24": "global_batch = 32" if "chunks" in order else "global_batch = 24",
+    }
     model = program = compiled(edits, "resolve", path)
     for stage in PASS_NAMES:
         program = lower(program, stage)
@@ -280,7 +351,11 @@ ILLEGAL = {  # what is written instead of what, and the note
         r"0RECV_B0 \1 0SEND_F0",
         "rows of rank 1: `1RECV_F0` gets `0SEND_F1`",
     ),
-    "two parts in the wrong order": (r"1I1 (.*)1W1", r"1W1 \1 1I1", "rows of rank 1: `1W1` (rank 1, cell "),
+    "two parts in the wrong order": (
+        r"1I1 (.*)1W1",
+        r"1W1 \1 1I1",
+        "rows of rank 1: `1W1` (rank 1, cell ",
+    ),
     "twice": ("3W0", "3W1", "rows of rank 3: `3W1`: `3W1` in cell "),
     "left out": (" 1W5", "", "rows of rank 1: the row lacks `1W5`"),
     "a send left out": (" 1SEND_F5", "", "rows of rank 1: the row lacks `1SEND_F5`"),
@@ -291,9 +366,17 @@ ILLEGAL = {  # what is written instead of what, and the note
         "stage_to_rank [1, 0",
         "the ranks of rows are not those of stage_to_rank",
     ),
-    "a rank that there is not": (r"stage_to_rank \[0", "stage_to_rank [4", "stages lie on ranks [1, 2, 3, 4] of 4"),
+    "a rank that there is not": (
+        r"stage_to_rank \[0",
+        "stage_to_rank [4",
+        "stages lie on ranks [1, 2, 3, 4] of 4",
+    ),
     "too many layers": (r"layers \[1", "layers [2", "stages have 7 iterations, the repeats 6"),
-    "a stage that there is not": (r"held wte by \[0\]", "held wte by [4]", "wte: held by a stage that there is not"),
+    "a stage that there is not": (
+        r"held wte by \[0\]",
+        "held wte by [4]",
+        "wte: held by a stage that there is not",
+    ),
 }
 
 
@@ -334,10 +417,16 @@ def test_auto_keeps_its_bound() -> None:
 
 
 def test_auto_keeps_to_its_bytes_in_all_that_ranks_hold() -> None:
-    """The account of the finished program is what it is held to; with more memory it is no slower."""
+    """The account of the finished program is what it is held to; with more memory it is no
+    slower.
+    """
     needs = {order: sizes(order) for order in ("1f1b", "auto")}
     totals: list[float] = []
-    for most in (max(needs["1f1b"]), (max(needs["1f1b"]) + max(needs["auto"])) // 2, max(needs["auto"])):
+    for most in (
+        max(needs["1f1b"]),
+        (max(needs["1f1b"]) + max(needs["auto"])) // 2,
+        max(needs["auto"]),
+    ):
         order = f"auto(memory={most}B)"
         assert max(sizes(order)) <= most
         totals.append(simulate(schedule_of({"1f1b": order}), times_of({})).total)
@@ -386,7 +475,9 @@ TWO_STAGES = {"layers = 6": "layers = 8", "global_batch = 24": "global_batch = 3
 """Of eight layers each rank can have two; eight microbatches."""
 
 
-@pytest.mark.parametrize("name", ["interleaved_1f1b", "breadth_first", "interleaved_zero_bubble", "zbv", "dualpipev"])
+@pytest.mark.parametrize(
+    "name", ["interleaved_1f1b", "breadth_first", "interleaved_zero_bubble", "zbv", "dualpipev"]
+)
 def test_auto_is_no_slower_than_what_has_a_name_and_two_stages_on_each_rank(name: str) -> None:
     """Wherever that has its stages."""
     times = times_of({**TWO_STAGES, "1f1b": "zbv"})
@@ -424,10 +515,21 @@ def test_stages_of_auto_that_lie_down_and_up_are_proved(tied: dict[str, str]) ->
 
 
 def test_stages_lie_where_their_bytes_have_room() -> None:
-    """Down and up the first rank has the embedding and the head, around the ranks each on its own has less."""
-    edits = {**TWO_STAGES, "vocab = 64": "vocab = 640", "microbatch = 2": "microbatch = 1", "batch = 32": "batch = 12"}
-    least = max(it.total for it in accounts(compiled({**edits, "1f1b": "interleaved_1f1b(chunks=2)"})))
-    assert schedule_of({**edits, "1f1b": f"auto(chunks=2, memory={least}B)"}).stage_to_rank == looped(4, 2)
+    """Down and up the first rank has the embedding and the head, around the ranks each on its
+    own has less.
+    """
+    edits = {
+        **TWO_STAGES,
+        "vocab = 64": "vocab = 640",
+        "microbatch = 2": "microbatch = 1",
+        "batch = 32": "batch = 12",
+    }
+    least = max(
+        it.total for it in accounts(compiled({**edits, "1f1b": "interleaved_1f1b(chunks=2)"}))
+    )
+    assert schedule_of(
+        {**edits, "1f1b": f"auto(chunks=2, memory={least}B)"}
+    ).stage_to_rank == looped(4, 2)
     assert max(it.total for it in accounts(compiled({**edits, "1f1b": "zbv"}))) > least
 
 
@@ -459,7 +561,9 @@ def test_rows_of_a_file_are_as_good_as_a_name(name: str, plan: str) -> None:
 def test_messages_of_a_file_are_written_anew(plan: str) -> None:
     made = SCHEDULES["1f1b"](4, 6)
     late = with_messages(made, Times.uniform(4, comm=5))
-    assert schedule_of(FILE, written(plan, csv(late))) == schedule_of(FILE, written(plan, csv(made)))
+    assert schedule_of(FILE, written(plan, csv(late))) == schedule_of(
+        FILE, written(plan, csv(made))
+    )
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("zb_h1", 4), ("zbv", 2)])
@@ -485,7 +589,12 @@ WRONG_ROWS = {  # what is written instead of what, where, and what is said
     "no action": ("2F1", "2G1", "rank 2, cell 1", "`2G1` is not an action"),
     "twice": ("3B1", "3B0", "rank 3, cell 3", "`3B0`: `3B0` in cell 1 has done it"),
     "left out": ("1B5", "", "rank 1", "the row lacks `1B5`"),
-    "another rank's": ("1F0,", "1F0,2F0,", "rank 2, cell 0", "`2F0` is for stage 2, which rank 1 has"),
+    "another rank's": (
+        "1F0,",
+        "1F0,2F0,",
+        "rank 2, cell 0",
+        "`2F0` is for stage 2, which rank 1 has",
+    ),
     "a circle": ("3F0,3B0", "3B0,3F0", "rank 3, cell 0", "`3B0` (rank 3, cell 0) waits for"),
 }
 
@@ -511,7 +620,10 @@ def test_rows_for_other_numbers(plan: str) -> None:
         "`rows.csv` is for 3 ranks, the plan has 4",
         "`rows.csv` is for 5 microbatches, the plan has 6",
     ]
-    assert [note.span and marked(note.span) for each in found for note in each.notes] == ["pp = 4", "global_batch = 24"]
+    assert [note.span and marked(note.span) for each in found for note in each.notes] == [
+        "pp = 4",
+        "global_batch = 24",
+    ]
 
 
 def test_a_file_is_bounded(plan: str) -> None:

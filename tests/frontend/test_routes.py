@@ -1,4 +1,6 @@
-"""Routes: what a plan may write is compiled, and each mistake is told; `mistakes_of_routes.txt` has what is said."""
+"""Routes: what a plan may write is compiled, and each mistake is told; `mistakes_of_routes.txt`
+has what is said.
+"""
 
 import re
 from collections.abc import Callable
@@ -72,8 +74,10 @@ AROUND = {  # what is written instead of what, outside of the body
         "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[experts], rate=-0.1)",
         "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[hidden], rate=0.1)",
         "route y to experts by top(y @ router[hidden -> experts], 2, bias=norm, rate=0.1)",
-        "route y to experts by top(y @ router[hidden -> experts], 2, bias=router[experts], rate=0.1)",
-        "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[experts], bias=c[experts], rate=0.1)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=router[experts],"
+        " rate=0.1)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[experts],"
+        " bias=c[experts], rate=0.1)",
         # logits
         "route y to experts by top(y @ router[hidden -> vocab], 2)",
         "route y to experts by top(router[experts], 2)",
@@ -90,7 +94,8 @@ AROUND = {  # what is written instead of what, outside of the body
         "x = x + y @ e_down\n",
         "x = x + y + b[experts, hidden]\n",
         f"{ROUTE.replace('router', 'other').replace('2)', '3)')} {{ y = -y }} x = x + y\n",
-        "route y to heads by top(y @ other[hidden -> heads], 2) { y = silu(y @ e_up) @ e_down }  x = x + y\n",
+        "route y to heads by top(y @ other[hidden -> heads], 2) { y = silu(y @ e_up) @ e_down"
+        " }  x = x + y\n",
         "y = moe(y, num_experts=8, top_k=2)  x = x + y\n",
     ),
     "over dp  batch over dp  vocab over tp  seq over tp": (
@@ -132,13 +137,18 @@ INSIDE = (
 )
 
 FINE = (
-    *(f"y = {name}(y)" for name in sorted({*ROW_BY_ROW} - {"concat", "leaky_relu", "softcap", "split"})),
+    *(
+        f"y = {name}(y)"
+        for name in sorted({*ROW_BY_ROW} - {"concat", "leaky_relu", "softcap", "split"})
+    ),
     "y = softcap(leaky_relu(y, 0.1), 30)",
-    "g, u = split(y @ e_up[hidden -> both], [expert_ffn, expert_ffn])  y = silu(g) * u @ e_down[expert_ffn -> hidden]",
+    "g, u = split(y @ e_up[hidden -> both], [expert_ffn, expert_ffn])  y = silu(g) * u @"
+    " e_down[expert_ffn -> hidden]",
     "z = y @ e_up[hidden -> expert_ffn]  y = concat(z, z, as=both) @ e_down[both -> hidden]",
     "y = y @ e_up[hidden -> heads, head_dim] @ e_down[heads, head_dim -> hidden]",
     "y = y + b[hidden]",
-    "y = (silu(y @ e_up[hidden -> heads, head_dim] + b[heads, head_dim])) @ e_down[heads, head_dim -> hidden]",
+    "y = (silu(y @ e_up[hidden -> heads, head_dim] + b[heads, head_dim])) @ e_down[heads,"
+    " head_dim -> hidden]",
     "y = 1 - 2 * y / (1 + exp(-y))",
     "t = -y  y = t + y / 2",
     "y = halved(y)",
@@ -154,7 +164,9 @@ REFUSED = [
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Works in a folder with the functions of the user ops."""
-    (tmp_path / "my_ops.py").write_text("def halved(x):\n    return x / 2\n\n\ndef summed(x):\n    return x\n")
+    (tmp_path / "my_ops.py").write_text(
+        "def halved(x):\n    return x / 2\n\n\ndef summed(x):\n    return x\n"
+    )
     monkeypatch.chdir(tmp_path)
 
 
@@ -177,24 +189,38 @@ def test_what_experts_can_compute(body: str) -> None:
     emit(program, source, model, verify(program, model))
 
 
-@pytest.mark.parametrize("name", sorted({name for name, op in OPS.items() if op.user_visible} - {*ROW_BY_ROW}))
+@pytest.mark.parametrize(
+    "name", sorted({name for name, op in OPS.items() if op.user_visible} - {*ROW_BY_ROW})
+)
 def test_experts_have_no_other_ops(name: str) -> None:
     assert f"error[E0220]: experts have no `{name}`" in _told(PLAN.replace(BODY, f"y = {name}(y)"))
 
 
 def test_values_and_parameters_of_a_body_leave_names_free() -> None:
-    """A parameter may have the name of a value that ended before, and of one that the compiler makes."""
+    """A parameter may have the name of a value that ended before, and of one that the compiler
+    makes.
+    """
     body = "t = silu(y @ e_up[hidden -> expert_ffn])  y = t @ order[expert_ffn -> hidden]"
     after = "x = x + y + x @ t[hidden -> both] @ gates[both -> hidden]\n"
-    program = compile_plan(Source("plan.scale", PLAN.replace(BODY, body).replace("x = x + y\n", after)))
+    program = compile_plan(
+        Source("plan.scale", PLAN.replace(BODY, body).replace("x = x + y\n", after))
+    )
     assert {"t", "order", "gates"} <= {param.name for param in program.params}
 
 
 @pytest.mark.parametrize(
-    "around", ["{}", "repeat blocks {{ {} }}", "repeat blocks as i {{ if i < 1 {{ x = -x }} else {{ {} }} }}"]
+    "around",
+    [
+        "{}",
+        "repeat blocks {{ {} }}",
+        "repeat blocks as i {{ if i < 1 {{ x = -x }} else {{ {} }} }}",
+    ],
 )
 def test_where_routes_may_be(around: str) -> None:
-    begin, end = PLAN.index("  repeat layers {") + len("  repeat layers {"), PLAN.index("  }\n  loss")
+    begin, end = (
+        PLAN.index("  repeat layers {") + len("  repeat layers {"),
+        PLAN.index("  }\n  loss"),
+    )
     text = PLAN.replace("layers = 2", "layers = 2  blocks = 2")
     text = text.replace(f"repeat layers {{{PLAN[begin:end]}  }}", around.format(PLAN[begin:end]))
     assert ("repeat layers" in text) == (around == "repeat layers")
@@ -239,19 +265,26 @@ def test_a_loss_over_all_layers_with_a_factor_of_zero_is_none() -> None:
 
 
 def test_a_loss_over_more_sequences_than_a_microbatch_has() -> None:
-    with pytest.raises(PlanError, match="over 4 sequences does not fit a microbatch of 2") as caught:
+    with pytest.raises(
+        PlanError, match="over 4 sequences does not fit a microbatch of 2"
+    ) as caught:
         compile_plan(Source("tiny.scale", aux_plan("aux_loss=0.5, aux_batch=4")))
-    (found,) = (each for each in caught.value.diagnostics if each.code != "E0101")  # ops of the plan lack their file
+    # ops of the plan lack their file
+    (found,) = (each for each in caught.value.diagnostics if each.code != "E0101")
     assert found.code == "E0310"
     assert "write `microbatch = 4` or a multiple" in found.help
 
 
 def test_routes_to_the_same_experts_have_one_loss() -> None:
     """Of both, if they say the same of it."""
-    program = compile_plan(Source("tiny.scale", two_routes("aux_loss=0.5", "aux_loss=0.5")), "resolve")
+    program = compile_plan(
+        Source("tiny.scale", two_routes("aux_loss=0.5", "aux_loss=0.5")), "resolve"
+    )
     (loss,) = (op for op in program.ops if op.kind == "aux_loss")
     assert loss.get("rows") == 2 * program.train.seq * program.size("layers")
-    with pytest.raises(PlanError, match="two routes to `experts` have different `aux_loss` or `aux_batch`"):
+    with pytest.raises(
+        PlanError, match="two routes to `experts` have different `aux_loss` or `aux_batch`"
+    ):
         compile_plan(Source("tiny.scale", two_routes("aux_loss=0.5", "aux_loss=0.25")))
 
 
@@ -267,15 +300,23 @@ def test_experts_in_groups_of_any_number_are_proved(groups: int) -> None:
     ("mesh", "nodes", "is_wide"),
     [("dp = 4  tp = 1", 2, True), ("dp = 2  tp = 2", 2, False), ("dp = 4  tp = 2", 4, True)],
 )
-def test_only_experts_that_no_machine_can_hold_leave_it(mesh: str, nodes: int, is_wide: bool) -> None:
-    plan = PLAN.replace("dp = 2  tp = 2", mesh) + f"cluster {{ gpus_per_node = 2  nodes = {nodes} }}\n"
+def test_only_experts_that_no_machine_can_hold_leave_it(
+    mesh: str, nodes: int, is_wide: bool
+) -> None:
+    plan = (
+        PLAN.replace("dp = 2  tp = 2", mesh) + f"cluster {{ gpus_per_node = 2  nodes = {nodes} }}\n"
+    )
     if is_wide:
         compile_plan(Source("plan.scale", plan))
     else:
-        assert "error[E0511]: axis `dp` spans several nodes: 4 ranks, but 2 GPUs per node" in _told(plan)
+        assert "error[E0511]: axis `dp` spans several nodes: 4 ranks, but 2 GPUs per node" in _told(
+            plan
+        )
 
 
 def test_routes_are_laid_out() -> None:
-    laid_out = format_plan(Source("plan.scale", PLAN.replace("\n", " ").replace('halved" ', 'halved"\n')))
+    laid_out = format_plan(
+        Source("plan.scale", PLAN.replace("\n", " ").replace('halved" ', 'halved"\n'))
+    )
     assert f"    {ROUTE} {{\n      {BODY}\n    }}\n    x = x + y\n" in laid_out
     assert format_plan(Source("plan.scale", laid_out)) == laid_out

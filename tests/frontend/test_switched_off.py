@@ -1,4 +1,6 @@
-"""Each rule of validation is seen: without its statement something else becomes of a plan that it refuses."""
+"""Each rule of validation is seen: without its statement something else becomes of a plan that
+it refuses.
+"""
 
 import pytest
 

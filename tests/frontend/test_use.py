@@ -77,10 +77,16 @@ def test_data_and_optimizer_of_another_kind_take_the_place_of_the_used_ones(tmp_
     plan = tmp_path / "mine.scale"
     plan.write_text(
         f'use "{PLANS}/tiny_llama.scale" '
-        '{ train { optimizer sgd { lr = 0.1 }  data tokens { files = ["a.bin"]  dtype = uint32 } } }'
+        '{ train { optimizer sgd { lr = 0.1 }  data tokens { files = ["a.bin"]  dtype = uint32'
+        " } } }"
     )
     train = resolve(load(plan)).train
     assert (train.optimizer.kind, train.optimizer.lr, train.optimizer.clip) == ("sgd", 0.1, 0.0)
     assert (train.data.kind, train.data.files, train.data.holdout) == ("tokens", ("a.bin",), 0.0)
-    plan.write_text(f'use "{PLANS}/tiny_llama.scale" {{ train {{ optimizer adamw {{ lr = 0.1 }} }} }}')
-    assert (resolve(load(plan)).train.optimizer.clip, resolve(load(plan)).train.optimizer.lr) == (1.0, 0.1)
+    plan.write_text(
+        f'use "{PLANS}/tiny_llama.scale" {{ train {{ optimizer adamw {{ lr = 0.1 }} }} }}'
+    )
+    assert (resolve(load(plan)).train.optimizer.clip, resolve(load(plan)).train.optimizer.lr) == (
+        1.0,
+        0.1,
+    )

@@ -1,6 +1,8 @@
-"""Ops of the user's own: what a plan may say of them, what the proof makes of it, and that programs call them.
+"""Ops of the user's own: what a plan may say of them, what the proof makes of it, and that programs
+call them.
 
-Non-goals: typing, meaning and adjoint of `call` (`tests/ops/test_op_rules.py`, `tests/proof/test_semantics.py`).
+Non-goals: typing, meaning and adjoint of `call` (`tests/ops/test_op_rules.py`,
+`tests/proof/test_semantics.py`).
 """
 
 import re
@@ -59,7 +61,10 @@ op gated(x[.., f], linear y[.., f], cap) -> [.., f] over .., f from "own:gated"
 op centred(linear x[.., d], linear w[d]) -> [.., d] over .. from "own:centred" deterministic
 """
 
-TWO = 'op turned(linear x[.., d], y[.., d]) -> [.., d], [.., d] over .. from "own:turned" deterministic\n'
+TWO = (
+    'op turned(linear x[.., d], y[.., d]) -> [.., d], [.., d] over .. from "own:turned"'
+    " deterministic\n"
+)
 
 MODEL = """
 model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -86,12 +91,17 @@ MESHES = {
     "one rank": ("mesh { dp = 1 }", "shard { batch over dp }"),
     "data parallel": ("mesh { dp = 4 }", "shard { batch over dp }"),
     "tensor parallel": ("mesh { dp = 2  tp = 2 }", "shard { batch over dp  vocab, ffn over tp }"),
-    "sequence parallel": ("mesh { dp = 2  tp = 2 }", "shard { batch over dp  vocab, ffn over tp  seq over tp }"),
+    "sequence parallel": (
+        "mesh { dp = 2  tp = 2 }",
+        "shard { batch over dp  vocab, ffn over tp  seq over tp }",
+    ),
     "sequence alone": ("mesh { cp = 2 }", "shard { seq over cp }"),
 }
 
 
-def written(folder: Path, mesh: str = "sequence parallel", ops: str = OPS, model: str = MODEL) -> Path:
+def written(
+    folder: Path, mesh: str = "sequence parallel", ops: str = OPS, model: str = MODEL
+) -> Path:
     """A plan in a folder, its module beside it."""
     (folder / "own.py").write_text(MODULE)
     plan = folder / "own.scale"
@@ -126,27 +136,58 @@ def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> Non
     ]
 
 
-MISTAKES = [  # what is written instead of what, the code, the words that are marked, and some of what is said
+# what is written instead of what, the code, the words that are marked, and some of what is said
+MISTAKES = [
     ("op centred", "op silu", "E0207", "silu", "an op of the language"),
     ("op centred", "op gated", "E0207", "gated", "declared twice"),
     ("y[.., f], cap", "y[.., f, f], cap", "E0217", "f", "help: give it another name"),
     ("y[.., f], cap", "x[.., f], cap", "E0217", "x", "help: give it another name"),
-    ("(x[.., f], linear y[.., f], cap)", "(cap, x[.., f], y[.., f])", "E0217", "cap", "tensors, then numbers"),
-    ("y[.., f], cap", "y[.., f], linear cap", "E0217", "linear cap", "help: write `linear` only before tensors"),
+    (
+        "(x[.., f], linear y[.., f], cap)",
+        "(cap, x[.., f], y[.., f])",
+        "E0217",
+        "cap",
+        "tensors, then numbers",
+    ),
+    (
+        "y[.., f], cap",
+        "y[.., f], linear cap",
+        "E0217",
+        "linear cap",
+        "help: write `linear` only before tensors",
+    ),
     ("-> [.., d] over ..", "-> [.., e] over ..", "E0217", "e", "a dim of no operand"),
     ("over .. from", "over .., e from", "E0217", "e", "a dim that the result lacks"),
     ('"own:centred"', '"own.centred"', "E0217", '"own.centred"', "module:function"),
     ('"own:centred"', '"own:while"', "E0217", '"own:while"', "module:function"),
     ('"own:centred"', '"other:centred"', "E0101", '"other:centred"', "no file"),
     ('"own:centred"', '"own:centered"', "E0218", '"own:centered"', "`centred`"),
-    ('"own:centred"', '"own:gated"', "E0218", '"own:gated"', "line 4 of `own.py` takes (x, y, cap)"),
+    (
+        '"own:centred"',
+        '"own:gated"',
+        "E0218",
+        '"own:gated"',
+        "line 4 of `own.py` takes (x, y, cap)",
+    ),
     ('"own:centred"', '"own:by_name"', "E0218", '"own:by_name"', "(x, *, cap)"),
     ("centred(x, w[hidden])", "centred(x, w[ffn])", "E0307", "", "`w[d]` cannot be [ffn] where"),
     ("centred(x, w[hidden])", "centred(x)", "E0606", "", "it is written `centred(x, w)`"),
     ("centred(x, w[hidden])", "centre(x, w[hidden])", "E0605", "centre", "`centred`"),
     ("centred(x, w[hidden])", "centred(tokens, w[hidden])", "E0607", "tokens", "numbers"),
-    ("-> [.., d] over ..", "-> [.., d] over d", "E0307", "", "samples are independent of each other"),
-    ("vocab, ffn over tp", "hidden over tp", "E0601", "", "`centred` needs `hidden` whole on each rank"),
+    (
+        "-> [.., d] over ..",
+        "-> [.., d] over d",
+        "E0307",
+        "",
+        "samples are independent of each other",
+    ),
+    (
+        "vocab, ffn over tp",
+        "hidden over tp",
+        "E0601",
+        "",
+        "`centred` needs `hidden` whole on each rank",
+    ),
 ]
 
 
@@ -157,8 +198,20 @@ MISTAKES += [  # of positions
     (AT, AT.replace(")", ", x=d)", 1), "E0217", "x", "help: give it another name"),
     (AT, AT.replace(")", ", in=d)", 1), "E0217", "in", "`in` is a word of Python"),
     ("over .. from", "over .. causal e from", "E0217", "e", "no dim of each result"),
-    ("over .., f from", "over .., f causal f from", "E0217", "f", "slices along a dim of `over` do not see each other"),
-    (AT, AT.replace(")", ", at=d)", 1), "E0218", '"own:centred"', "`centred` is given 2 arguments by position, and at"),
+    (
+        "over .., f from",
+        "over .., f causal f from",
+        "E0217",
+        "f",
+        "slices along a dim of `over` do not see each other",
+    ),
+    (
+        AT,
+        AT.replace(")", ", at=d)", 1),
+        "E0218",
+        '"own:centred"',
+        "`centred` is given 2 arguments by position, and at",
+    ),
     (AT, AT.replace(")", ", at=d)", 1).replace("at=d", "at=d, z[d]"), "E0104", "", "z"),
 ]
 
@@ -166,7 +219,9 @@ MISTAKES += [  # of positions
 @pytest.mark.parametrize(
     ("before", "after", "code", "words", "said"), MISTAKES, ids=[f"{c[2]} {c[1]}" for c in MISTAKES]
 )
-def test_mistakes(before: str, after: str, code: str, words: str, said: str, tmp_path: Path) -> None:
+def test_mistakes(
+    before: str, after: str, code: str, words: str, said: str, tmp_path: Path
+) -> None:
     plan = written(tmp_path)
     text = plan.read_text()
     assert before in text
@@ -182,16 +237,23 @@ def test_mistakes(before: str, after: str, code: str, words: str, said: str, tmp
 
 def test_positions_of_samples_are_refused(tmp_path: Path) -> None:
     plan = written(tmp_path)
-    module = (tmp_path / "own.py").read_text().replace("def centred(x, w):", "def centred(x, w, at):")
+    module = (
+        (tmp_path / "own.py").read_text().replace("def centred(x, w):", "def centred(x, w, at):")
+    )
     (tmp_path / "own.py").write_text(module)
-    named = 'op centred(linear x[b, s, d], linear w[d], at=b) -> [b, s, d] over b, s from "own:centred" deterministic'
+    named = (
+        "op centred(linear x[b, s, d], linear w[d], at=b) -> [b, s, d] over b, s from"
+        ' "own:centred" deterministic'
+    )
     plan.write_text(re.sub("op centred.*", named, plan.read_text()))
-    with pytest.raises(PlanError, match="positions along batch: samples are independent of each other"):
+    with pytest.raises(
+        PlanError, match="positions along batch: samples are independent of each other"
+    ):
         compile_plan(load(plan))
     plan.write_text(plan.read_text().replace("at=b", "at=s"))
-    assert dict(next(op for op in compile_plan(load(plan), PASS_NAMES[0]).ops if op.kind == "call").attrs)[
-        "positions"
-    ] == ("at seq",)
+    assert dict(
+        next(op for op in compile_plan(load(plan), PASS_NAMES[0]).ops if op.kind == "call").attrs
+    )["positions"] == ("at seq",)
 
 
 def test_a_module_that_is_not_python(tmp_path: Path) -> None:
@@ -202,7 +264,9 @@ def test_a_module_that_is_not_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "json", "linear", "layer"])
-def test_a_module_whose_name_programs_use(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_whose_name_programs_use(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = written(tmp_path)
     (tmp_path / f"{name}.py").write_text(MODULE)
     plan.write_text(plan.read_text().replace("own:", f"{name}:"))
@@ -241,9 +305,15 @@ def with_cap(region: Region, cap: str) -> Region:
     """Every call of `gated` with another number."""
 
     def changed(op: Op) -> Op:
-        return evolve(op, attrs=tuple((key, (cap,) if value == ("2.0",) else value) for key, value in op.attrs))
+        return evolve(
+            op,
+            attrs=tuple((key, (cap,) if value == ("2.0",) else value) for key, value in op.attrs),
+        )
 
-    return evolve(region, body=tuple(with_cap(s, cap) if isinstance(s, Region) else changed(s) for s in region.body))
+    return evolve(
+        region,
+        body=tuple(with_cap(s, cap) if isinstance(s, Region) else changed(s) for s in region.body),
+    )
 
 
 def test_another_number_is_another_function(tmp_path: Path) -> None:
@@ -257,10 +327,17 @@ def test_another_number_is_another_function(tmp_path: Path) -> None:
 # ---- the certificate and the program
 
 
-def test_what_is_taken_at_its_word_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_taken_at_its_word_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan, out = written(tmp_path), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out), "--no-try"]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["hf_names.json", "own.py", "plan.json", "train.py"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "hf_names.json",
+        "own.py",
+        "plan.json",
+        "train.py",
+    ]
     assert (out / "own.py").read_text().endswith(MODULE)
     text = (out / "train.py").read_text()
     assert "Verified, but for own:centred, own:gated." in text
@@ -281,11 +358,14 @@ def test_the_module_beside_the_plan_is_never_overwritten(tmp_path: Path) -> None
 
 def test_files_that_a_module_imports_are_copied_with_it(tmp_path: Path) -> None:
     plan, out = written(tmp_path), tmp_path / "out"
-    (tmp_path / "own.py").write_text(f"{MODULE}\nimport near.by as other\n\ndef late():\n    from far import *\n")
+    (tmp_path / "own.py").write_text(
+        f"{MODULE}\nimport near.by as other\n\ndef late():\n    from far import *\n"
+    )
     (tmp_path / "near.py").write_text("import own, far, math\n")
     (tmp_path / "far.py").write_text("import not_here\n")
     (tmp_path / "unused.py").write_text("")
-    assert main(["compile", str(plan), "-o", str(out), "--no-try"]) == 0  # no function can be called
+    # no function can be called
+    assert main(["compile", str(plan), "-o", str(out), "--no-try"]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
         "far.py",
         "hf_names.json",
@@ -304,8 +384,16 @@ def test_files_that_a_module_imports_are_copied_with_it(tmp_path: Path) -> None:
     ("text", "files", "said"),
     [
         ("import near", ["near/__init__.py"], "error[E0221]: `own.py` imports the package `near`"),
-        ("from . import near", ["near.py"], "error[E0221]: `own.py` has a relative import, on its line 1"),
-        ("from .near import x", ["near.py"], "error[E0221]: `own.py` has a relative import, on its line 1"),
+        (
+            "from . import near",
+            ["near.py"],
+            "error[E0221]: `own.py` has a relative import, on its line 1",
+        ),
+        (
+            "from .near import x",
+            ["near.py"],
+            "error[E0221]: `own.py` has a relative import, on its line 1",
+        ),
         ("import json", ["json.py"], "error[E0215]: a program cannot import `json`"),
         ("import torch", ["torch.py"], "error[E0215]: a program cannot import `torch`"),
         ("import near", ["near.py", "x"], "error[E0218]: "),
@@ -358,7 +446,9 @@ def test_a_program_that_calls_otherwise_is_refused(before: str, after: str, tmp_
         check(text.replace(before, after, 1), program)
 
 
-def plain_step(module: ModuleType, start: dict[str, torch.Tensor], tokens: torch.Tensor, labels: torch.Tensor) -> float:
+def plain_step(
+    module: ModuleType, start: dict[str, torch.Tensor], tokens: torch.Tensor, labels: torch.Tensor
+) -> float:
     """The loss of the model in plain torch; leaves gradients in `start`."""
     x = start["wte"][tokens]
     for i in range(2):
@@ -370,7 +460,9 @@ def plain_step(module: ModuleType, start: dict[str, torch.Tensor], tokens: torch
     return loss.item()
 
 
-def _step(module: ModuleType, start: dict[str, torch.Tensor], *batch: torch.Tensor) -> tuple[float, float]:
+def _step(
+    module: ModuleType, start: dict[str, torch.Tensor], *batch: torch.Tensor
+) -> tuple[float, float]:
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     fill(state, start)
@@ -378,7 +470,9 @@ def _step(module: ModuleType, start: dict[str, torch.Tensor], *batch: torch.Tens
     return float(metrics.loss), float(metrics.norm)
 
 
-def test_the_program_computes_what_plain_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_computes_what_plain_torch_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = load(written(tmp_path))
     program = compile_plan(source)
     out = tmp_path / "out"
@@ -390,9 +484,13 @@ def test_the_program_computes_what_plain_torch_does(tmp_path: Path, monkeypatch:
     layer = {"w": (16,), "w_gate": (24, 16), "w_up": (24, 16), "w_down": (16, 24)}
     shapes = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
     shapes |= {"wte": (32, 16), "head": (32, 16)}
-    start = {n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()}
+    start = {
+        n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()
+    }
     tokens, labels = (torch.randint(32, (8, 8), generator=generator) for _ in range(2))
-    found: list[tuple[float, float]] = run_ranks(4, _step, imported(out / "train.py"), start, tokens, labels)
+    found: list[tuple[float, float]] = run_ranks(
+        4, _step, imported(out / "train.py"), start, tokens, labels
+    )
     plain = {name: value.clone().requires_grad_() for name, value in start.items()}
     loss = plain_step(imported(out / "own.py"), plain, tokens, labels)
     norm = float(sum(p.grad.square().sum() for p in plain.values() if p.grad is not None)) ** 0.5
@@ -406,9 +504,24 @@ def test_the_program_computes_what_plain_torch_does(tmp_path: Path, monkeypatch:
 CLAIMS = [
     (OPS, "gated", (2.0,), ""),
     (OPS, "centred", (), ""),
-    (OPS.replace("over .. from", "over .., d from"), "centred", (), "is said to work along `d`, but does not"),
-    (OPS.replace("gated(x", "gated(linear x"), "gated", (2.0,), "is said to be linear in `x`, but does not"),
-    ('op wrong(x[..]) -> [..] over .. from "own:wrong_slope"' + OPS, "wrong", (), "the gradients of wrong are wrong"),
+    (
+        OPS.replace("over .. from", "over .., d from"),
+        "centred",
+        (),
+        "is said to work along `d`, but does not",
+    ),
+    (
+        OPS.replace("gated(x", "gated(linear x"),
+        "gated",
+        (2.0,),
+        "is said to be linear in `x`, but does not",
+    ),
+    (
+        'op wrong(x[..]) -> [..] over .. from "own:wrong_slope"' + OPS,
+        "wrong",
+        (),
+        "the gradients of wrong are wrong",
+    ),
     (TWO.replace("linear ", ""), "turned", (), ""),
     (TWO, "turned", (), "is said to be linear in `x`, but does not"),
     (
@@ -417,13 +530,27 @@ CLAIMS = [
         (),
         "is said to work along `d`, but does not",
     ),
-    (TWO.replace("[.., d], [.., d] over", "[.., d] over"), "turned", (), r"gives \(2, 3, 4\), \(2, 3, 4\), not"),
-    ('op doubled(x[.., d]) -> [.., d] over .. from "own:doubled"' + OPS, "doubled", (), r"gives \(2, 3, 8\), not"),
+    (
+        TWO.replace("[.., d], [.., d] over", "[.., d] over"),
+        "turned",
+        (),
+        r"gives \(2, 3, 4\), \(2, 3, 4\), not",
+    ),
+    (
+        'op doubled(x[.., d]) -> [.., d] over .. from "own:doubled"' + OPS,
+        "doubled",
+        (),
+        r"gives \(2, 3, 8\), not",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("ops", "name", "numbers", "said"), CLAIMS, ids=[f"{c[1]} {c[3]}" for c in CLAIMS])
-def test_claims_are_held_to(ops: str, name: str, numbers: tuple[float, ...], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ops", "name", "numbers", "said"), CLAIMS, ids=[f"{c[1]} {c[3]}" for c in CLAIMS]
+)
+def test_claims_are_held_to(
+    ops: str, name: str, numbers: tuple[float, ...], said: str, tmp_path: Path
+) -> None:
     plan = written(tmp_path, ops=ops)
     if not said:
         assert_op(plan, name, *numbers)
@@ -442,7 +569,9 @@ def test_nothing_stays_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 # ---- several results
 
-TWO_RESULTS = MODEL.replace("a = centred(x, w[hidden])", "a, b = turned(x, w_y[hidden] + x)  a = a * b")
+TWO_RESULTS = MODEL.replace(
+    "a = centred(x, w[hidden])", "a, b = turned(x, w_y[hidden] + x)  a = a * b"
+)
 ONE_UNUSED = MODEL.replace("a = centred(x, w[hidden])", "b, a = turned(x, w_y[hidden] + x)")
 
 
@@ -453,11 +582,15 @@ def test_steps_with_several_results_are_equal(model: str, mesh: str, tmp_path: P
 
 
 def test_mutants_of_several_results_are_caught(tmp_path: Path) -> None:
-    assert_mutants_caught(written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=TWO_RESULTS))
+    assert_mutants_caught(
+        written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=TWO_RESULTS)
+    )
 
 
 @pytest.mark.parametrize("model", [TWO_RESULTS, ONE_UNUSED], ids=["both used", "one unused"])
-def test_programs_with_several_results(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_with_several_results(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They read back, and train as plain torch does."""
     source = load(written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=model))
     program = compile_plan(source, PASS_NAMES[0])
@@ -476,9 +609,13 @@ def test_programs_with_several_results(model: str, tmp_path: Path, monkeypatch: 
     layer = {"w_y": (16,), "w_gate": (24, 16), "w_up": (24, 16), "w_down": (16, 24)}
     shapes = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
     shapes |= {"wte": (32, 16), "head": (32, 16)}
-    start = {n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()}
+    start = {
+        n: torch.randn(s, generator=generator, dtype=torch.float64) / 4 for n, s in shapes.items()
+    }
     tokens, labels = (torch.randint(32, (8, 8), generator=generator) for _ in range(2))
-    found: list[tuple[float, float]] = run_ranks(4, _step, imported(out / "train.py"), start, tokens, labels)
+    found: list[tuple[float, float]] = run_ranks(
+        4, _step, imported(out / "train.py"), start, tokens, labels
+    )
     p = {name: value.clone().requires_grad_() for name, value in start.items()}
     own = imported(out / "own.py")
     x = p["wte"][tokens]
@@ -489,6 +626,9 @@ def test_programs_with_several_results(model: str, tmp_path: Path, monkeypatch: 
         x = x + F.linear(own.gated(gate, up, 2.0), p[f"layers.{i}.w_down"])
     loss = F.cross_entropy(F.linear(x, p["head"]).flatten(0, 1), labels.flatten())
     loss.backward()
-    norm = float(sum(value.grad.square().sum() for value in p.values() if value.grad is not None)) ** 0.5
+    norm = (
+        float(sum(value.grad.square().sum() for value in p.values() if value.grad is not None))
+        ** 0.5
+    )
     for rank in found:
         assert rank == pytest.approx((loss.item(), norm), rel=1e-11)

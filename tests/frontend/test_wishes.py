@@ -1,4 +1,6 @@
-"""Words of other programs in a small plan: each help, letter for letter, is in tests/golden/wishes.txt."""
+"""Words of other programs in a small plan: each help, letter for letter, is in
+tests/golden/wishes.txt.
+"""
 
 import re
 from collections.abc import Callable
@@ -43,14 +45,20 @@ NORM = "rmsnorm(x, norm1[hidden], eps)"
 MESH = "mesh { dp = 2  tp = 2 }"
 
 EDITS = (
-    *((ATTENTION, f"attention(q, k, v, mask={mask})") for mask in ("alibi", "casual", "prefix", "sliding_window")),
+    *(
+        (ATTENTION, f"attention(q, k, v, mask={mask})")
+        for mask in ("alibi", "casual", "prefix", "sliding_window")
+    ),
     (ATTENTION, "attention(q, k, v, mask=causal, bias=b[heads])"),
     (ATTENTION, "attention(q, k, v, mask=causal, sinks=s[heads])"),
     (ATTENTION, "attention(q, k, v, mask=causal, softmax_scale=0.1)"),
     (ATTENTION, "flash_attn_func(q, k, v)"),
     (NORM, "rmsnorm(x, eps)"),
     (NORM, "rmsnorm(x)"),
-    *((NORM, f"{op}(x)") for op in ("sqrt", "cumsum", "log", "max", "detach", "mean", "norm", "pad", "lora")),
+    *(
+        (NORM, f"{op}(x)")
+        for op in ("sqrt", "cumsum", "log", "max", "detach", "mean", "norm", "pad", "lora")
+    ),
     (NORM, "linear(hidden, ffn)"),
     ("silu(x", "swish(x"),
     ("lr = 1e-3", "lr = 0"),
@@ -97,7 +105,9 @@ EDITS = (
         )
     ),
 )
-"""What is written in the plan, and what somebody writes in its place who comes from another program."""
+"""What is written in the plan, and what somebody writes in its place who comes from another
+program.
+"""
 
 
 def helps(old: str, new: str) -> str:
@@ -106,7 +116,9 @@ def helps(old: str, new: str) -> str:
     with pytest.raises(PlanError) as error:
         compile_plan(Source("small.scale", PLAN.replace(old, new, 1)))
     mistakes = error.value.diagnostics
-    return "\n".join(f"{mistake.code} {mistake.span.words}\n  {mistake.help}" for mistake in mistakes)
+    return "\n".join(
+        f"{mistake.code} {mistake.span.words}\n  {mistake.help}" for mistake in mistakes
+    )
 
 
 def test_the_helps(golden: Callable[[str, str], None]) -> None:
@@ -116,7 +128,9 @@ def test_the_helps(golden: Callable[[str, str], None]) -> None:
 def test_an_op_that_needs_a_dim_whole_is_told_of_positions(tmp_path: Path) -> None:
     (tmp_path / "my_ops.py").write_text("def scan(x):\n    return x\n")
     op = 'op scan(x[.., s, d]) -> [.., s, d] over .., d causal s from "my_ops:scan"\n'
-    text = op + PLAN.replace(NORM, f"scan({NORM})").replace("ffn over tp }", "ffn over tp  seq over tp }")
+    text = op + PLAN.replace(NORM, f"scan({NORM})").replace(
+        "ffn over tp }", "ffn over tp  seq over tp }"
+    )
     with pytest.raises(PlanError) as error:
         compile_plan(Source(str(tmp_path / "small.scale"), text))
     (mistake,) = error.value.diagnostics
@@ -162,7 +176,9 @@ def test_each_section_that_a_help_writes_can_be_parsed() -> None:
 STATEMENTS = {
     "attention": "y = attention(q, k, v, mask=causal) @ w9[heads, head_dim -> hidden]",
     "concat": "y = concat(x, y, as=both) @ w9[both -> hidden]",
-    "cross_entropy": "logits = x @ w9[hidden -> vocab]  loss = loss + cross_entropy(logits, labels)",
+    "cross_entropy": (
+        "logits = x @ w9[hidden -> vocab]  loss = loss + cross_entropy(logits, labels)"
+    ),
     "embedding": "y = embedding(tokens, wte[vocab, hidden])",
     "mean": "y = x * mean(x, over=hidden)",
     "rope": "y = rope(q, theta) @ w9[heads, head_dim -> hidden]",

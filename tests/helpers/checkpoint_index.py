@@ -1,4 +1,6 @@
-"""A checkpoint's index.json with other content and the right hash, as a program with a mistake would write it."""
+"""A checkpoint's index.json with other content and the right hash, as a program with a mistake
+would write it.
+"""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""A plan with a mistake, in which real editors mend and rename things; it uses a model in a file beside it."""
+"""A plan with a mistake, in which real editors mend and rename things; it uses a model in a
+file beside it.
+"""
 
 import re
 from pathlib import Path
@@ -16,7 +18,9 @@ train {
 
 
 def write_plan(folder: Path) -> None:
-    """Writes the plan and its model; names with characters of two bytes, and of four, are before others in a line."""
+    """Writes the plan and its model; names with characters of two bytes, and of four, are
+    before others in a line.
+    """
     model = re.search(r"model mlp.*?\n}\n", EXAMPLE.read_text(), re.DOTALL)
     assert model
     (folder / "modèles 😀").mkdir()

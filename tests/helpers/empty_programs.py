@@ -27,7 +27,15 @@ def frame(axes: Mapping[str, int], dims: Mapping[str, int]) -> Program:
 
 
 @st.composite
-def placements(draw: st.DrawFn, program: Program, dims: tuple[str, ...], dtype: str = "f64") -> Type:
+def placements(
+    draw: st.DrawFn, program: Program, dims: tuple[str, ...], dtype: str = "f64"
+) -> Type:
     """A type with any placement on each axis; integers are never partial."""
-    places: list[Placement] = [INVARIANT, REPLICATED, *map(sharded, dims)] + [PARTIAL] * (dtype != "i64")
-    return Type(dtype, dims, program.places({axis.name: draw(st.sampled_from(places)) for axis in program.axes}))
+    places: list[Placement] = [INVARIANT, REPLICATED, *map(sharded, dims)] + [PARTIAL] * (
+        dtype != "i64"
+    )
+    return Type(
+        dtype,
+        dims,
+        program.places({axis.name: draw(st.sampled_from(places)) for axis in program.axes}),
+    )

@@ -1,7 +1,9 @@
-"""A Slurm of one machine: `srun` and `scontrol` for a job's script, and `sbatch`, which also runs it when requeued.
+"""A Slurm of one machine: `srun` and `scontrol` for a job's script, and `sbatch`, which also runs
+it when requeued.
 
-Nodes are groups of processes that take themselves for others' machines.  Where the file `due` appears in the job's
-folder, the time limit is near, and the tasks of the running step get SIGUSR1.  Non-goals: queues, cgroups, containers.
+Nodes are groups of processes that take themselves for others' machines.  Where the file `due`
+appears in the job's folder, the time limit is near, and the tasks of the running step get SIGUSR1.
+Non-goals: queues, cgroups, containers.
 """
 
 import os
@@ -18,7 +20,10 @@ NODES = ("localhost", "127.0.0.1")
 def sbatch(script: Path, folder: Path, **environment: str) -> list[tuple[int, str]]:
     """Runs a script as a job in `folder`; the status and the output of each start of it."""
     text = script.read_text()
-    nodes, tasks = (int(re.findall(rf"^#SBATCH --{it}=(\d+)$", text, re.M)[0]) for it in ("nodes", "ntasks-per-node"))
+    nodes, tasks = (
+        int(re.findall(rf"^#SBATCH --{it}=(\d+)$", text, re.M)[0])
+        for it in ("nodes", "ntasks-per-node")
+    )
     assert nodes <= len(NODES)
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
@@ -54,7 +59,10 @@ def srun(words: list[str]) -> int:
     command = words[next(at for at, word in enumerate(words) if not word.startswith("-")) :]
     near = int(os.environ["SLURM_NTASKS_PER_NODE"])
     tasks = [
-        subprocess.Popen(command, env={**os.environ, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task % near)})
+        subprocess.Popen(
+            command,
+            env={**os.environ, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task % near)},
+        )
         for task in range(int(os.environ["SLURM_NTASKS"]))
     ]
     due = Path("due")

@@ -1,4 +1,6 @@
-"""Features as fragments of one plan, and what becomes of each two of them: proved, or refused with a code."""
+"""Features as fragments of one plan, and what becomes of each two of them: proved, or refused
+with a code.
+"""
 
 import re
 from collections.abc import Sequence
@@ -69,7 +71,10 @@ FEATURES = (
     Feature("context, Ulysses", (("cp", "2"),), ("seq over cp via ulysses",)),
     Feature("pipeline 1F1B", PP, ("layers over pp",), pipeline="schedule = 1f1b"),
     Feature(
-        "pipeline interleaved", (("pp", "2"),), ("layers over pp",), pipeline="schedule = interleaved_1f1b(chunks=2)"
+        "pipeline interleaved",
+        (("pp", "2"),),
+        ("layers over pp",),
+        pipeline="schedule = interleaved_1f1b(chunks=2)",
     ),
     Feature("pipeline ZB-H1", PP, ("layers over pp",), pipeline="schedule = zb_h1"),
     Feature("experts", mlp="experts"),
@@ -88,7 +93,12 @@ FEATURES = (
     Feature("torch.compile", train="compile = on"),
     Feature("Triton kernels", train="kernels = triton"),
     Feature("chunked logits", train="kernels = triton  logits = chunk"),
-    Feature("documents", attention=", documents=documents", inputs=", documents[batch, seq]", data="separator = 10"),
+    Feature(
+        "documents",
+        attention=", documents=documents",
+        inputs=", documents[batch, seq]",
+        data="separator = 10",
+    ),
     Feature("dropout", after="m = dropout(m, 0.1)"),
     Feature("dropped weights", attention=", dropout=0.1"),
     Feature("padded vocabulary", vocab="60 pad 4"),
@@ -102,12 +112,18 @@ PROVED = "✓"
 
 def plan(features: Sequence[Feature]) -> str:
     """The text of a plan that has all of these."""
-    axes = {axis: size for feature in features for axis, size in sorted(feature.axes, key=lambda it: "." not in it[1])}
+    axes = {
+        axis: size
+        for feature in features
+        for axis, size in sorted(feature.axes, key=lambda it: "." not in it[1])
+    }
     axes |= {axis: size for feature in features for axis, size in feature.axes if "." in size}
     rules = {rule for feature in features for rule in feature.rules}
 
     def joined(part: str) -> str:
-        return "  ".join(dict.fromkeys(filter(None, (getattr(feature, part) for feature in features))))
+        return "  ".join(
+            dict.fromkeys(filter(None, (getattr(feature, part) for feature in features)))
+        )
 
     settings = "  ".join(dict.fromkeys(joined("train").split("  ")))
     arguments = f"mask={'full' if 'masked' in joined('data') else 'causal'}{''.join(f.attention for f in features)}"
@@ -158,7 +174,10 @@ def _mlp(kinds: set[str]) -> str:
     experts = EXPERTS.format(how=", capacity=1.5" if "padded" in kinds else "")
     routed = not kinds.isdisjoint(ROUTED)
     if "branches" in kinds:
-        return f"if i < dense {{ {DENSE.format(n='d_')} }} else {{ {experts if routed else DENSE.format(n='w_')} }}"
+        return (
+            f"if i < dense {{ {DENSE.format(n='d_')} }} else {{"
+            f" {experts if routed else DENSE.format(n='w_')} }}"
+        )
     return experts if routed else DENSE.format(n="w_")
 
 
@@ -173,12 +192,22 @@ def outcome(features: Sequence[Feature]) -> str:
 
 
 def excluded(one: Feature, other: Feature) -> bool:
-    """Whether a plan says one or the other: two sizes of an axis, two ways of one rule, two values of one setting."""
+    """Whether a plan says one or the other: two sizes of an axis, two ways of one rule, two
+    values of one setting.
+    """
     keys = [{pair.split(" = ")[0] for pair in f.train.split("  ") if pair} for f in (one, other)]
     contexts = [f.name.startswith("context") for f in (one, other)]
-    pipelines, zeros = [bool(f.pipeline) for f in (one, other)], [bool(f.state) for f in (one, other)]
+    pipelines, zeros = (
+        [bool(f.pipeline) for f in (one, other)],
+        [bool(f.state) for f in (one, other)],
+    )
     same = keys[0] & keys[1] and one.train != other.train
-    return bool(same and "logits" not in one.train + other.train) or all(contexts) or all(pipelines) or all(zeros)
+    return (
+        bool(same and "logits" not in one.train + other.train)
+        or all(contexts)
+        or all(pipelines)
+        or all(zeros)
+    )
 
 
 def pairs() -> list[tuple[Feature, Feature]]:
@@ -206,11 +235,17 @@ def document(outcomes: Outcomes) -> str:
     for name, n in numbers.items():
         cells = [PROVED if name == other else _cell(outcomes, name, other) for other in numbers]
         rows.append([str(n), name, *cells])
-    counts = [sum(it == PROVED for it in outcomes.values()), sum(it != PROVED for it in outcomes.values())]
+    counts = [
+        sum(it == PROVED for it in outcomes.values()),
+        sum(it != PROVED for it in outcomes.values()),
+    ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     codes = sorted({code for it in outcomes.values() if it != PROVED for code in it.split()})
     said = "\n".join(f"- `{code}`: {CODES[code]}" for code in codes)
-    return f"{HEAD}{sum(counts)} pairs: {counts[0]} are proved, {counts[1]} refused.\n\n{table}\n\n{said}\n"
+    return (
+        f"{HEAD}{sum(counts)} pairs: {counts[0]} are proved, {counts[1]}"
+        f" refused.\n\n{table}\n\n{said}\n"
+    )
 
 
 def _cell(outcomes: Outcomes, one: str, other: str) -> str:
@@ -219,7 +254,12 @@ def _cell(outcomes: Outcomes, one: str, other: str) -> str:
 
 def written(text: str) -> Outcomes:
     """The outcomes that a page has."""
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| \d", line)]
+    lines = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| \d", line)
+    ]
     names = [line[1] for line in lines]
-    cells = ((pair, lines[names.index(pair[0])][2 + names.index(pair[1])]) for pair in combinations(names, 2))
+    cells = (
+        (pair, lines[names.index(pair[0])][2 + names.index(pair[1])])
+        for pair in combinations(names, 2)
+    )
     return {pair: cell for pair, cell in cells if cell != EITHER}

@@ -1,7 +1,8 @@
-"""Global values in the field, and what the ranks of a mesh hold of them: the verifier's own ranks, sums spread.
+"""Global values in the field, and what the ranks of a mesh hold of them: the verifier's own ranks,
+sums spread.
 
-Purpose: values to evaluate ops and coercions on.  Non-goals: ops (`test_op_rules`), what a coercion does
-(`tests/proof/test_simulated_mesh.py`).
+Purpose: values to evaluate ops and coercions on.  Non-goals: ops (`test_op_rules`), what a coercion
+does (`tests/proof/test_simulated_mesh.py`).
 """
 
 import numpy as np
@@ -26,7 +27,9 @@ def drawn(world: SimulatedMesh, dims: Dims, name: str) -> Tensor:
 
 
 def spread(world: SimulatedMesh, numbers: Field, whole: Tensor, type: Type, name: str) -> Tensor:
-    """Each rank's part of a global value placed as `type`; a sum is spread over its ranks, at random by `name`."""
+    """Each rank's part of a global value placed as `type`; a sum is spread over its ranks, at
+    random by `name`.
+    """
     held = world.spread(whole, type)
     for axis in (axis for axis in world.axes if type.at(axis) == PARTIAL):
         held = numbers.total(type.dims, held, _noise(world, numbers, type, axis, name))
@@ -39,11 +42,17 @@ def _noise(world: SimulatedMesh, numbers: Field, type: Type, axis: str, name: st
     parts = numbers.random((*ranks, *world.shape(type)), f"{name} along {axis}")
     at = 1 + list(world.axes).index(axis)
     before = np.roll(parts, 1, axis=at)
-    return numbers.total(type.dims, Tensor(type.dims, parts), numbers.negative(Tensor(type.dims, before)))
+    return numbers.total(
+        type.dims, Tensor(type.dims, parts), numbers.negative(Tensor(type.dims, before))
+    )
 
 
-def is_spread(world: SimulatedMesh, numbers: Field, held: Tensor, type: Type, whole: Tensor) -> bool:
-    """Whether ranks hold a global value as `type` says: local shapes, and the value that all can make of it."""
+def is_spread(
+    world: SimulatedMesh, numbers: Field, held: Tensor, type: Type, whole: Tensor
+) -> bool:
+    """Whether ranks hold a global value as `type` says: local shapes, and the value that all
+    can make of it.
+    """
     if held.dims != type.dims or held.array.shape[held.lead :] != world.shape(type):
         return False
     for axis in reversed(world.axes):  # inner shards first

@@ -1,4 +1,7 @@
-"""Runs a function on forked gloo ranks.  Forking after torch is imported starts four of them in a tenth of a second."""
+"""Runs a function on forked gloo ranks.
+
+Forking after torch is imported starts four of them in a tenth of a second.
+"""
 
 import gc
 import io
@@ -18,29 +21,38 @@ import torch.distributed as dist
 
 from scalec.testing.faults.ranks import listener
 
-os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # else gloo accepts unequal sizes and dtypes in silence
+# else gloo accepts unequal sizes and dtypes in silence
+os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
 
 
 HANGS = 600
-"""Seconds after which what is started is taken to hang: far more than anything takes, less than a test may."""
+"""Seconds after which what is started is taken to hang: far more than anything takes, less than
+a test may.
+"""
 
 debug: Any = dist  # the stubs leave its levels and stores out
 
 
 def run_ranks(
-    world: int, function: Callable[..., Any], *args: Any, timeout: float = HANGS, functional: bool = False
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = HANGS,
+    functional: bool = False,
 ) -> list[Any]:
     """`function(*args)` on each of `world` ranks with a gloo group; their results, by rank.
 
-    A rank that raises fails the test with its traceback; then, and after `timeout` seconds, all are killed.
-    `functional` says that torch's functional collectives are used, as DTensor and graphs do: before 2.13 torch has them
-    on gloo only where it does not compare what ranks do.
+    A rank that raises fails the test with its traceback; then, and after `timeout` seconds, all are
+    killed.  `functional` says that torch's functional collectives are used, as DTensor and graphs
+    do: before 2.13 torch has them on gloo only where it does not compare what ranks do.
     """
     context = multiprocessing.get_context("fork")
     server, compared = listener(), not functional or torch.__version__ >= "2.13"
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     ranks = [
-        context.Process(target=_main, args=(sender, rank, world, server, compared, function, args), daemon=True)
+        context.Process(
+            target=_main, args=(sender, rank, world, server, compared, function, args), daemon=True
+        )
         for rank, (_, sender) in enumerate(pipes)
     ]
     for rank in ranks:
@@ -56,7 +68,9 @@ def run_ranks(
 
 @contextmanager
 def plain_groups() -> Iterator[None]:
-    """Groups, of forked ranks too, without DETAIL's check before each call, which waits for all ranks."""
+    """Groups, of forked ranks too, without DETAIL's check before each call, which waits for all
+    ranks.
+    """
     level = debug.get_debug_level()
     debug.set_debug_level(debug.DebugLevel.OFF)
     try:
@@ -83,7 +97,9 @@ def _main(
         host, port = server.getsockname()
         if rank:
             server.close()
-        store = debug.TCPStore(host, port, world, not rank, master_listen_fd=None if rank else server.detach())
+        store = debug.TCPStore(
+            host, port, world, not rank, master_listen_fd=None if rank else server.detach()
+        )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         sender.send_bytes(_packed(True, function(*args)))
         dist.barrier()  # so that no rank tears down a connection that another still reads
@@ -109,7 +125,10 @@ def _collect(receivers: list[Connection], timeout: float) -> list[Any]:
     while len(results) < len(receivers):
         left = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
         if not wait(left, timeout):
-            pytest.fail(f"ranks {[r for r in range(len(receivers)) if r not in results]}: nothing within {timeout} s")
+            pytest.fail(
+                f"ranks {[r for r in range(len(receivers)) if r not in results]}: nothing"
+                f" within {timeout} s"
+            )
         for rank, receiver in enumerate(receivers):
             if rank in results or not receiver.poll():
                 continue

@@ -1,4 +1,6 @@
-"""Reads of tensors on the host by ops and communication of the runtime: on a GPU each of them would wait for it."""
+"""Reads of tensors on the host by ops and communication of the runtime: on a GPU each of them
+would wait for it.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-READS = ("tolist", "item", "nonzero", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
+READS = (
+    "tolist",
+    "item",
+    "nonzero",
+    "numpy",
+    "cpu",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+)
 
 
 @contextmanager
@@ -21,7 +33,10 @@ def host_reads() -> Iterator[list[str]]:
 
         def method(*args: Any) -> Any:
             caller = sys._getframe(1)
-            if any(f"/runtime/{folder}/" in caller.f_code.co_filename for folder in ("ops", "comm", "kernels")):
+            if any(
+                f"/runtime/{folder}/" in caller.f_code.co_filename
+                for folder in ("ops", "comm", "kernels")
+            ):
                 found.append(f"{name} in {caller.f_code.co_qualname}")
             return read(*args)
 

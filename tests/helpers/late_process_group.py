@@ -1,8 +1,10 @@
-"""A process group that is late: what it gathers, sums or receives is there when it is waited for, until then NaN.
+"""A process group that is late: what it gathers, sums or receives is there when it is waited for,
+until then NaN.
 
-Purpose: gloo is so quick on small tensors that a wait which is missing goes unseen.  Here every result comes late, what
-is sent must not change meanwhile, memory that is freed or new holds NaN, and none is freed under a collective.  Time is
-counted, not passed: a collective takes `latency` on a link that serves one after another.
+Purpose: gloo is so quick on small tensors that a wait which is missing goes unseen.  Here every
+result comes late, what is sent must not change meanwhile, memory that is freed or new holds NaN,
+and none is freed under a collective.  Time is counted, not passed: a collective takes `latency` on
+a link that serves one after another.
 
 Non-goals: order and contents of collectives, which the real group inside sees to.
 """
@@ -21,7 +23,9 @@ from scalec.runtime.state import flat_param
 
 @dataclass(eq=False)
 class Link:
-    """The common state of a rank's late groups: time, what is under way, what was begun and waited for, in order."""
+    """The common state of a rank's late groups: time, what is under way, what was begun and
+    waited for, in order.
+    """
 
     latency: float = 1.0
     now: float = 0.0
@@ -39,7 +43,10 @@ class Link:
         return replace(axis, group=LateGroup(axis.group, self)) if axis.size > 1 else axis
 
     def poison(self) -> None:
-        """From here on memory of weights holds NaN when it is new and when it is freed.  For this process' life."""
+        """From here on memory of weights holds NaN when it is new and when it is freed.
+
+        For this process' life.
+        """
         reserve, release = flat_param.reserve, flat_param.release
 
         def poisoned(x: Tensor) -> None:
@@ -47,7 +54,9 @@ class Link:
             x.fill_(torch.nan)
 
         def released(x: Tensor) -> None:
-            assert not any(_shares(x, late.output) for late in self.under_way), "memory is freed under a collective"
+            assert not any(_shares(x, late.output) for late in self.under_way), (
+                "memory is freed under a collective"
+            )
             if x.untyped_storage().nbytes():
                 x.fill_(torch.nan)
             release(x)
@@ -97,10 +106,19 @@ class LateGroup:
 
     def allreduce(self, tensors: list[Tensor], *_: Any) -> _Late:
         (x,) = tensors
-        return self._begun("sum", x, x, lambda output, sent: self._group.allreduce([output.copy_(sent)]))
+        return self._begun(
+            "sum", x, x, lambda output, sent: self._group.allreduce([output.copy_(sent)])
+        )
 
-    def alltoall_base(self, output: Tensor, sent: Tensor, received: list[int], parts: list[int], *_: Any) -> _Late:
-        return self._begun("exchange", output, sent, lambda *ends: self._group.alltoall_base(*ends, received, parts))
+    def alltoall_base(
+        self, output: Tensor, sent: Tensor, received: list[int], parts: list[int], *_: Any
+    ) -> _Late:
+        return self._begun(
+            "exchange",
+            output,
+            sent,
+            lambda *ends: self._group.alltoall_base(*ends, received, parts),
+        )
 
     def _get_backend(self, device: torch.device) -> Any:
         return self._group._get_backend(device)
@@ -119,7 +137,9 @@ class LateGroup:
         x.fill_(torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).min)
         return late
 
-    def _begun(self, name: str, output: Tensor, sent: Tensor, call: Callable[[Tensor, Tensor], Any]) -> _Late:
+    def _begun(
+        self, name: str, output: Tensor, sent: Tensor, call: Callable[[Tensor, Tensor], Any]
+    ) -> _Late:
         result, copy = torch.empty_like(output), sent.clone()
         call(result, copy.clone()).wait()
         output.fill_(torch.nan)

@@ -1,7 +1,9 @@
-"""A small model whose repeats' parameters are moved layer by layer, written by hand as programs are, and its steps.
+"""A small model whose repeats' parameters are moved layer by layer, written by hand as programs
+are, and its steps.
 
-Purpose: the same model under every way to share its state out, and with none, on one rank, as the reference.
-Non-goals: what is asserted of it (`tests/runtime/state/test_loop_hooks.py`, `tests/runtime/state/test_waits.py`).
+Purpose: the same model under every way to share its state out, and with none, on one rank, as the
+reference.  Non-goals: what is asserted of it (`tests/runtime/state/test_loop_hooks.py`,
+`tests/runtime/state/test_waits.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +41,9 @@ LAYERS, BLOCKS, WIDTH = 3, 2, 4
 
 @dataclass(frozen=True)
 class Way:
-    """How state is shared out; `nested` has repeats in repeats, `again` does the innermost layers again in backward."""
+    """How state is shared out; `nested` has repeats in repeats, `again` does the innermost
+    layers again in backward.
+    """
 
     scatters: bool = True
     shard_gradients: bool = False
@@ -49,7 +53,12 @@ class Way:
     prefetch: int = 1
 
 
-ZERO = [Way(scatters=False), Way(), Way(shard_gradients=True), Way(shard_gradients=True, reshard_after_forward=True)]
+ZERO = [
+    Way(scatters=False),
+    Way(),
+    Way(shard_gradients=True),
+    Way(shard_gradients=True, reshard_after_forward=True),
+]
 WAYS = [*ZERO, Way(reshard_after_forward=True)]
 
 
@@ -88,7 +97,8 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Table, layers, head; the plain model where it is not `shared`.
 
-    `computes` is called where a layer begins, in forward and in backward, `ends` where it ends in backward.
+    `computes` is called where a layer begins, in forward and in backward, `ends` where it ends in
+    backward.
     """
 
     def __init__(
@@ -198,18 +208,30 @@ def shared(
         "reshard_after_forward": way.reshard_after_forward,
         "prefetch": way.prefetch,
     }
-    rest = Bucket(ParamGroup("wte", **_GROUPS["wte"]), ParamGroup("head"), shard_axes=("dp",) if way.scatters else ())
-    weights, biases = ParamGroup(f"{inner}.w", **_GROUPS["w"]), ParamGroup(f"{inner}.bias", **_GROUPS["bias"])
+    rest = Bucket(
+        ParamGroup("wte", **_GROUPS["wte"]),
+        ParamGroup("head"),
+        shard_axes=("dp",) if way.scatters else (),
+    )
+    weights, biases = (
+        ParamGroup(f"{inner}.w", **_GROUPS["w"]),
+        ParamGroup(f"{inner}.bias", **_GROUPS["bias"]),
+    )
     buckets = {
         "rest": rest,
         "layers_dp": Bucket(weights, biases, **options),
-        "layers_all": Bucket(ParamGroup(f"{inner}.norm"), per_layer=True, reduce_axes=("dp", "replica")),
+        "layers_all": Bucket(
+            ParamGroup(f"{inner}.norm"), per_layer=True, reduce_axes=("dp", "replica")
+        ),
     }
     if way.nested:
         buckets["outer"] = Bucket(ParamGroup("layers.*.factor"), **options)
     state = TrainState(model, mesh, buckets, optimizer, *dtypes)
     for flat in (flat for flat in state._flats() if flat.bucket.per_layer):
-        flat.shard_axis, flat.reduce_axis = late(flat.shard_axis), late(flat.reduce_axis or flat.shard_axis)
+        flat.shard_axis, flat.reduce_axis = (
+            late(flat.shard_axis),
+            late(flat.reduce_axis or flat.shard_axis),
+        )
     return Run(model, state, late)
 
 
@@ -227,8 +249,12 @@ class Run:
         for tokens, odd in microbatches:
             self.model(tokens, odd, flat_params).backward()
         gradients = self.state.gradients()
-        squares = sum((self._reduced(name, gradient) for name, gradient in gradients.items()), torch.zeros(()))
-        self.state.update(0.1, scale=torch.tensor(0.5, dtype=torch.float64), skip=torch.tensor(skip))
+        squares = sum(
+            (self._reduced(name, gradient) for name, gradient in gradients.items()), torch.zeros(())
+        )
+        self.state.update(
+            0.1, scale=torch.tensor(0.5, dtype=torch.float64), skip=torch.tensor(skip)
+        )
         return squares
 
     @torch.no_grad()
@@ -237,7 +263,9 @@ class Run:
         return self.model(tokens, True, self.begin())
 
     def begin(self, microbatches: int = 0) -> FlatParams:
-        """Begins a pass: whole buckets are gathered, gathers of layers begun, unless these gather themselves."""
+        """Begins a pass: whole buckets are gathered, gathers of layers begun, unless these
+        gather themselves.
+        """
         for flat in self.state.weights().values():
             all_gather_(flat, self.state.mesh.axis("dp"))
         flat_params = self.state.flat_params(microbatches)
@@ -268,7 +296,9 @@ class Run:
 def data(step: int, rank: int, microbatches: int) -> list[Microbatch]:
     """A rank's data of a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return [(torch.randint(0, 7, (2,), generator=generator), i % 2 == 1) for i in range(microbatches)]
+    return [
+        (torch.randint(0, 7, (2,), generator=generator), i % 2 == 1) for i in range(microbatches)
+    ]
 
 
 def furthest(ours: Run, plain: Run) -> float:

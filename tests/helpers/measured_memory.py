@@ -1,7 +1,7 @@
 """The memory that autograd and the state of an emitted program really hold, on forked ranks.
 
-Tensors are told apart by their storages.  State, a step's inputs and a module's tables are there all the time and count
-apart.
+Tensors are told apart by their storages.  State, a step's inputs and a module's tables are there
+all the time and count apart.
 """
 
 import ast
@@ -53,7 +53,9 @@ class Measured:
 
 
 def measure(module: ModuleType, rows: int) -> list[Measured]:
-    """The memory that each rank of a program holds of one microbatch, whose global batch is of so many rows."""
+    """The memory that each rank of a program holds of one microbatch, whose global batch is of
+    so many rows.
+    """
     return run_ranks(_ranks(module), _measure, module, rows)
 
 
@@ -67,17 +69,24 @@ def _measure(module: ModuleType, rows: int) -> Measured:
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
     seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
-    flat_params = [state.flat_params(1)] if "flat_params" in signature(model.forward).parameters else []
+    flat_params = (
+        [state.flat_params(1)] if "flat_params" in signature(model.forward).parameters else []
+    )
     with saved_tensors_hooks(seen.packed, lambda tensor: tensor), _even_loads(seen, module):
         made = model(*next(iter(batch.microbatches())), *flat_params)
-    losses: list[Tensor] = [each for each in (made if isinstance(made, tuple) else (made,)) if each.requires_grad]
+    losses: list[Tensor] = [
+        each for each in (made if isinstance(made, tuple) else (made,)) if each.requires_grad
+    ]
     sum(losses[1:], losses[0]).backward()
     return Measured(dict(seen.bytes), *_sizes(model, state, batch))
 
 
 @contextmanager
 def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
-    """Routes give ranks as many rows each.  Their decisions are seen: it is kept, but not by autograd."""
+    """Routes give ranks as many rows each.
+
+    Their decisions are seen: it is kept, but not by autograd.
+    """
 
     def decided(make: Callable[[], Any]) -> Any:
         made = recompute.decided(lambda: _chosen(make(), module))
@@ -95,7 +104,9 @@ def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
 
 
 def _chosen(made: Any, module: ModuleType, to_first: bool = False) -> Any:
-    """Other ids than a router's: of all experts in turn, of one rank after the other, or of the first experts."""
+    """Other ids than a router's: of all experts in turn, of one rank after the other, or of the
+    first experts.
+    """
     if not isinstance(made, tuple):
         return made
     gates, ids = cast(tuple[Tensor, Tensor], made)
@@ -108,7 +119,9 @@ def _chosen(made: Any, module: ModuleType, to_first: bool = False) -> Any:
 
 @contextmanager
 def _loads(module: ModuleType, to_first: bool) -> Iterator[None]:
-    """Routes give ranks as many rows each, or all to the first experts; ranks that are not there chose as this one."""
+    """Routes give ranks as many rows each, or all to the first experts; ranks that are not
+    there chose as this one.
+    """
 
     def decided(make: Callable[[], Any]) -> Any:
         return recompute.decided(lambda: _chosen(make(), module, to_first))
@@ -130,7 +143,9 @@ class _Alike:
     def __init__(self, axis: Any) -> None:
         self._axis, self._group = axis, axis.group
 
-    def alltoall_base(self, came: Tensor, sent: Tensor, received: list[int], parts: list[int], *options: Any) -> Any:
+    def alltoall_base(
+        self, came: Tensor, sent: Tensor, received: list[int], parts: list[int], *options: Any
+    ) -> Any:
         work = self._group.alltoall_base(came, sent, received, parts, *options)
         if not (received or parts):
             came.copy_(sent.view(self._axis.size, -1)[self._axis.rank].repeat(self._axis.size))
@@ -146,7 +161,9 @@ DECISIONS: dict[type, str] = {tuple: "top", experts.Order: "dispatch", experts.H
 
 @dataclass(frozen=True)
 class MeasuredStages:
-    """Bytes on one rank of a pipeline; what it keeps of one microbatch from forward to backward, by stage."""
+    """Bytes on one rank of a pipeline; what it keeps of one microbatch from forward to
+    backward, by stage.
+    """
 
     kept: dict[int, int]
     state: int
@@ -155,7 +172,9 @@ class MeasuredStages:
 
 
 def measure_stages(module: ModuleType, rows: int) -> list[MeasuredStages]:
-    """The memory that each rank of a program in stages holds, whose global batch is of so many rows."""
+    """The memory that each rank of a program in stages holds, whose global batch is of so many
+    rows.
+    """
     return run_ranks(_ranks(module), _measure_stages, module, rows)
 
 
@@ -170,7 +189,9 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     kept: dict[int, int] = {}
     for stage in module.PIPELINE.stages(mesh):
         seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
-        enters = [each for each in module.PIPELINE._stage_inputs if each.at(stage - 1)] if stage else []
+        enters = (
+            [each for each in module.PIPELINE._stage_inputs if each.at(stage - 1)] if stage else []
+        )
         zeros = [torch.zeros(each.shape, dtype=each.dtype) for each in enters]
         given = [each.requires_grad_(each.is_floating_point()) for each in zeros]
         x = tuple(given) if len(given) > 1 else given[0] if given else None
@@ -190,20 +211,27 @@ def _always(model: nn.Module, state: TrainState, batch: Batch) -> dict[int, int]
 
 def _sizes(model: nn.Module, state: TrainState, batch: Batch) -> Iterator[int]:
     """The storages of state, tables and inputs."""
-    return (sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch)))
+    return (
+        sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch))
+    )
 
 
 def peaks(module: ModuleType, rows: int, to_first: bool = False) -> list[int]:
     """The most that each rank along the first axis allocates at once, as `peak` says."""
     inside = _ranks(module) // next(iter(module.PLAN.mesh.values()))
-    return [run_ranks(1, _peak, module, rows, rank, to_first)[0] for rank in range(0, _ranks(module), inside)]
+    return [
+        run_ranks(1, _peak, module, rows, rank, to_first)[0]
+        for rank in range(0, _ranks(module), inside)
+    ]
 
 
 def peak(module: ModuleType, rows: int, to_first: bool = False) -> int:
-    """The most that a rank of a program allocates at once in a step, beside what is there before it.
+    """The most that a rank of a program allocates at once in a step, beside what is there before
+    it.
 
-    The network is not there: gloo copies what it sends, and how long it holds that differs from run to run.  Routes
-    give ranks as many rows each, or, `to_first`, all to the first experts, which are of this rank.
+    The network is not there: gloo copies what it sends, and how long it holds that differs from run
+    to run.  Routes give ranks as many rows each, or, `to_first`, all to the first experts, which
+    are of this rank.
     """
     (found,) = run_ranks(1, _peak, module, rows, 0, to_first)
     return found
@@ -226,7 +254,10 @@ def _measured_peak(module: ModuleType, rows: int, to_first: bool) -> int:
     model, state = module.build(mesh)
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
-    with _loads(module, to_first), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with (
+        _loads(module, to_first),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found,
+    ):
         module.train_step(model, state, batch, 0.1)
     events: Any = found.profiler and found.profiler.kineto_results
     changes = sorted((e.start_ns(), e.nbytes()) for e in events.events() if e.name() == "[memory]")
@@ -273,7 +304,9 @@ def _buffers(state: TrainState) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
-    """The storage of tensors, and its size: layers' weights are the same storage each time they have memory."""
+    """The storage of tensors, and its size: layers' weights are the same storage each time they
+    have memory.
+    """
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {_identity(storage): storage.nbytes() for storage in storages}
 

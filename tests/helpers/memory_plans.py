@@ -1,4 +1,6 @@
-"""Plans that the account is held to measurements on: every op, placement and element type, at tiny sizes."""
+"""Plans that the account is held to measurements on: every op, placement and element type, at
+tiny sizes.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,29 +33,40 @@ CASES = {
     "tied": replace(SP, model="tied"),
     "shared state": replace(SP, state="zero 1 over dp", optimizer="adamw"),
     "layers": replace(SP, state="bucket = 1KiB"),
-    "layers of shared state": replace(SP, state="zero 1 over dp  bucket = 1KiB", optimizer="momentum"),
+    "layers of shared state": replace(
+        SP, state="zero 1 over dp  bucket = 1KiB", optimizer="momentum"
+    ),
     "shared gradients": replace(SP, state="zero 2 over dp", optimizer="adamw"),
     "shared weights": replace(SP, state="zero 3 over dp", optimizer="adamw"),
     "shared weights in small buckets": replace(
         SP, state="zero 3 over dp  bucket = 1KiB  prefetch = 3", model="every", kv=4
     ),
-    "shared weights, whole gradients": replace(SP, state="parameters, optimizer over dp", optimizer="adamw"),
+    "shared weights, whole gradients": replace(
+        SP, state="parameters, optimizer over dp", optimizer="adamw"
+    ),
     "shared weights over a part of data ranks": Case(
         dp=2, replicas=2, microbatches=2, state="zero 3 over dp", optimizer="adamw"
     ),
     "shared weights, layers again": replace(SP, state="zero 3 over dp", recompute="full"),
     "shared weights, gathered again": replace(SP, state="zero 3 over dp", gathered="regather"),
-    "shared gradients, ops again": replace(SP, state="zero 2 over dp", recompute="selective(attention, rmsnorm, silu)"),
+    "shared gradients, ops again": replace(
+        SP, state="zero 2 over dp", recompute="selective(attention, rmsnorm, silu)"
+    ),
     "layers again": replace(SP, recompute="full"),
     "fused, one rank": replace(ONE, kernels="triton"),
     "fused, tied": replace(SP, vocab=False, model="tied", kernels="triton", optimizer="adamw"),
     "fused, every op": replace(ONE, model="every", kv=4, kernels="triton"),
     "fused, z-loss": replace(ONE, padded=True, smoothing=0.1, z=0.01, kernels="triton"),
-    "fused, sequence": replace(SP, padded=True, smoothing=0.1, z=0.01, kernels="triton", state="bucket = 1KiB"),
+    "fused, sequence": replace(
+        SP, padded=True, smoothing=0.1, z=0.01, kernels="triton", state="bucket = 1KiB"
+    ),
     "fused, shared weights": replace(SP, state="zero 3 over dp", kernels="triton"),
     "fused, layers again": replace(SP, recompute="full", kernels="triton"),
     "fused, ops again": replace(
-        SP, vocab=False, recompute="selective(attention, rmsnorm, silu, cross_entropy)", kernels="triton"
+        SP,
+        vocab=False,
+        recompute="selective(attention, rmsnorm, silu, cross_entropy)",
+        kernels="triton",
     ),
     "ops again": replace(SP, recompute="selective(attention, rmsnorm, silu)"),
     "keys gathered": Case(cp=2, tp=2, sp=True, how="as zigzag"),
@@ -70,14 +83,22 @@ CASES = {
     "experts": replace(ONE, model="two"),
     "experts of all axes": replace(SP, model="sigmoid", experts="dp, tp"),
     "experts, whole tokens": Case(tp=2, model="one", experts="tp"),
-    "experts, split within": Case(dp=2, tp=2, model="groups", experts="dp", inner=True, state="zero 1 over dp"),
-    "experts, rows again": replace(SP, model="two", experts="dp, tp", recompute="selective(dispatch)"),
+    "experts, split within": Case(
+        dp=2, tp=2, model="groups", experts="dp", inner=True, state="zero 1 over dp"
+    ),
+    "experts, rows again": replace(
+        SP, model="two", experts="dp, tp", recompute="selective(dispatch)"
+    ),
     "experts, layers again": replace(SP, model="two", experts="dp, tp", recompute="full"),
     "experts, fused": replace(SP, model="two", experts="dp, tp", kernels="triton"),
     "experts with losses": replace(ONE, model="losses"),
     "experts with a loss of all layers": replace(ONE, model="all layers"),
-    "experts with a loss of all layers, sequence": replace(SP, model="all layers, sigmoid", experts="dp, tp"),
-    "experts with a loss of all layers, layers again": replace(SP, model="all layers", recompute="full"),
+    "experts with a loss of all layers, sequence": replace(
+        SP, model="all layers, sigmoid", experts="dp, tp"
+    ),
+    "experts with a loss of all layers, layers again": replace(
+        SP, model="all layers", recompute="full"
+    ),
     "experts of parts of a sequence, with losses": replace(SP, model="losses", experts="dp, tp"),
     "experts with losses, layers again": replace(ONE, model="losses", recompute="full"),
     "experts of parts of a sequence, with losses, layers again": replace(
@@ -88,8 +109,12 @@ CASES = {
     ),
     "experts of a capacity": Case(dp=2, cp=2, how="as zigzag", model="capacity", experts="dp, cp"),
     "experts, padded": replace(SP, model="roomy", experts="dp, tp", bounded=True),
-    "experts, padded, split within": replace(SP, model="capacity", experts="dp", inner=True, bounded=True),
-    "experts, padded, again": Case(tp=2, model="roomy", experts="tp", bounded=True, recompute="selective(dispatch)"),
+    "experts, padded, split within": replace(
+        SP, model="capacity", experts="dp", inner=True, bounded=True
+    ),
+    "experts, padded, again": Case(
+        tp=2, model="roomy", experts="tp", bounded=True, recompute="selective(dispatch)"
+    ),
 }
 
 DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, seq]) bidirectional cross_document {
@@ -140,9 +165,16 @@ def texts() -> Iterator[tuple[str, str]]:
             yield f"logits apart, fused, {fused}", _apart(plan_text(fused))
             where = "sequence" if case.sp else "one rank"
             yield f"documents, {where}, {precision}", _documents(plan_text(case))
-            yield f"dropout, {where}, {precision}", _documents(f"{DROPS}{_mesh(case, 'kv_heads, ')}{train_text(case)}")
+            yield (
+                f"dropout, {where}, {precision}",
+                _documents(f"{DROPS}{_mesh(case, 'kv_heads, ')}{train_text(case)}"),
+            )
     for i, model in enumerate(MODELS):
-        case = replace(SP if i % 2 else ONE, precision="bf16" if i % 3 else "fp32", kv=2 if model.grouped else 4)
+        case = replace(
+            SP if i % 2 else ONE,
+            precision="bf16" if i % 3 else "fp32",
+            kv=2 if model.grouped else 4,
+        )
         yield f"{model.file}, {case}", of_model(model, case)
     for name in ("distilbert", "gemma2", "gpt2", "gptj"):
         model = next(model for model in MODELS if model.file == name)
@@ -151,7 +183,10 @@ def texts() -> Iterator[tuple[str, str]]:
         yield f"{name}, fused", of_model(model, case)
     for stage in (2, 3):
         case = replace(SP, precision="bf16", recompute="none" if stage == 2 else "full")
-        yield f"nested, zero {stage}", f"{NESTED}state {{ zero {stage} over dp }}\n{train_text(case)}"
+        yield (
+            f"nested, zero {stage}",
+            f"{NESTED}state {{ zero {stage} over dp }}\n{train_text(case)}",
+        )
     yield "one rank, fp64", plan_text(ONE)
     yield "sequence, fp64", plan_text(SP)
 
@@ -159,7 +194,10 @@ def texts() -> Iterator[tuple[str, str]]:
 def of_model(model: Model, case: Case) -> str:
     """The plan of a shipped model at a tiny size."""
     dims, kv = (f"kv_heads = {case.kv}", "kv_heads, ") if model.grouped else ("", "")
-    use = f'use "models/{model.file}.scale" {{ dims {{ {SIZES}  {model.dims}  {dims} }}  const {{ {model.const} }} }}'
+    use = (
+        f'use "models/{model.file}.scale" {{ dims {{ {SIZES}  {model.dims}  {dims} }}  const'
+        f" {{ {model.const} }} }}"
+    )
     return f"{use}\n{_mesh(case, kv)}{train_text(case)}"
 
 

@@ -1,4 +1,6 @@
-"""Mistakes of every kind in one plan that has something of all sections: edits, and the one message that each gets."""
+"""Mistakes of every kind in one plan that has something of all sections: edits, and the one
+message that each gets.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -97,7 +99,8 @@ HERE = "‹"
 
 @frozen
 class Mistake:
-    """Text written in place of another, and the code of its message, whose place is marked, or is that of words `at`.
+    """Text written in place of another, and the code of its message, whose place is marked, or is
+    that of words `at`.
 
     Nothing is told of what lies between it and the words `until`.
     """
@@ -120,18 +123,38 @@ class Mistake:
         """Where it begins and ends in the plan, and what is there instead; where the message is."""
         start = PLAN.index(self.before)
         there = PLAN.index(self.at) if self.at else 0
-        return [(start, start + len(self.before), self.after), *([(there, there, HERE)] if self.at else [])]
+        return [
+            (start, start + len(self.before), self.after),
+            *([(there, there, HERE)] if self.at else []),
+        ]
 
     @property
     def lines(self) -> set[int]:
         """The lines of the plan that it touches."""
         places = [(start, max(end - 1, start)) for start, end, _ in self.edits]
         places += [(places[0][0], PLAN.index(self.until))] if self.until else []
-        return {n for start, end in places for n in range(PLAN.count("\n", 0, start), PLAN.count("\n", 0, end) + 1)}
+        return {
+            n
+            for start, end in places
+            for n in range(PLAN.count("\n", 0, start), PLAN.count("\n", 0, end) + 1)
+        }
 
 
 MODEL = [
-    *("E0207", "E0209", "E0210", "E0212", "E0220", "E0303", "E0305", "E0306", "E0307", "E0311", "E0312", "E0316"),
+    *(
+        "E0207",
+        "E0209",
+        "E0210",
+        "E0212",
+        "E0220",
+        "E0303",
+        "E0305",
+        "E0306",
+        "E0307",
+        "E0311",
+        "E0312",
+        "E0316",
+    ),
     *("E0505", "E0602", "E0603", "E0604", "E0606", "E0613"),
 ]
 RESTS = {
@@ -160,8 +183,8 @@ Told = set[tuple[str, int]]
 
 
 def edited(mistakes: Sequence[Mistake]) -> tuple[str, Told, Told]:
-    """The plan with these mistakes, which touch different lines; code and line of each message, and of those that must
-    be there."""
+    """The plan with these mistakes, which touch different lines; code and line of each message, and
+    of those that must be there."""
     text, edits = PLAN, list[tuple[int, int, str]]()
     marks = [chr(0xE000 + n) for n in range(len(mistakes))]
     for mark, mistake in zip(marks, mistakes, strict=True):
@@ -169,9 +192,14 @@ def edited(mistakes: Sequence[Mistake]) -> tuple[str, Told, Told]:
     for start, end, after in sorted(edits, reverse=True):
         text = text[:start] + after + text[end:]
     told = [
-        (mistake.code, text[: text.index(mark)].count("\n") + 1) for mark, mistake in zip(marks, mistakes, strict=True)
+        (mistake.code, text[: text.index(mark)].count("\n") + 1)
+        for mark, mistake in zip(marks, mistakes, strict=True)
     ]
-    sure = {each for each, mistake in zip(told, mistakes, strict=True) if not may_wait(mistake, mistakes)}
+    sure = {
+        each
+        for each, mistake in zip(told, mistakes, strict=True)
+        if not may_wait(mistake, mistakes)
+    }
     return "".join(c for c in text if not 0xE000 <= ord(c) < 0xF000), {*told}, sure
 
 
@@ -180,7 +208,11 @@ MISTAKES = [
     for kind, cases in {
         "syntax": [
             ("wq[hidden -> heads, head_dim]", "wq[hidden ‹=> heads, head_dim]", "E0104"),
-            ("wk[hidden -> kv_heads, head_dim], theta)", "wk[hidden -> kv_heads, head_dim‹), theta)", "E0103"),
+            (
+                "wk[hidden -> kv_heads, head_dim], theta)",
+                "wk[hidden -> kv_heads, head_dim‹), theta)",
+                "E0103",
+            ),
             ("v = a @ wv", "v = ‹* a @ wv", "E0104"),
             ("  hidden = 32", "  hidden ‹: 32", "E0104"),
             ("  seq = 64", "  seq ‹= ", "E0104"),
@@ -269,9 +301,17 @@ MISTAKES = [
             ("documents=documents", "documents=‹labels", "E0607"),
             ("x = x + dropout(m, 0.1)", "x = x + m + ‹1 / m", "E0604"),
             ("x = x + dropout(m, 0.1)", "x = x + m * ‹(x @ x)", "E0613"),
-            ("  h = rmsnorm(x, norm[hidden], eps)", "  h, g = ‹rmsnorm(x, norm[hidden], eps)", "E0602"),
+            (
+                "  h = rmsnorm(x, norm[hidden], eps)",
+                "  h, g = ‹rmsnorm(x, norm[hidden], eps)",
+                "E0602",
+            ),
             ("  m = rmsnorm(x, norm2[hidden], eps)", "  m = ‹hidden", "E0603"),
-            ("m = silu(m @ e_up[hidden -> expert_ffn])", "m = ‹softmax(m @ e_up[hidden -> expert_ffn])", "E0220"),
+            (
+                "m = silu(m @ e_up[hidden -> expert_ffn])",
+                "m = ‹softmax(m @ e_up[hidden -> expert_ffn])",
+                "E0220",
+            ),
             ("by top(", "by ‹best(", "E0605"),
             ("w_up[hidden -> ffn], 2)", "w_up[hidden -> ffn], ‹2, 3)", "E0606"),
         ],
@@ -313,7 +353,12 @@ MISTAKES = [
             ("optimizer over cp", "‹weights over cp", "E0514"),
             ('norms { params = ["norm*"]', 'norms { ‹params = ["nrm*"]', "E0407"),
             ("  zero 1 over dp", "  zero 1 over dp, ‹dp", "E0403"),
-            ("gpus_per_node = 8  nodes = 1", "gpus_per_node = 1  nodes = 8", "E0511", "heads, kv_heads, ffn over tp"),
+            (
+                "gpus_per_node = 8  nodes = 1",
+                "gpus_per_node = 1  nodes = 8",
+                "E0511",
+                "heads, kv_heads, ffn over tp",
+            ),
             ("heads, kv_heads, ffn over tp", "heads, ffn over tp", "E0609", "attention(q"),
             ("heads, kv_heads, ffn over tp", "kv_heads, ffn over tp", "E0609", "attention(q"),
             ("mask=causal, doc", "mask=causal, dropout=0.1, doc", "E0611", "attention(q"),

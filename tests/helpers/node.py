@@ -25,12 +25,17 @@ NODE, NPM = shutil.which("node"), shutil.which("npm")
 
 @cache
 def modules() -> Path:
-    """The folder of the packages, installed where they are not yet; the test is skipped where they cannot be."""
+    """The folder of the packages, installed where they are not yet; the test is skipped where
+    they cannot be.
+    """
     if not (NODE and NPM):
         pytest.skip("there is no Node: node and npm are not on the path")
     folder = Path(os.environ.get("SCALEC_NODE") or Path(gettempdir()) / "scalec-node")
     folder.mkdir(exist_ok=True)
-    wanted, written = json.dumps({"private": True, "dependencies": VERSIONS}), folder / "package.json"
+    wanted, written = (
+        json.dumps({"private": True, "dependencies": VERSIONS}),
+        folder / "package.json",
+    )
     if not written.exists() or written.read_text() != wanted:
         (folder / "package-lock.json").unlink(missing_ok=True)
         written.write_text(wanted)
@@ -44,7 +49,9 @@ def install(folder: Path) -> int:
     """Installs what a package needs, and runs none of its scripts; the status of npm."""
     assert NPM
     line = [NPM, "install", "--ignore-scripts", "--no-audit", "--no-fund"]
-    return subprocess.run(line, check=False, cwd=folder, capture_output=True, timeout=HANGS).returncode
+    return subprocess.run(
+        line, check=False, cwd=folder, capture_output=True, timeout=HANGS
+    ).returncode
 
 
 def node(script: Path, *words: str) -> list[Any]:
@@ -53,7 +60,12 @@ def node(script: Path, *words: str) -> list[Any]:
     assert NODE
     line = [NODE, str(script), *words]
     ended = subprocess.run(
-        line, check=False, env={**os.environ, **found}, capture_output=True, text=True, timeout=HANGS
+        line,
+        check=False,
+        env={**os.environ, **found},
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
     )
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from helpers.forked_ranks import HANGS
 
 SETTINGS = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4"
-"""Seconds in which torchrun waits for more nodes, and after which it takes a silent one to be lost, much shortened."""
+"""Seconds in which torchrun waits for more nodes, and after which it takes a silent one to be
+lost, much shortened.
+"""
 
 HELD = '''"""Runs a program that is held before some steps until a file is gone: `held.py PROGRAM …`."""
 
@@ -43,21 +45,40 @@ class Nodes:
 
     def __init__(self, folder: Path, least: int, most: int, ranks: int, options: str) -> None:
         self.folder = folder
-        self._meeting: Any = cast(Any, dist).TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._meeting: Any = cast(Any, dist).TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False
+        )
         (folder / "held.py").write_text(HELD)
-        launch = f"--nnodes={least}:{most} --max-restarts=5 --nproc-per-node={ranks} --rdzv-backend=c10d"
-        meeting = f"--rdzv-endpoint=127.0.0.1:{self._meeting.port} --rdzv-id=test --rdzv-conf={SETTINGS}"
+        launch = (
+            f"--nnodes={least}:{most} --max-restarts=5 --nproc-per-node={ranks} --rdzv-backend=c10d"
+        )
+        meeting = (
+            f"--rdzv-endpoint=127.0.0.1:{self._meeting.port} --rdzv-id=test --rdzv-conf={SETTINGS}"
+        )
         program = f"held.py train.py --device=cpu --resume auto {options}"
-        self._command = [sys.executable, "-m", "torch.distributed.run", *f"{launch} {meeting} {program}".split()]
+        self._command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *f"{launch} {meeting} {program}".split(),
+        ]
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, *names: str) -> None:
         """Nodes whose output is in files of their names."""
-        environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         for name in names:
             with (self.folder / name).open("wb") as out:
                 self._running[name] = subprocess.Popen(
-                    self._command, cwd=self.folder, stdout=out, stderr=out, env=environment, start_new_session=True
+                    self._command,
+                    cwd=self.folder,
+                    stdout=out,
+                    stderr=out,
+                    env=environment,
+                    start_new_session=True,
                 )
 
     def kill(self, name: str) -> None:
@@ -70,7 +91,9 @@ class Nodes:
 
     def said(self, words: str, times: int = 1) -> None:
         """Waits until the nodes together have said some words so often."""
-        self._until(lambda: sum(file.read_text().count(words) for file in self._files()) >= times, words)
+        self._until(
+            lambda: sum(file.read_text().count(words) for file in self._files()) >= times, words
+        )
 
     def saved(self, step: int) -> None:
         """Waits for a checkpoint."""
@@ -96,12 +119,18 @@ class Nodes:
             node.wait(HANGS)
 
     def _files(self) -> list[Path]:
-        return [path for path in self.folder.iterdir() if path.is_file() and not path.suffix and "-" not in path.name]
+        return [
+            path
+            for path in self.folder.iterdir()
+            if path.is_file() and not path.suffix and "-" not in path.name
+        ]
 
     def _until(self, met: Any, what: str) -> None:
         limit = monotonic() + HANGS
         while not met():
-            lasts = monotonic() < limit and any(node.poll() is None for node in self._running.values())
+            lasts = monotonic() < limit and any(
+                node.poll() is None for node in self._running.values()
+            )
             assert lasts, f"{what}: {[file.read_text()[-2000:] for file in self._files()]}"
             sleep(0.02)
 

@@ -19,7 +19,9 @@ OTHERS = {
     "regather": ["all_gather_invariant", "all_gather"],
     "reduce_scatter": ["take_shard", "all_reduce"],
 }
-"""The functions that each may be mistaken for; most keep all shapes, so that nothing but types can tell."""
+"""The functions that each may be mistaken for; most keep all shapes, so that nothing but types
+can tell.
+"""
 WITHOUT_DIM = {"replicate", "all_reduce"}
 
 
@@ -40,10 +42,16 @@ def planted(text: str) -> Iterator[Planted]:
     tree = ast.parse(text)
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
         axes = [name for node in function.body for name in _axis(node)]
-        for call in [node for node in ast.walk(function) if isinstance(node, ast.Call) and _name(node) in NAMES]:
+        for call in [
+            node
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and _name(node) in NAMES
+        ]:
             for defect, new in _defects(call, axes):
                 changed = _Replace(call, new).visit(deepcopy(tree, {id(call): call}))
-                yield Planted(defect, ast.unparse(call), ast.unparse(ast.fix_missing_locations(changed)))
+                yield Planted(
+                    defect, ast.unparse(call), ast.unparse(ast.fix_missing_locations(changed))
+                )
 
 
 def _axis(node: ast.stmt) -> list[str]:
@@ -70,14 +78,22 @@ def _defects(call: ast.Call, axes: list[str]) -> Iterator[tuple[str, ast.expr]]:
     if any(keyword.arg == "op" for keyword in keywords):
         return
     for other in OTHERS.get(name, []):
-        yield f"as {other}", ast.Call(ast.Name(other), [operand, axis], [] if other in WITHOUT_DIM else keywords)
+        yield (
+            f"as {other}",
+            ast.Call(ast.Name(other), [operand, axis], [] if other in WITHOUT_DIM else keywords),
+        )
     for keyword in keywords:
         dim = 1 - ast.literal_eval(keyword.value)
-        yield f"along {dim}", ast.Call(call.func, [operand, axis], [ast.keyword(keyword.arg, ast.Constant(dim))])
+        yield (
+            f"along {dim}",
+            ast.Call(call.func, [operand, axis], [ast.keyword(keyword.arg, ast.Constant(dim))]),
+        )
 
 
 class _Replace(ast.NodeTransformer):
-    """Puts `new` in the place of `old`; a `with` whose call is no block any more becomes an assignment."""
+    """Puts `new` in the place of `old`; a `with` whose call is no block any more becomes an
+    assignment.
+    """
 
     def __init__(self, old: ast.Call, new: ast.expr) -> None:
         self._old, self._new = old, new

@@ -35,6 +35,8 @@ def edited(edits: Mapping[str, str], text: str = PLAN) -> str:
     return text
 
 
-def compiled(edits: Mapping[str, str], until: str = "schedule_pipeline", path: str = "plan.scale") -> Program:
+def compiled(
+    edits: Mapping[str, str], until: str = "schedule_pipeline", path: str = "plan.scale"
+) -> Program:
     """The program of the edited plan."""
     return compile_plan(Source(path, edited(edits)), until)

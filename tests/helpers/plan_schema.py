@@ -17,4 +17,7 @@ def _validator() -> Any:
 
 def mistakes(text: str) -> list[str]:
     """Differences between a plan.json and its schema."""
-    return [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(json.loads(text))]
+    return [
+        f"{error.json_path}: {error.message}"
+        for error in _validator().iter_errors(json.loads(text))
+    ]

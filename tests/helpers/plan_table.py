@@ -1,8 +1,22 @@
-"""The plans that whole steps are tested on.  All compile; what the compiler refuses is tested with its diagnostics."""
+"""The plans that whole steps are tested on.
+
+All compile; what the compiler refuses is tested with its diagnostics.
+"""
 
 from attrs import evolve
 
-from helpers.small_plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, LLAMA, MLP, PARALLEL_BLOCK, START, WITH_SEQ, Plan
+from helpers.small_plans import (
+    ALL_OVER_TP,
+    ATTENTION,
+    DIMS,
+    HEAD,
+    LLAMA,
+    MLP,
+    PARALLEL_BLOCK,
+    START,
+    WITH_SEQ,
+    Plan,
+)
 
 DP_TP = Plan(mesh="dp = 2  tp = 2", shard=WITH_SEQ, ranks=2)
 SMOOTHED = evolve(
@@ -49,20 +63,28 @@ PLANS = {
     ),
     "axes of size 1": Plan(mesh="dp = 1  tp = 1", shard=WITH_SEQ),
     "three axes": Plan(
-        mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("over dp", "over replica, dp"), ranks=4
+        mesh="replica = 2  dp = 2  tp = 2",
+        shard=WITH_SEQ.replace("over dp", "over replica, dp"),
+        ranks=4,
     ),
     "unused tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard="batch over dp", ranks=2),
     "regather": evolve(DP_TP, train="precision = fp64  gathered = regather"),
     "recomputed": evolve(DP_TP, train="precision = fp64  recompute = full"),
-    "every second recomputed": evolve(DP_TP, train="precision = fp64  recompute = every(2, layers)"),
+    "every second recomputed": evolve(
+        DP_TP, train="precision = fp64  recompute = every(2, layers)"
+    ),
     "recomputed, dropout": evolve(DROPOUT, train="precision = fp64  recompute = full"),
     "ops recomputed, regather": evolve(
-        DP_TP, train="precision = fp64  gathered = regather  recompute = selective(attention, rmsnorm, silu)"
+        DP_TP,
+        train="precision = fp64  gathered = regather  recompute = selective(attention, rmsnorm,"
+        " silu)",
     ),
     "bf16": evolve(DP_TP, train="precision = bf16"),
     "bf16 without masters": evolve(DP_TP, train="precision = bf16  master = bf16", clip=0.5),
     "fp16": evolve(DP_TP, train="precision = fp16", clip=0.5),
-    "fp16, shared, summed in fp16": evolve(DP_TP, state="zero 1 over dp", train="precision = fp16  reduce = fp16"),
+    "fp16, shared, summed in fp16": evolve(
+        DP_TP, state="zero 1 over dp", train="precision = fp16  reduce = fp16"
+    ),
     "fp32, summed in bf16": evolve(DP_TP, train="precision = fp32  reduce = bf16"),
     "shared optimizer state": evolve(DP_TP, state="zero 1 over dp", train="precision = bf16"),
     "shared inside, copied outside": Plan(
@@ -73,13 +95,20 @@ PLANS = {
         clip=0.5,
     ),
     "shared over two axes": Plan(
-        mesh="replica = 2  dp = 2", shard="batch over replica, dp", ranks=4, state="optimizer over replica, dp"
+        mesh="replica = 2  dp = 2",
+        shard="batch over replica, dp",
+        ranks=4,
+        state="optimizer over replica, dp",
     ),
     "layers reduced apart": evolve(DP_TP, state="zero 0 over dp  bucket = 300B"),
-    "layers gathered ahead": evolve(DP_TP, state="zero 1 over dp  bucket = 300B", train="precision = bf16"),
+    "layers gathered ahead": evolve(
+        DP_TP, state="zero 1 over dp  bucket = 300B", train="precision = bf16"
+    ),
     "shared gradients": evolve(DP_TP, state="zero 2 over dp", train="precision = bf16", clip=0.5),
     "shared parameters": evolve(DP_TP, state="zero 3 over dp", train="precision = bf16", clip=0.5),
-    "shared parameters, several buckets": evolve(DP_TP, state="zero 3 over dp  bucket = 300B  prefetch = 0"),
+    "shared parameters, several buckets": evolve(
+        DP_TP, state="zero 3 over dp  bucket = 300B  prefetch = 0"
+    ),
     "shared parameters, gradients kept": evolve(DP_TP, state="parameters, optimizer over dp"),
     "shared parameters, norms apart": evolve(
         DP_TP, state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'
@@ -91,7 +120,9 @@ PLANS = {
         state="zero 3 over dp  prefetch = 2",
         clip=0.5,
     ),
-    "shared parameters, recomputed": evolve(DP_TP, state="zero 3 over dp", train="recompute = full"),
+    "shared parameters, recomputed": evolve(
+        DP_TP, state="zero 3 over dp", train="recompute = full"
+    ),
     "shared parameters, nested repeats": evolve(
         DP_TP,
         body=f"{START} repeat blocks {{ repeat layers {{ {MLP} }} {ATTENTION} }} {HEAD}",
@@ -145,7 +176,10 @@ PLANS = {
     ),
     "fused, logits capped alone": evolve(
         DP_TP,
-        body=LLAMA.replace(HEAD, "loss = cross_entropy(softcap(silu(x @ head[hidden -> vocab]), 2), labels, z=0.01)"),
+        body=LLAMA.replace(
+            HEAD,
+            "loss = cross_entropy(softcap(silu(x @ head[hidden -> vocab]), 2), labels, z=0.01)",
+        ),
         mesh="dp = 2",
         shard="batch over dp",
         train=FUSED,
@@ -153,7 +187,9 @@ PLANS = {
     "one microbatch": evolve(DP_TP, microbatches=1),
     "three microbatches": evolve(DP_TP, microbatches=3),
     "two key/value heads on four ranks": Plan(mesh="tp = 4", shard=f"{NO_DP}  seq over tp"),
-    "two key/value heads on four ranks, no sequence": Plan(mesh="dp = 2  tp = 4", shard=ALL_OVER_TP, ranks=2),
+    "two key/value heads on four ranks, no sequence": Plan(
+        mesh="dp = 2  tp = 4", shard=ALL_OVER_TP, ranks=2
+    ),
     "two key/value heads on eight ranks": Plan(
         mesh="tp = 8",
         shard=f"{NO_DP}  seq over tp",
@@ -164,19 +200,30 @@ PLANS = {
         mesh="tp_0 = 2  tp = 4", shard=f"batch over tp_0  {NO_DP}", ranks=2
     ),
     "one key/value head": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 1")),
-    "key/value heads of the query's number": evolve(DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 4")),
+    "key/value heads of the query's number": evolve(
+        DP_TP, dims=DIMS.replace("kv_heads = 2", "kv_heads = 4")
+    ),
     "heads over tp, key/value heads in a later rule": evolve(
         DP_TP, shard="batch over dp  vocab, heads, ffn over tp  kv_heads over tp  seq over tp"
     ),
-    "vocabulary whole": evolve(DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"),
+    "vocabulary whole": evolve(
+        DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp"
+    ),
     "vocabulary alone": evolve(DP_TP, shard="batch over dp  vocab over tp"),
     "ffn alone": Plan(mesh="dp = 2  tp = 2", shard="batch over dp  ffn over tp", ranks=2),
     "sequence alone": Plan(f"{START} repeat layers {{ {MLP} }} {HEAD}", "tp = 2", "seq over tp"),
     "batch and sequence": Plan(
-        f"{START} repeat layers {{ {MLP} }} {HEAD}", "dp = 2  cp = 2", "batch over dp  seq over cp", ranks=2
+        f"{START} repeat layers {{ {MLP} }} {HEAD}",
+        "dp = 2  cp = 2",
+        "batch over dp  seq over cp",
+        ranks=2,
     ),
-    "batch over the tensor axis too": Plan(mesh="dp = 2  tp = 2", shard=f"{NO_DP}  batch over dp, tp", ranks=4),
-    "two tensor axes": Plan(mesh="tp = 2  ep = 2", shard="vocab, heads, kv_heads over tp  ffn over ep  seq over tp"),
+    "batch over the tensor axis too": Plan(
+        mesh="dp = 2  tp = 2", shard=f"{NO_DP}  batch over dp, tp", ranks=4
+    ),
+    "two tensor axes": Plan(
+        mesh="tp = 2  ep = 2", shard="vocab, heads, kv_heads over tp  ffn over ep  seq over tp"
+    ),
     "parallel block": evolve(DP_TP, body=PARALLEL_BLOCK, shard=ALL_OVER_TP),
     "parallel block, sequence": evolve(DP_TP, body=PARALLEL_BLOCK),
     "tied embedding": evolve(DP_TP, body=LLAMA.replace("@ head[hidden -> vocab]", "@ wte")),
@@ -186,14 +233,17 @@ PLANS = {
         shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp",
     ),
     "captured value": evolve(
-        DP_TP, body=f"{START} c = rmsnorm(x, norm0[hidden], eps) repeat layers {{ x = x + c * silu(x) {MLP} }} {HEAD}"
+        DP_TP,
+        body=f"{START} c = rmsnorm(x, norm0[hidden], eps) repeat layers {{ x = x + c * silu(x)"
+        f" {MLP} }} {HEAD}",
     ),
     "captured value alone": evolve(
         DP_TP, body=f"{START} repeat layers {{ y = {SMALL_MLP} }} {HEAD}".replace("y =", "x = x +")
     ),
     "captured parameter": evolve(
         DP_TP,
-        body=f"{START} x = rmsnorm(x, g[hidden], eps) repeat layers {{ x = x + rmsnorm(x, g, eps) {MLP} }} {HEAD}",
+        body=f"{START} x = rmsnorm(x, g[hidden], eps) repeat layers {{ x = x + rmsnorm(x, g,"
+        f" eps) {MLP} }} {HEAD}",
     ),
     "captured matrix": evolve(
         DP_TP,
@@ -202,20 +252,25 @@ PLANS = {
     ),
     "captured sharded value": evolve(
         DP_TP,
-        body=f"{START} y = x @ w[hidden -> ffn] repeat layers {{ x = x + silu(y) @ w_out[ffn -> hidden] }} {HEAD}",
+        body=f"{START} y = x @ w[hidden -> ffn] repeat layers {{ x = x + silu(y) @ w_out[ffn ->"
+        f" hidden] }} {HEAD}",
     ),
     "carried sharded value": evolve(
         DP_TP,
         body=f"""{START} y = x @ w[hidden -> ffn]
         repeat layers {{ y = y + silu(y)  x = x + y @ u[ffn -> hidden] }}  x = x + y @ v[ffn -> hidden] {HEAD}""",
     ),
-    "nested repeats": evolve(DP_TP, body=f"{START} repeat blocks {{ repeat layers {{ {MLP} }} {ATTENTION} }} {HEAD}"),
+    "nested repeats": evolve(
+        DP_TP, body=f"{START} repeat blocks {{ repeat layers {{ {MLP} }} {ATTENTION} }} {HEAD}"
+    ),
     "nested repeats, captured": evolve(
         DP_TP,
         body=f"""{START} c = rmsnorm(x, norm0[hidden], eps)
         repeat blocks {{ d = c * s[hidden]  repeat layers {{ x = x + silu(x * d) * t[hidden] }} {MLP} }} {HEAD}""",
     ),
-    "several repeats": evolve(DP_TP, body=f"{START} repeat layers {{ {ATTENTION} }} repeat blocks {{ {MLP} }} {HEAD}"),
+    "several repeats": evolve(
+        DP_TP, body=f"{START} repeat layers {{ {ATTENTION} }} repeat blocks {{ {MLP} }} {HEAD}"
+    ),
     "layers that differ": evolve(
         DP_TP,
         body=f"""{START}
@@ -238,22 +293,29 @@ PLANS = {
         repeat layers {{ m = x @ w[hidden -> ffn]  x = x + silu(m + silu(x) @ w) @ u[ffn -> hidden] }} {HEAD}""",
     ),
     "arithmetic on parameters": evolve(
-        DP_TP, body=f"{START} repeat layers {{ {MLP} + silu(b[hidden] * c[hidden]) * d[hidden] }} {HEAD}"
+        DP_TP,
+        body=f"{START} repeat layers {{ {MLP} + silu(b[hidden] * c[hidden]) * d[hidden] }} {HEAD}",
     ),
     "parameter matrix made of others": evolve(
-        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ (u[ffn -> hidden] * s[hidden, ffn]) {HEAD}"
+        DP_TP,
+        body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ (u[ffn -> hidden] * s[hidden, ffn])"
+        f" {HEAD}",
     ),
     "bias of a column": evolve(
         DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn] + b[ffn]) @ u[ffn -> hidden] {HEAD}"
     ),
     "bias of a row": evolve(
-        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] + b[hidden] {HEAD}"
+        DP_TP,
+        body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] + b[hidden] {HEAD}",
     ),
     "scale of a row": evolve(
-        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] * b[hidden] {HEAD}"
+        DP_TP,
+        body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden] * b[hidden] {HEAD}",
     ),
     "pending sum used twice": evolve(
-        DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = x + y + silu(y) {HEAD}"
+        DP_TP,
+        body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = x + y + silu(y)"
+        f" {HEAD}",
     ),
     "pending sum added to itself": evolve(
         DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = y + y {HEAD}"
@@ -269,28 +331,37 @@ PLANS = {
         DP_TP, body=f"{START} repeat layers {{ x = x + x + silu(x) {MLP} }} {HEAD}"
     ),
     "a pending sum among others": evolve(
-        DP_TP, body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = y + x + y {HEAD}"
+        DP_TP,
+        body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  x = y + x + y {HEAD}",
     ),
     "a sum that a sum and a repeat use": evolve(
-        DP_TP, body=f"{START} x = x + silu(x)  y = x + c[hidden]  repeat layers {{ {MLP} }}  x = x + y {HEAD}"
+        DP_TP,
+        body=f"{START} x = x + silu(x)  y = x + c[hidden]  repeat layers {{ {MLP} }}  x = x + y"
+        f" {HEAD}",
     ),
     "captured pending sum": evolve(
         DP_TP,
-        body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  repeat layers {{ x = x + y {MLP} }} {HEAD}",
+        body=f"{START} y = silu(x @ w[hidden -> ffn]) @ u[ffn -> hidden]  repeat layers {{ x ="
+        f" x + y {MLP} }} {HEAD}",
     ),
     "two carried values": evolve(
         DP_TP,
-        body=f"{START} y = silu(x) repeat layers {{ t = x  x = y * c[hidden] + silu(y)  y = t }} x = x + y {HEAD}",
+        body=f"{START} y = silu(x) repeat layers {{ t = x  x = y * c[hidden] + silu(y)  y = t"
+        f" }} x = x + y {HEAD}",
     ),
     "a carried value that is not used afterwards": evolve(
         DP_TP, body=f"{START} y = silu(x) repeat layers {{ x = x + y  y = y * c[hidden] }} {HEAD}"
     ),
-    "a carried value that is the same": evolve(DP_TP, body=f"{START} repeat layers {{ x = x }} {MLP} {HEAD}"),
+    "a carried value that is the same": evolve(
+        DP_TP, body=f"{START} repeat layers {{ x = x }} {MLP} {HEAD}"
+    ),
     "tied in a repeat": evolve(
-        DP_TP, body=f"{START} repeat layers {{ x = x + silu(x @ wte) @ back[vocab -> hidden] }} {HEAD}"
+        DP_TP,
+        body=f"{START} repeat layers {{ x = x + silu(x @ wte) @ back[vocab -> hidden] }} {HEAD}",
     ),
     "two tables of one vocabulary": evolve(
-        DP_TP, body=f"x = embedding(tokens, wte[vocab, hidden]) + silu(embedding(tokens, wte)) {HEAD}"
+        DP_TP,
+        body=f"x = embedding(tokens, wte[vocab, hidden]) + silu(embedding(tokens, wte)) {HEAD}",
     ),
     "smoothing and z-loss": SMOOTHED,
     "smoothing and z-loss, vocabulary whole": evolve(
@@ -302,12 +373,18 @@ PLANS = {
         loss = first + cross_entropy(silu(x) @ b[hidden -> vocab], labels)""",
     ),
     "normed queries": evolve(
-        DP_TP, body=LLAMA.replace("rope(a @ wq[hidden -> heads, head_dim], theta)", f"rope({NORMED}, theta)")
+        DP_TP,
+        body=LLAMA.replace(
+            "rope(a @ wq[hidden -> heads, head_dim], theta)", f"rope({NORMED}, theta)"
+        ),
     ),
     "few key/value heads with bias": evolve(
         DP_TP,
         dims=DIMS.replace("kv_heads = 2", "kv_heads = 1"),
-        body=LLAMA.replace("@ wv[hidden -> kv_heads, head_dim]", "@ wv[hidden -> kv_heads, head_dim] + bv[head_dim]"),
+        body=LLAMA.replace(
+            "@ wv[hidden -> kv_heads, head_dim]",
+            "@ wv[hidden -> kv_heads, head_dim] + bv[head_dim]",
+        ),
     ),
     "dropout": DROPOUT,
     "dropout, three axes, regathered": evolve(
@@ -317,19 +394,26 @@ PLANS = {
         ranks=4,
         train="precision = fp64  gathered = regather",
     ),
-    "dropout, two key/value heads on four ranks": evolve(DROPOUT, mesh="dp = 2  tp = 4", shard=ALL_OVER_TP),
+    "dropout, two key/value heads on four ranks": evolve(
+        DROPOUT, mesh="dp = 2  tp = 4", shard=ALL_OVER_TP
+    ),
     "dropout, nested repeats, documents": evolve(
         DOCUMENTS,
-        body=f"{START} repeat blocks {{ repeat layers {{ {DROPPED} }} {DROPPING} {DROP} }} {HEAD}".replace(
-            "causal", "causal, documents=documents"
-        ),
+        body=f"{START} repeat blocks {{ repeat layers {{ {DROPPED} }} {DROPPING} {DROP} }}"
+        f" {HEAD}".replace("causal", "causal, documents=documents"),
     ),
     "documents": DOCUMENTS,
     "documents, three axes": evolve(
-        DOCUMENTS, mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("dp", "replica, dp"), ranks=4
+        DOCUMENTS,
+        mesh="replica = 2  dp = 2  tp = 2",
+        shard=WITH_SEQ.replace("dp", "replica, dp"),
+        ranks=4,
     ),
     "documents, both ways": evolve(
-        DOCUMENTS, body=DOCUMENTS.body.replace("causal", "full"), shard=ALL_OVER_TP, word="bidirectional"
+        DOCUMENTS,
+        body=DOCUMENTS.body.replace("causal", "full"),
+        shard=ALL_OVER_TP,
+        word="bidirectional",
     ),
     "documents, windows, regathered": evolve(
         DOCUMENTS,
@@ -340,6 +424,8 @@ PLANS = {
         mesh="a = 2  tp = 2", shard="ffn, vocab over a, tp  heads, kv_heads over tp  seq over tp"
     ),
     "ffn and sequence over two axes": Plan(
-        f"{START} repeat layers {{ {MLP} }} {HEAD}", "a = 2  tp = 2", "ffn, vocab over a, tp  seq over a, tp"
+        f"{START} repeat layers {{ {MLP} }} {HEAD}",
+        "a = 2  tp = 2",
+        "ffn, vocab over a, tp  seq over a, tp",
     ),
 }

@@ -1,7 +1,7 @@
 """Plants a defect where it would arise, and asks each level of the compiler what it says.
 
-A defect is written as a reader would see it: lines of the IR, or of the emitted program, and what stands there instead.
-Non-goals: running programs (`runs`).
+A defect is written as a reader would see it: lines of the IR, or of the emitted program, and what
+stands there instead.  Non-goals: running programs (`runs`).
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,9 @@ GATED = LLAMA.replace(
     "x = x + attention(q, k, v, mask=causal) @",
     "g = silu(a @ wg[hidden -> heads, head_dim])  x = x + (attention(q, k, v, mask=causal) * g) @",
 )
-FULL, WINDOWS = (LLAMA.replace("mask=causal", mask) for mask in ("mask=full", "mask=causal, window=3"))
+FULL, WINDOWS = (
+    LLAMA.replace("mask=causal", mask) for mask in ("mask=full", "mask=causal, window=3")
+)
 PACKED = LLAMA.replace("attention(q, k, v,", "attention(q, k, v, documents,")
 ROUTED = f"""{START}
   repeat layers {{{{
@@ -55,7 +57,11 @@ ROUTED = f"""{START}
     x = x + m
   }}}}
   {HEAD}"""
-EXPERTS: dict[str, Any] = {"mesh": "dp = 2  ep = 2", "shard": "experts over ep  batch over dp, ep", "ranks": 4}
+EXPERTS: dict[str, Any] = {
+    "mesh": "dp = 2  ep = 2",
+    "shard": "experts over ep  batch over dp, ep",
+    "ranks": 4,
+}
 SAME: dict[str, Any] = {
     "mesh": "dp = 2  tp = 2",
     "shard": "experts over tp  batch over dp  vocab, heads, kv_heads over tp",
@@ -65,14 +71,21 @@ SHARED = (
     .replace("route m to", "s = m  route m to")
     .replace("x = x + m", "x = x + m + silu(s @ s_up[hidden -> wide]) @ s_down[wide -> hidden]")
 )
-SPREAD: dict[str, Any] = {"mesh": "dp = 2  cp = 2", "shard": f"experts over cp  {PARTS}", "ranks": 2, "seq": 8}
+SPREAD: dict[str, Any] = {
+    "mesh": "dp = 2  cp = 2",
+    "shard": f"experts over cp  {PARTS}",
+    "ranks": 2,
+    "seq": 8,
+}
 TEXTS = {name: plan.text() for name, plan in PLANS.items()}
 TEXTS |= {
     "llama": PLANS["data, tensor, sequence"].text(),  # dp 2 × tp 2, two microbatches, no clipping
     "adamw": PLANS["data, tensor, sequence"].text().replace("optimizer sgd", "optimizer adamw"),
     "tensor axis of size 1": Plan(mesh="dp = 2  tp = 1", shard=WITH_SEQ, ranks=2).text(),
     "axes of size 1, shared": evolve(PLANS["axes of size 1"], state="zero 3 over dp").text(),
-    "a repeat of one, shared": evolve(PLANS["shared parameters"], dims=DIMS.replace("layers = 2", "layers = 1")).text(),
+    "a repeat of one, shared": evolve(
+        PLANS["shared parameters"], dims=DIMS.replace("layers = 2", "layers = 1")
+    ).text(),
     "activation of a row": Plan(
         mesh="dp = 2  tp = 2",
         shard=ALL_OVER_TP,
@@ -90,28 +103,52 @@ TEXTS |= {
     "ring": Plan(**CONTEXT, shard=f"{PARTS} as zigzag via ring").text(),
     "exchanged": Plan(**CONTEXT, shard=f"{PARTS} via ulysses").text(),
     "windows": Plan(**CONTEXT, shard=PARTS, body=WINDOWS).text(),
-    "gathered, full": Plan(**CONTEXT, shard=f"{PARTS} as zigzag", body=FULL, word="bidirectional").text(),
-    "ring, full": Plan(**CONTEXT, shard=f"{PARTS} as zigzag via ring", body=FULL, word="bidirectional").text(),
+    "gathered, full": Plan(
+        **CONTEXT, shard=f"{PARTS} as zigzag", body=FULL, word="bidirectional"
+    ).text(),
+    "ring, full": Plan(
+        **CONTEXT, shard=f"{PARTS} as zigzag via ring", body=FULL, word="bidirectional"
+    ).text(),
     "windows of a ring": Plan(**CONTEXT, shard=f"{PARTS} via ring", body=WINDOWS).text(),
     "windows, exchanged": Plan(**CONTEXT, shard=f"{PARTS} via ulysses", body=WINDOWS).text(),
-    "gated heads": Plan(GATED, mesh="tp = 4", shard="vocab, heads, kv_heads, ffn over tp  seq over tp").text(),
-    "packed": Plan(**CONTEXT, shard=f"{PARTS} as zigzag", inputs=", documents[batch, seq]", body=PACKED)
+    "gated heads": Plan(
+        GATED, mesh="tp = 4", shard="vocab, heads, kv_heads, ffn over tp  seq over tp"
+    ).text(),
+    "packed": Plan(
+        **CONTEXT, shard=f"{PARTS} as zigzag", inputs=", documents[batch, seq]", body=PACKED
+    )
     .text()
     .replace("[python_stdlib]", '[python_stdlib]  separator = "\\n"'),
     "experts": Plan(**EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format("")).text(),
-    "experts, clipped": Plan(**EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(""), clip=0.1).text(),
-    "experts of the same tokens": Plan(**SAME, ranks=2, dims=f"{DIMS}  experts = 4", body=ROUTED.format("")).text(),
-    "a shared expert": Plan(**SAME, ranks=2, dims=f"{DIMS}  experts = 4  wide = 8", body=SHARED).text(),
+    "experts, clipped": Plan(
+        **EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(""), clip=0.1
+    ).text(),
+    "experts of the same tokens": Plan(
+        **SAME, ranks=2, dims=f"{DIMS}  experts = 4", body=ROUTED.format("")
+    ).text(),
+    "a shared expert": Plan(
+        **SAME, ranks=2, dims=f"{DIMS}  experts = 4  wide = 8", body=SHARED
+    ).text(),
     "experts in bf16": Plan(
         **EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(""), train="precision = bf16"
     ).text(),
-    "balanced": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", balance=0.5")).text(),
-    "biased": Plan(
-        **EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", bias=router_bias[experts], rate=0.5")
+    "balanced": Plan(
+        **SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", balance=0.5")
     ).text(),
-    "small logits": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", z=0.25")).text(),
-    "bounded": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", capacity=1.5")).text(),
-    "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),
+    "biased": Plan(
+        **EXPERTS,
+        dims=f"{DIMS}  experts = 4",
+        body=ROUTED.format(", bias=router_bias[experts], rate=0.5"),
+    ).text(),
+    "small logits": Plan(
+        **SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", z=0.25")
+    ).text(),
+    "bounded": Plan(
+        **SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", capacity=1.5")
+    ).text(),
+    "padded": Plan(
+        mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")
+    ).text(),
     "vocabulary that does not divide": Plan(
         mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 13")
     ).text(),
@@ -124,7 +161,9 @@ def _last_ignored(c: Call) -> list[Tensor]:
     labels = c.args[0]
     array = np.moveaxis(labels.array.copy(), labels.dims.index(SEQUENCE) - len(labels.dims), -1)
     array[..., -1] = -1
-    return [Tensor(labels.dims, np.moveaxis(array, -1, labels.dims.index(SEQUENCE) - len(labels.dims)))]
+    return [
+        Tensor(labels.dims, np.moveaxis(array, -1, labels.dims.index(SEQUENCE) - len(labels.dims)))
+    ]
 
 
 DEFECTS = FAULTS | {"last_ignored": Semantics(_last_ignored)}
@@ -132,12 +171,16 @@ DEFECTS = FAULTS | {"last_ignored": Semantics(_last_ignored)}
 
 
 def _with_defect(defect: "Defect") -> Program:
-    return read_ir(Source("planted.ir", edited(print_ir(lowered(defect.plan, defect.after)), defect.ir)))
+    return read_ir(
+        Source("planted.ir", edited(print_ir(lowered(defect.plan, defect.after)), defect.ir))
+    )
 
 
 @frozen
 class Defect:
-    """A plan of `TEXTS` whose IR after the pass `after`, or whose emitted text, is wrong in these lines."""
+    """A plan of `TEXTS` whose IR after the pass `after`, or whose emitted text, is wrong in
+    these lines.
+    """
 
     plan: str
     ir: Edits = field(factory=dict[str, str])
@@ -173,7 +216,9 @@ def lowered(plan: str, until: str = PASS_NAMES[-1]) -> Program:
 
 
 def edited(text: str, edits: Edits) -> str:
-    """The text with the first of each old piece, which must stand in it, replaced by the new one."""
+    """The text with the first of each old piece, which must stand in it, replaced by the new
+    one.
+    """
     for old, new in edits.items():
         assert old in text, f"`{old}` does not stand there"
         text = text.replace(old, new, 1)
@@ -186,7 +231,9 @@ def parameters(plan: str) -> list[str]:
 
 
 def results_of(*parameters: str) -> set[str]:
-    """The results of a step that differ where, without clipping, the gradients of some parameters do."""
+    """The results of a step that differ where, without clipping, the gradients of some
+    parameters do.
+    """
     return {"norm"}.union(*({f"gradient of {name}", f"updated {name}"} for name in parameters))
 
 
@@ -229,13 +276,17 @@ LABELS = {"uneven": _uneven, "all": _all, "silent rank": _silent_rank, "one toke
 def wrong(program: Program, model: Program, labels: str = "uneven") -> set[str]:
     """The results of a program's step that are not the model's, on any of the verifier's meshes."""
     cases = [_case(program, model, axes) for axes in meshes(program)]
-    return set[str]().union(*(_unequal(case, Field(2, len(program.axes)), labels) for case in cases))
+    return set[str]().union(
+        *(_unequal(case, Field(2, len(program.axes)), labels) for case in cases)
+    )
 
 
 def _case(program: Program, model: Program, axes: Sizes) -> Case:
     """The program at the sizes of the right one: a fault is no op that sizes could be read off."""
     case = case_of(lower(model), model, axes)
-    return evolve(case, program=resized(program, axes, {dim.name: dim.size for dim in case.program.dims}))
+    return evolve(
+        case, program=resized(program, axes, {dim.name: dim.size for dim in case.program.dims})
+    )
 
 
 def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
@@ -252,4 +303,6 @@ def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
 
 def _labelled(start: Inputs, labels: str) -> Inputs:
     old = start.inputs["labels"]
-    return evolve(start, inputs=start.inputs | {"labels": Tensor(old.dims, LABELS[labels](old.array.copy()))})
+    return evolve(
+        start, inputs=start.inputs | {"labels": Tensor(old.dims, LABELS[labels](old.array.copy()))}
+    )

@@ -1,4 +1,6 @@
-"""Emitted programs with a defect, run: on gloo ranks, sanitized, or recorded on groups that only pretend."""
+"""Emitted programs with a defect, run: on gloo ranks, sanitized, or recorded on groups that
+only pretend.
+"""
 
 import shutil
 from math import prod
@@ -31,8 +33,13 @@ def planted(case: Case, folder: Path, edits: Edits) -> ModuleType:
 
 
 def first_step(case: Case, module: ModuleType) -> Step:
-    """The program's results of the first step of its batches.  Fails where copies on two ranks differ."""
-    return harness.run(case, module, reference.initial(case.config), [*harness.batches(case, 1)], LR)[0]
+    """The program's results of the first step of its batches.
+
+    Fails where copies on two ranks differ.
+    """
+    return harness.run(
+        case, module, reference.initial(case.config), [*harness.batches(case, 1)], LR
+    )[0]
 
 
 def right_step(case: Case) -> Step:
@@ -44,14 +51,17 @@ def right_step(case: Case) -> Step:
 def wrong_gradients(got: Step, right: Step) -> set[str]:
     """The parameters whose gradients differ."""
     pairs = ((name, got.gradients[name], gradient) for name, gradient in right.gradients.items())
-    return {name for name, x, y in pairs if not (x - y).abs().max() <= 1e-10 * y.abs().max()}  # nor NaN
+    # nor NaN
+    return {name for name, x, y in pairs if not (x - y).abs().max() <= 1e-10 * y.abs().max()}
 
 
 def sanitizer(case: Case, module: ModuleType) -> str:
     """The line by which a sanitized run of one step ends."""
     with pytest.raises(pytest.fail.Exception) as failed:
         run_ranks(case.ranks, _sanitized, case, module)
-    return str(failed.value).strip().splitlines()[-1].removeprefix("scalec.runtime.errors.RunError: ")
+    return (
+        str(failed.value).strip().splitlines()[-1].removeprefix("scalec.runtime.errors.RunError: ")
+    )
 
 
 def _sanitized(case: Case, module: ModuleType) -> None:
@@ -64,7 +74,8 @@ def _sanitized(case: Case, module: ModuleType) -> None:
 
 
 def record(module: ModuleType, folder: Path, mesh: dict[str, int] | None = None) -> Recorded:
-    """The calls of each rank in a step, one after another on groups that pretend, against the plan in `folder`.
+    """The calls of each rank in a step, one after another on groups that pretend, against the plan
+    in `folder`.
 
     `mesh` is what the ranks build instead of the plan's.
     """
@@ -86,4 +97,6 @@ def _pretend(module: ModuleType, folder: Path, mesh: dict[str, int]) -> None:
     state.initialise(0)
     rows = torch.zeros(plan.global_batch, plan.seq, dtype=torch.int64)
     with Recorder(folder, plan, 0) as recorder:
-        recorder.of("train", module.train_step)(model, state, harness.local_batch(plan, rows, rows), LR)
+        recorder.of("train", module.train_step)(
+            model, state, harness.local_batch(plan, rows, rows), LR
+        )

@@ -19,8 +19,16 @@ def piped(name: str, schedule: str = "1f1b", pp: int = 2, layers: int = 4, stage
     cut = [dim for dim in ("layers", "blocks") if f"repeat {dim}" in plan.body]
     dims = plan.dims.replace("layers = 2", f"layers = {layers}")
     rule = f"{', '.join(cut)} over pp"
-    plan = evolve(plan, mesh=f"pp = {pp}  {plan.mesh}", dims=dims, shard="  ".join(filter(None, [plan.shard, rule])))
-    return f"{plan.text()}\npipeline {{ schedule = {schedule}  {f'stages = [{stages}]' if stages else ''} }}\n"
+    plan = evolve(
+        plan,
+        mesh=f"pp = {pp}  {plan.mesh}",
+        dims=dims,
+        shard="  ".join(filter(None, [plan.shard, rule])),
+    )
+    return (
+        f"{plan.text()}\npipeline {{ schedule = {schedule} "
+        f" {f'stages = [{stages}]' if stages else ''} }}\n"
+    )
 
 
 def of_model(file: str, dims: str, tp: str, cut: str, schedule: str, pp: int) -> str:

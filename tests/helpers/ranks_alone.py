@@ -1,4 +1,6 @@
-"""Axes and meshes as one of their ranks sees them, in one process: for what asks where it is and sends nothing."""
+"""Axes and meshes as one of their ranks sees them, in one process: for what asks where it is
+and sends nothing.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,7 +10,9 @@ from scalec.runtime import Axis, Mesh, Positions
 
 def mesh_at(**axes: tuple[int, int]) -> Mesh:
     """A mesh of which each axis has (size, this rank)."""
-    return cast(Any, SimpleNamespace(size=lambda name: axes[name][0], rank=lambda name: axes[name][1]))
+    return cast(
+        Any, SimpleNamespace(size=lambda name: axes[name][0], rank=lambda name: axes[name][1])
+    )
 
 
 def axis_at(rank: int, size: int) -> Axis:

@@ -17,7 +17,10 @@ from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 
-DIMS = "vocab = 64  hidden = 32  heads = 4  kv_heads = 2  head_dim = 8  ffn = 64  layers = 2  blocks = 3  rest = 2"
+DIMS = (
+    "vocab = 64  hidden = 32  heads = 4  kv_heads = 2  head_dim = 8  ffn = 64  layers = 2 "
+    " blocks = 3  rest = 2"
+)
 START = "x = embedding(tokens, wte[vocab, hidden])"
 ATTENTION = """
     a = rmsnorm(x, norm1[hidden], 1e-5)
@@ -44,7 +47,9 @@ PARALLEL = f"""{START}
   {LOSS}"""
 CAPTURED = f"""{START} y = silu(x) z = silu(x) g = silu(gate[hidden])
   repeat layers {{ {ATTENTION} {MLP} x = x + y * z * g * gate }} {LOSS}"""
-NESTED = f"{START} repeat blocks {{ b = rmsnorm(x, norm3[hidden], 1e-5) {LAYERS} x = x + b }} {LOSS}"
+NESTED = (
+    f"{START} repeat blocks {{ b = rmsnorm(x, norm3[hidden], 1e-5) {LAYERS} x = x + b }} {LOSS}"
+)
 TWO = f"{START} repeat blocks {{ {ATTENTION} }} repeat layers {{ {MLP} }} {TIED}"
 TWO_LOSSES = f"{START} {LOSS.replace('= ', '= cross_entropy(x @ wte + bias[vocab], labels) + ')}"
 TAKEN_ON = f"{START} y = silu(x) repeat layers {{ {ATTENTION} y = y + x {MLP} }} x = y {LOSS}"
@@ -69,7 +74,9 @@ ROUTED = f"""{START}
     x = x + m
   }}
   {LOSS}"""
-WHOLE = f"{START} repeat blocks {{ {MLP} }} x = dropout(x, 0.1) repeat layers {{ {ATTENTION} }} {LOSS}"
+WHOLE = (
+    f"{START} repeat blocks {{ {MLP} }} x = dropout(x, 0.1) repeat layers {{ {ATTENTION} }} {LOSS}"
+)
 
 FUSED = LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)").replace("silu(", "gelu(")
 CAPPED = f"""{START} {LAYERS}
@@ -82,10 +89,16 @@ OF_LOGITS = f"""{START} {LAYERS} y = softcap(rmsnorm(x, norm[hidden], 1e-5) @ wt
 KERNELS = "kernels = triton  logits = chunk"
 SHARD = "batch over dp  vocab, heads, kv_heads, ffn over tp"
 ADAM = "adamw { lr = 1e-2  clip = 1.0 }"
-GROUPS = 'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5 lr_scale = 2.0 } }'
+GROUPS = (
+    'adamw { lr = 1e-2 clip = 1.0 group small { params = ["norm*", "wte"] weight_decay = 0.5'
+    " lr_scale = 2.0 } }"
+)
 FP16 = "precision = fp16  reduce = bf16"
 
-HYBRID = {"mesh": "replica = 2  dp = 2  tp = 2", "shard": f"{SHARD} seq over tp".replace("dp", "replica, dp")}
+HYBRID = {
+    "mesh": "replica = 2  dp = 2  tp = 2",
+    "shard": f"{SHARD} seq over tp".replace("dp", "replica, dp"),
+}
 
 
 def plan(
@@ -110,7 +123,13 @@ train {{ seq = 16  global_batch = 8  microbatch = 2  steps = 3 {options}
 
 def staged(model: str, schedule: str, cut: str = "layers", **options: str) -> str:
     """The text of a plan on eight ranks, in stages: of four layers and three blocks."""
-    text = plan(model, "pp = 2  dp = 2  tp = 2", f"{SHARD}  seq over tp  {cut} over pp", pipeline=schedule, **options)
+    text = plan(
+        model,
+        "pp = 2  dp = 2  tp = 2",
+        f"{SHARD}  seq over tp  {cut} over pp",
+        pipeline=schedule,
+        **options,
+    )
     return text.replace("layers = 2", "layers = 4").replace("global_batch = 8", "global_batch = 32")
 
 
@@ -136,9 +155,13 @@ SMALL = {
     "one rank": plan(mesh="", shard="", optimizer="sgd { lr = 1e-2  momentum = 0.9 }"),
     "regather": plan(options="gathered = regather"),
     "full": plan(options="recompute = full  gathered = regather"),
-    "every": plan(options="recompute = every(2, layers)  gathered = regather", state="zero 3 over dp"),
+    "every": plan(
+        options="recompute = every(2, layers)  gathered = regather", state="zero 3 over dp"
+    ),
     "selective": plan(options="recompute = selective(attention, silu)"),
-    "selective, nested": plan(NESTED, options="gathered = regather  recompute = selective(rmsnorm, rope, silu)"),
+    "selective, nested": plan(
+        NESTED, options="gathered = regather  recompute = selective(rmsnorm, rope, silu)"
+    ),
     "compiled": plan(TWO, options="compile = on  recompute = full"),
     "compiled, nested": plan(NESTED, options="compile = on"),
     "compiled, no repeat": plan(f"{START} {LOSS}", mesh="", shard="", options="compile = on"),
@@ -156,13 +179,21 @@ SMALL = {
     "two losses": plan(TWO_LOSSES, mesh="ep = 2", shard="hidden over ep"),
     "groups": plan(optimizer=GROUPS),
     "fused": plan(FUSED, options=f"{KERNELS}  recompute = full"),
-    "fused, vocabulary whole": plan(CAPPED, shard="batch over dp  heads, kv_heads, ffn over tp", options=KERNELS),
-    "fused, bias": plan(BIASED, options=f"{KERNELS}  gathered = regather").replace("vocab = 64", "vocab = 61 pad 4"),
-    "fused, bias, vocabulary whole": plan(BIASED, shard="batch over dp  heads, kv_heads, ffn over tp", options=KERNELS),
+    "fused, vocabulary whole": plan(
+        CAPPED, shard="batch over dp  heads, kv_heads, ffn over tp", options=KERNELS
+    ),
+    "fused, bias": plan(BIASED, options=f"{KERNELS}  gathered = regather").replace(
+        "vocab = 64", "vocab = 61 pad 4"
+    ),
+    "fused, bias, vocabulary whole": plan(
+        BIASED, shard="batch over dp  heads, kv_heads, ffn over tp", options=KERNELS
+    ),
     "fused, bias, stages": staged(BIASED, "zb_h1", options=KERNELS),
     "fused, two losses": plan(OF_LOGITS, options=KERNELS).replace("vocab = 64", "vocab = 61 pad 4"),
     "fused, logits capped alone": plan(
-        CAPPED, shard="batch over dp  heads, kv_heads, ffn over tp", options=f"{KERNELS}  precision = fp16"
+        CAPPED,
+        shard="batch over dp  heads, kv_heads, ffn over tp",
+        options=f"{KERNELS}  precision = fp16",
     ),
     "fp16": plan(options=FP16, optimizer="adamw { lr = 1e-2  clip = 1 }"),
     "spikes": f"{plan()} watch {{ skips = 2  spikes = skip(8) }}",
@@ -178,23 +209,34 @@ SMALL = {
     "zero 3, hybrid": plan(**HYBRID, state="zero 3 over dp"),
     "zero 1, nested": plan(NESTED, state="zero 1 over dp  bucket = 12KiB"),
     "zero 3, nested": plan(NESTED.replace("x + b", "x + dropout(b, 0.1)"), state="zero 3 over dp"),
-    "zero 3, full": plan(options="recompute = full  gathered = regather  precision = bf16", state="zero 3 over dp"),
+    "zero 3, full": plan(
+        options="recompute = full  gathered = regather  precision = bf16", state="zero 3 over dp"
+    ),
     "zero 3, regather": plan(options="gathered = regather", state="zero 3 over dp"),
     "zero 3, two carried": plan(CARRIED, state="zero 3 over dp"),
     "zero 3, taken on": plan(TAKEN_ON, state="zero 3 over dp"),
     "zero 3, captured": plan(CAPTURED, state="zero 3 over dp"),
     "weights freed": plan(state="parameters, optimizer over dp"),
-    "stages": staged(f"{START} {LAYERS} {TIED}", CHUNKS, options="gathered = regather", state="zero 1 over dp"),
-    "stages, two repeats": staged(SKIP, CHUNKS, "layers, blocks", options="recompute = every(2, layers)"),
+    "stages": staged(
+        f"{START} {LAYERS} {TIED}", CHUNKS, options="gathered = regather", state="zero 1 over dp"
+    ),
+    "stages, two repeats": staged(
+        SKIP, CHUNKS, "layers, blocks", options="recompute = every(2, layers)"
+    ),
     "stages, one repeat whole": staged(WHOLE, "zb_h1"),
-    "stages, other values": staged(UNLIKE, f"{CHUNKS}  stages = [2, 4, 2, 1]", "layers, blocks, rest"),
+    "stages, other values": staged(
+        UNLIKE, f"{CHUNKS}  stages = [2, 4, 2, 1]", "layers, blocks, rest"
+    ),
     "stages, captured": staged(CAPTURED, "1f1b", options="recompute = selective(silu, attention)"),
-    "stages without layers": staged(LLAMA, f"{CHUNKS}  stages = [2, 1, 1, 0]", options="recompute = full"),
+    "stages without layers": staged(
+        LLAMA, f"{CHUNKS}  stages = [2, 1, 1, 0]", options="recompute = full"
+    ),
     "stages, tied on all ranks": staged(f"{START} {LAYERS} {TIED}", "1f1b", options=FP16),
     "experts": plan(
         ROUTED,
         mesh="dp = 2  cp = 2  tp = 2",
-        shard="experts over cp, tp  batch over dp  seq over cp as zigzag  vocab, heads, kv_heads over tp  seq over tp",
+        shard="experts over cp, tp  batch over dp  seq over cp as zigzag  vocab, heads, kv_heads"
+        " over tp  seq over tp",
         options="recompute = selective(dispatch)",
     ).replace("rest = 2", "experts = 8"),
     "experts of the same tokens": plan(
@@ -202,14 +244,18 @@ SMALL = {
         shard="experts over tp  batch over dp  vocab, heads, kv_heads over tp",
         options="recompute = full",
     ).replace("rest = 2", "experts = 8"),
-    "stages mixed": plan(state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'),
+    "stages mixed": plan(
+        state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'
+    ),
 }
 
 
 @cache
 def compiled(name: str) -> tuple[str, Program]:
     """The program of a plan, as text and as IR."""
-    source = Source(f"{name}.scale", SMALL[name]) if name in SMALL else load(PLANS / f"{name}.scale")
+    source = (
+        Source(f"{name}.scale", SMALL[name]) if name in SMALL else load(PLANS / f"{name}.scale")
+    )
     program = compile_plan(source)
     return train_py(program, source), program
 
@@ -227,27 +273,37 @@ def with_imports(text: str) -> str:
         "zeros",
     )
     imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
-    known = {alias.name for node in imports if node.module == "scalec.runtime" for alias in node.names}
+    known = {
+        alias.name for node in imports if node.module == "scalec.runtime" for alias in node.names
+    }
     names = [n for n in called if n not in known]
     return text.replace(start, start + "".join(f"{name}, " for name in names))
 
 
 @cache
 def sound(name: str) -> tuple[str, Program]:
-    """A program that is accepted, as `ast.unparse` writes it, with all imported that tests put into it."""
+    """A program that is accepted, as `ast.unparse` writes it, with all imported that tests put
+    into it.
+    """
     text, program = compiled(name)
     text = with_imports(ast.unparse(ast.parse(text)))
     check(text, program)
     return text, program
 
 
-def demand_refused(files: Mapping[str, str], program: Program, name: str, old: str, new: str) -> None:
-    """Fails unless the file `name` with `new` for `old` is refused, by its old hash in the program and by its own."""
+def demand_refused(
+    files: Mapping[str, str], program: Program, name: str, old: str, new: str
+) -> None:
+    """Fails unless the file `name` with `new` for `old` is refused, by its old hash in the
+    program and by its own.
+    """
     check_files(files)
     check(files["train.py"], program)
     assert old in files[name]
     changed = {**files, name: files[name].replace(old, new, 1)}
-    with pytest.raises(AssertionError, match=f"emit: {name} is not the file that the program reads"):
+    with pytest.raises(
+        AssertionError, match=f"emit: {name} is not the file that the program reads"
+    ):
         check_files(changed)
     was, now = (sha256(each[name].encode()).hexdigest() for each in (files, changed))
     with pytest.raises(AssertionError, match=r"emit: line \d+: "):

@@ -1,6 +1,8 @@
-"""A Slurm of this machine: its own daemons, for some nodes that are all 127.0.0.1, in one folder and by this user.
+"""A Slurm of this machine: its own daemons, for some nodes that are all 127.0.0.1, in one folder
+and by this user.
 
-Non-goals: control groups, accounts and munge (`auth/none`), nodes that tell each other apart by their names.
+Non-goals: control groups, accounts and munge (`auth/none`), nodes that tell each other apart by
+their names.
 """
 
 import os
@@ -15,12 +17,17 @@ from pathlib import Path
 
 _HOST = socket.gethostname()
 NODES = (_HOST, f"{_HOST}z1", f"{_HOST}z2")
-"""Ranks meet at the first one of a job, whose name has to be an address: it has the least weight, and sorts first."""
+"""Ranks meet at the first one of a job, whose name has to be an address: it has the least
+weight, and sorts first.
+"""
 INSTALLED = all(
-    shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in ("slurmctld", "slurmd", "sbatch")
+    shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    for name in ("slurmctld", "slurmd", "sbatch")
 )
 HANGS = 420
-"""Seconds after which what is waited for is taken not to come: limits and requeues of Slurm take minutes."""
+"""Seconds after which what is waited for is taken not to come: limits and requeues of Slurm
+take minutes.
+"""
 
 _CONFIGURATION = """
 ClusterName=tests
@@ -69,7 +76,8 @@ class Cluster:
         (self._own / "state").mkdir(parents=True)
         control, *ports = _ports(1 + len(self._names))
         nodes = "\n".join(
-            f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 Weight={weight}"
+            f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000"
+            f" Weight={weight}"
             for weight, (name, port) in enumerate(zip(self._names, ports, strict=True), 1)
         )
         user = self._said("id", "-un").strip()
@@ -79,7 +87,11 @@ class Cluster:
         for name in self._names:
             (self._own / f"spool-{name}").mkdir()
             self._start(name, "slurmd", "-D", "-N", name)
-        self.until(lambda: self._said("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(self._names))
+        self.until(
+            lambda: (
+                self._said("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(self._names)
+            )
+        )
         return self
 
     def _start(self, name: str, *words: str) -> None:
@@ -117,7 +129,9 @@ class Cluster:
         return found
 
     def _said(self, *words: str) -> str:
-        return subprocess.run(words, env=self._environment, cwd=self.folder, capture_output=True, text=True).stdout
+        return subprocess.run(
+            words, env=self._environment, cwd=self.folder, capture_output=True, text=True
+        ).stdout
 
     def submit(self, script: Path, **environment: str) -> str:
         """The number of a job."""
@@ -139,12 +153,19 @@ class Cluster:
         """Waits for it."""
         limit = time.monotonic() + seconds
         while not true():
-            assert time.monotonic() < limit, (self._said("squeue"), self._said("sinfo", "-N", "-l"), self.logs())
+            assert time.monotonic() < limit, (
+                self._said("squeue"),
+                self._said("sinfo", "-N", "-l"),
+                self.logs(),
+            )
             time.sleep(0.5)
 
     def logs(self) -> str:
         """The last lines of the daemons and of jobs."""
-        return "\n".join(f"{log}\n{log.read_text(errors='replace')[-3000:]}" for log in self.folder.rglob("*.log"))
+        return "\n".join(
+            f"{log}\n{log.read_text(errors='replace')[-3000:]}"
+            for log in self.folder.rglob("*.log")
+        )
 
     def lose(self, node: str) -> None:
         """Kills a node: its daemon, and all that runs there."""

@@ -1,4 +1,6 @@
-"""All plans that tests of the frontend have refused, as texts; and the places in the code that refuse them."""
+"""All plans that tests of the frontend have refused, as texts; and the places in the code that
+refuse them.
+"""
 
 import ast
 import gc
@@ -71,7 +73,11 @@ MORE = (  # edits of the plan of `test_mistakes` for rules that no other table h
         "heads = 4": "heads = 5",
     },
     {"vocab = 64": "vocab = 32 pad 64"},
-    {"tp = 2": "cp = 2", RULES_TP: "seq over cp via ring", "mask=causal": "mask=causal, dropout=0.1"},
+    {
+        "tp = 2": "cp = 2",
+        RULES_TP: "seq over cp via ring",
+        "mask=causal": "mask=causal, dropout=0.1",
+    },
     {"tp = 2": "cp = 2", RULES_TP: "seq over cp via ring", "steps = 3": "steps = 3  compile = on"},
     {"dp = 2  tp = 2": "cp = 2  tp = 2", f"batch over dp  {RULES_TP}": "seq over cp, tp via ring"},
     {"lr = 1e-3": "lr = 1e-3  betas = [0.9]"},
@@ -108,7 +114,10 @@ NAMES = (  # of the plan of `test_hf_names`, for rules of `names hf`
     {'"h.{i}.bias"': 'interleaved("h.{i}.bias", 16)'},
     {'"h.{i}.bias"': 'interleaved("h.{i}.bias", many)'},
     {'"h.{i}.out.weight"': 'interleaved("h.{i}.out.weight", 2)'},
-    {"x @ head": "rmsnorm(x, norm[hidden], 1e-5) @ head", "  head = ": '  norm = transposed("norm")\n  head = '},
+    {
+        "x @ head": "rmsnorm(x, norm[hidden], 1e-5) @ head",
+        "  head = ": '  norm = transposed("norm")\n  head = ',
+    },
 )
 
 
@@ -145,8 +154,13 @@ def refused(folder: Path) -> Iterator[Source]:
     yield Source(plan, of_pipeline(array, test_mistakes.PLAN))
     yield Source(plan, test_routes.aux_plan("aux_loss=0.5, aux_batch=4"))
     yield Source(plan, test_routes.two_routes("aux_loss=0.5", "aux_loss=0.25"))
-    routed = "n = alone[hidden]\n    route n to experts by top(n @ other[hidden -> experts], 2) { n = silu(n) }"
-    yield Source(plan, test_routes.PLAN.replace(test_routes.ROUTE, f"{routed}\n    {test_routes.ROUTE}"))
+    routed = (
+        "n = alone[hidden]\n    route n to experts by top(n @ other[hidden -> experts], 2) { n"
+        " = silu(n) }"
+    )
+    yield Source(
+        plan, test_routes.PLAN.replace(test_routes.ROUTE, f"{routed}\n    {test_routes.ROUTE}")
+    )
     for settings in test_mistakes_told.OVERRIDES:
         yield Source(plan, f'use "base.scale" {{ {settings} }}')
     for before, after, *_ in test_user_ops.MISTAKES:
@@ -157,10 +171,16 @@ def refused(folder: Path) -> Iterator[Source]:
 
 def _edited() -> Iterator[str]:
     """Plans of which each edit makes another one."""
-    for before, after, *_ in (*test_mistakes.CASES, *test_mistakes.ELSEWHERE, *test_mistakes_told.EDITS):
+    for before, after, *_ in (
+        *test_mistakes.CASES,
+        *test_mistakes.ELSEWHERE,
+        *test_mistakes_told.EDITS,
+    ):
         yield test_mistakes.PLAN.replace(before, after, 1)
     for before, after, *_ in test_branches.WRONG:
-        divided = test_branches.BRANCHES.replace("dense = 2", "dense = 2  half = 4").replace(before, after, 1)
+        divided = test_branches.BRANCHES.replace("dense = 2", "dense = 2  half = 4").replace(
+            before, after, 1
+        )
         yield divided + test_branches.trained("one rank")
     for before, after, *_ in test_hf_names.CASES:
         yield test_hf_names.PLAN % test_hf_names.NAMES.replace(before, after)
@@ -207,9 +227,19 @@ def rules() -> Iterator[Rule]:
     """All, in the order of files."""
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            call = node.value if isinstance(node, ast.Expr) else node.exc if isinstance(node, ast.Raise) else None
+            call = (
+                node.value
+                if isinstance(node, ast.Expr)
+                else node.exc
+                if isinstance(node, ast.Raise)
+                else None
+            )
             code = call.args[0] if isinstance(call, ast.Call) and call.args else None
-            if isinstance(node, ast.stmt) and isinstance(code, ast.Constant) and code.value in CODES:
+            if (
+                isinstance(node, ast.stmt)
+                and isinstance(code, ast.Constant)
+                and code.value in CODES
+            ):
                 yield Rule(path, str(code.value), node.lineno, node.end_lineno or node.lineno)
 
 
@@ -235,7 +265,9 @@ def noted() -> Iterator[set[tuple[str, int]]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Diagnostics, "error", erring)
-        for module in [each for each in sys.modules.values() if getattr(each, "wrong", None) is raised]:
+        for module in [
+            each for each in sys.modules.values() if getattr(each, "wrong", None) is raised
+        ]:
             patch.setattr(module, "wrong", wrong)
         yield seen
 

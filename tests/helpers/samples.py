@@ -19,7 +19,9 @@ def outside_of_samples(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def sample(cases: list[pytest.Item], count: int) -> list[pytest.Item]:
-    """So many cases, the same at each run: each adds the most values of parameters that no earlier one has."""
+    """So many cases, the same at each run: each adds the most values of parameters that no
+    earlier one has.
+    """
     left = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
     chosen: list[pytest.Item] = []
     seen: set[tuple[str, str]] = set()
@@ -32,5 +34,9 @@ def sample(cases: list[pytest.Item], count: int) -> list[pytest.Item]:
 
 
 def _values(item: pytest.Item) -> set[tuple[str, str]]:
-    """The parameters of a case, each with its value: their `indices` are those of the case, which are all different."""
-    return {(name, repr(value)) for name, value in cast(pytest.Function, item).callspec.params.items()}
+    """The parameters of a case, each with its value: their `indices` are those of the case,
+    which are all different.
+    """
+    return {
+        (name, repr(value)) for name, value in cast(pytest.Function, item).callspec.params.items()
+    }

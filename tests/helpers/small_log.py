@@ -22,4 +22,13 @@ def small_log(
     progress: Progress | None = None,
     sinks: Sinks | None = None,
 ) -> Log:
-    return Log(folder, 0, steps, Speed(tokens, 1, torch.device("cpu"), expected), choices, warm_up, progress, sinks)
+    return Log(
+        folder,
+        0,
+        steps,
+        Speed(tokens, 1, torch.device("cpu"), expected),
+        choices,
+        warm_up,
+        progress,
+        sinks,
+    )

@@ -9,7 +9,9 @@ from scalec.compiler.ir import Program
 from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.syntax.source import Source
 
-DIMS = "vocab = 12  hidden = 4  heads = 4  kv_heads = 2  head_dim = 2  ffn = 8  layers = 2  blocks = 2"
+DIMS = (
+    "vocab = 12  hidden = 4  heads = 4  kv_heads = 2  head_dim = 2  ffn = 8  layers = 2  blocks = 2"
+)
 
 ATTENTION = """
     a = rmsnorm(x, norm1[hidden], eps)
@@ -87,7 +89,11 @@ train {{
         rules: list[str] = []
         for rule in filter(None, self.shard.split("  ")):
             dims, _, axes = rule.partition(" over ")
-            used = [dim for dim in dims.split(", ") if dim in ("batch", "seq") or re.search(rf"\b{dim}\b", self.body)]
+            used = [
+                dim
+                for dim in dims.split(", ")
+                if dim in ("batch", "seq") or re.search(rf"\b{dim}\b", self.body)
+            ]
             rules += [f"{', '.join(used)} over {axes}"] if used else []
         return "  ".join(rules)
 

@@ -28,7 +28,8 @@ KINDS = {Kind.INVARIANT: I, Kind.REPLICATED: R, Kind.PARTIAL: P}
 
 
 def run(text: str, program: Program, without: str = "") -> None:
-    """Type-checks `train_step` and `eval_step` of a program in strict mode, `without` the rule for that function.
+    """Type-checks `train_step` and `eval_step` of a program in strict mode, `without` the rule for
+    that function.
 
     Raises SpmdTypeError where types do not fit, RuntimeError or AssertionError where shapes do not.
     """
@@ -41,13 +42,18 @@ def run(text: str, program: Program, without: str = "") -> None:
 
 @contextmanager
 def checking(axes: dict[str, int]) -> Iterator[Mesh]:
-    """Their checker in strict mode, with shards followed dim by dim, on rank 0 of a mesh whose ranks are not there."""
+    """Their checker in strict mode, with shards followed dim by dim, on rank 0 of a mesh whose
+    ranks are not there.
+    """
     level = debug.get_debug_level()
     debug.set_debug_level(debug.DebugLevel.OFF)  # else gloo would compare what ranks do
     dist.init_process_group("fake", rank=0, world_size=prod(axes.values()), store=FakeStore())
     try:
         mesh = Mesh(axes)
-        with spmd.set_current_mesh(mesh.device_mesh), spmd.checker.typecheck(strict_mode="strict", local=False):
+        with (
+            spmd.set_current_mesh(mesh.device_mesh),
+            spmd.checker.typecheck(strict_mode="strict", local=False),
+        ):
             yield mesh
     finally:
         dist.destroy_process_group()
@@ -55,16 +61,25 @@ def checking(axes: dict[str, int]) -> Iterator[Mesh]:
 
 
 class _Named(ast.NodeTransformer):
-    """Gives `torch.zeros_like(…)` the form of a call by name, which can be bound anew; reads no file of names."""
+    """Gives `torch.zeros_like(…)` the form of a call by name, which can be bound anew; reads no
+    file of names.
+    """
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         function = node.func
-        if isinstance(function, ast.Name) and function.id == "Plan":  # types do not depend on names in files of weights
+        # types do not depend on names in files of weights
+        if isinstance(function, ast.Name) and function.id == "Plan":
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "names"]
         if isinstance(function, ast.Attribute) and function.attr in METHODS:
-            owner = [] if isinstance(function.value, ast.Name) and function.value.id == "torch" else [function.value]
-            return ast.Call(ast.Name(function.attr, ast.Load()), [*owner, *node.args], node.keywords)
+            owner = (
+                []
+                if isinstance(function.value, ast.Name) and function.value.id == "torch"
+                else [function.value]
+            )
+            return ast.Call(
+                ast.Name(function.attr, ast.Load()), [*owner, *node.args], node.keywords
+            )
         return node
 
 
@@ -76,7 +91,9 @@ def _module(text: str) -> ModuleType:
 
 
 class _Step:
-    """A built program, its parameters and inputs typed; it stands for the state that the step is given."""
+    """A built program, its parameters and inputs typed; it stands for the state that the step
+    is given.
+    """
 
     def __init__(self, module: ModuleType, program: Program, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -110,7 +127,9 @@ class _Step:
         for bucket in self._program.buckets:
             shards = bucket.type.axes_in(Kind.SHARDED)
             types = [_kinds(self._uses[name]) for name in bucket.params]
-            assert all(type == types[0] for type in types), f"{bucket.name}: parameters of several types"
+            assert all(type == types[0] for type in types), (
+                f"{bucket.name}: parameters of several types"
+            )
             duals = {axis: type.backward_type() for axis, type in types[0].items()}
             spmd.assert_type(flat[bucket.name], duals, partition_spec=_spec([shards]))
         return flat
@@ -124,7 +143,9 @@ class _Step:
         types = self._program.types
         rotated = next(types[op.inputs[0]] for op in self._program.ops if roles(op, types).rotated)
         axes = rotated.axes_of(SEQUENCE)
-        places = {axis: sharded(SEQUENCE) if axis in axes else REPLICATED for axis in self.mesh.axes}
+        places = {
+            axis: sharded(SEQUENCE) if axis in axes else REPLICATED for axis in self.mesh.axes
+        }
         of = Type(rotated.dtype, (SEQUENCE,), self._program.places(places))
         annotate(table, of, [(), axes, *[()] * (table.dim() - 2)])
 
@@ -146,20 +167,32 @@ class _Step:
         record = self._records[name]
         names = record.device_mesh.mesh_dim_names
         return [
-            tuple(axis for axis, place in zip(names, record.placements, strict=True) if place.is_shard(dim))
+            tuple(
+                axis
+                for axis, place in zip(names, record.placements, strict=True)
+                if place.is_shard(dim)
+            )
             for dim in range(record.dim())
         ]
 
 
 def annotate(x: Tensor, type: Type, split: list[tuple[str, ...]]) -> None:
-    """Gives a local tensor the type that the IR says, its dims split over these axes, outer first."""
-    assert {axis for axes in split for axis in axes} == set(type.axes_in(Kind.SHARDED)), f"{type}: split {split}"
+    """Gives a local tensor the type that the IR says, its dims split over these axes, outer
+    first.
+    """
+    assert {axis for axes in split for axis in axes} == set(type.axes_in(Kind.SHARDED)), (
+        f"{type}: split {split}"
+    )
     spmd.assert_type(x, _kinds(type), partition_spec=_spec(split))
 
 
 def _kinds(type: Type) -> dict[str, Any]:
     """The types on the axes of the mesh that do not shard."""
-    return {axis: KINDS[type.at(axis).kind] for axis in spmd.current_mesh_names() or () if type.at(axis).kind in KINDS}
+    return {
+        axis: KINDS[type.at(axis).kind]
+        for axis in spmd.current_mesh_names() or ()
+        if type.at(axis).kind in KINDS
+    }
 
 
 def _spec(split: list[tuple[str, ...]]) -> Any:

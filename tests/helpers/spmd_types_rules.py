@@ -1,8 +1,11 @@
-"""The calls of an emitted program in the terms of `spmd_types`: its own collectives, and rules where it has none.
+"""The calls of an emitted program in the terms of `spmd_types`: its own collectives, and rules
+where it has none.
 
-A joint coercion over several axes is one for each: what leaves a sharded dim innermost first, all else outermost first.
+A joint coercion over several axes is one for each: what leaves a sharded dim innermost first, all
+else outermost first.
 
-Non-goals: values.  Under a fake process group nothing is communicated; only types and local shapes are meant.
+Non-goals: values.  Under a fake process group nothing is communicated; only types and local shapes
+are meant.
 """
 
 from collections.abc import Callable
@@ -24,9 +27,11 @@ I, P, R, S, V, rules = spmd.I, spmd.P, spmd.R, spmd.S, spmd.V, spmd.rules  # noq
 METHODS: dict[str, Callable[..., Tensor]] = {"zeros_like": torch.zeros_like}
 """Names that emitted programs do not call bare, and the tests do."""
 
-CONVERT: Callable[..., Tensor] = partial(spmd.convert, expert_mode=True)  # it calls some conjugates expert
+# it calls some conjugates expert
+CONVERT: Callable[..., Tensor] = partial(spmd.convert, expert_mode=True)
 
-# ours → their function and the types from and to; S stands for S(dim), whose dims follow the axis in the call.
+# ours → their function and the types from and to; S stands for S(dim), whose dims follow the axis
+# in the call.
 COERCIONS: dict[str, tuple[Callable[..., Tensor], Any, Any]] = {
     "replicate": (CONVERT, I, R),
     "all_reduce": (spmd.all_reduce, P, I),
@@ -47,17 +52,23 @@ def coerced(name: str, x: Tensor, group: ProcessGroup, *dims: int) -> Tensor:
     """The coercion that we call `name` as theirs, over one axis."""
     function, source, target = COERCIONS[name]
     left = list(dims)
-    ends = {key: S(left.pop(0)) if end is S else end for key, end in (("src", source), ("dst", target))}
+    ends = {
+        key: S(left.pop(0)) if end is S else end for key, end in (("src", source), ("dst", target))
+    }
     return function(x, group, **ends)
 
 
 class Swap:
-    """The values of an emitted program's names here, on one mesh; `loss` is the type of the sum of losses."""
+    """The values of an emitted program's names here, on one mesh; `loss` is the type of the sum
+    of losses.
+    """
 
     def __init__(self, mesh: Mesh, loss: dict[str, Any]) -> None:
         self._loss = loss
         with spmd.no_typecheck():
-            self._groups = {name: mesh.axis(name).group for name, size in mesh.axes.items() if size > 1}
+            self._groups = {
+                name: mesh.axis(name).group for name, size in mesh.axes.items() if size > 1
+            }
 
     def names(self, without: str = "") -> dict[str, Any]:
         """Each name and what it is bound to; one without a rule stays what it was."""
@@ -73,8 +84,12 @@ class Swap:
     def _axes(self, axis: Axis) -> list[str]:
         return [name for name in self._groups if name in axis.name.split("*")]
 
-    def _coerce(self, name: str, x: Tensor, axis: Axis, *args: int, zigzag: bool = False, **dims: int) -> Tensor:
-        """Their types do not say in which order a sharded dim lies, so that a zigzag is as any other shard."""
+    def _coerce(
+        self, name: str, x: Tensor, axis: Axis, *args: int, zigzag: bool = False, **dims: int
+    ) -> Tensor:
+        """Their types do not say in which order a sharded dim lies, so that a zigzag is as any
+        other shard.
+        """
         axes = self._axes(axis)
         for one in reversed(axes) if COERCIONS[name][1] is S else axes:
             x = coerced(name, x, self._groups[one], *args, *dims.values())
@@ -88,7 +103,10 @@ class Swap:
         spmd.assert_type(x, dict.fromkeys(self._axes(axis), V))
         with spmd.no_typecheck():
             out = x.clone()
-        types = {**spmd.get_local_type(x), **{spmd.normalize_axis(name): R for name in self._axes(axis)}}
+        types = {
+            **spmd.get_local_type(x),
+            **{spmd.normalize_axis(name): R for name in self._axes(axis)},
+        }
         return spmd.assert_type(out, types, partition_spec=spmd.get_partition_spec(x))
 
     def _all_reduce_(self, x: Tensor, axis: Axis) -> Tensor:
@@ -96,8 +114,11 @@ class Swap:
             x = spmd.all_reduce(x, self._groups[one], src=P, dst=I, inplace=True)
         return x
 
-    def _regather(self, x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> nullcontext[Tensor]:
-        return nullcontext(self._coerce("all_gather", x, axis, dim))  # that backward gathers again changes no type
+    def _regather(
+        self, x: Tensor, axis: Axis, dim: int, zigzag: bool = False
+    ) -> nullcontext[Tensor]:
+        # that backward gathers again changes no type
+        return nullcontext(self._coerce("all_gather", x, axis, dim))
 
     # Rules, for what their checker does not follow by itself (RULED says why).
 
@@ -107,7 +128,12 @@ class Swap:
         return spmd.assert_type(zeros, self._loss)
 
     def _attention(
-        self, q: Tensor, k: Tensor, v: Tensor, layout: str = "bshd", positions: Positions | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: str = "bshd",
+        positions: Positions | None = None,
     ) -> Tensor:
         with spmd.no_typecheck():
             out = runtime.attention(q, k, v, layout, positions=positions)
@@ -116,9 +142,12 @@ class Swap:
         if _heads(q) == _heads(k):
             rules.einsum(equation, q, k, v, out=out)
             return out
-        with spmd.local():  # heads of q over more ranks than those of k: kinds alone, and the result lies as q does
+        # heads of q over more ranks than those of k: kinds alone, and the result lies as q does
+        with spmd.local():
             types = rules.einsum(equation, q, k, v)
-        return spmd.assert_type(out, spmd.get_local_type(types), partition_spec=spmd.get_partition_spec(q))
+        return spmd.assert_type(
+            out, spmd.get_local_type(types), partition_spec=spmd.get_partition_spec(q)
+        )
 
     def _embedding(self, tokens: Tensor, table: Tensor, axis: Axis | None = None) -> Tensor:
         if axis is None:
@@ -128,13 +157,19 @@ class Swap:
         rules.einsum("...,vh->...h", _without_gradient(tokens, table), table, out=out)
         return out
 
-    def _max_logit(self, logits: Tensor, axis: Axis | None = None, classes: int | None = None) -> Tensor:
-        """The maximum of parts is V without a dim, which no op but the all-reduce (max) may take."""
+    def _max_logit(
+        self, logits: Tensor, axis: Axis | None = None, classes: int | None = None
+    ) -> Tensor:
+        """The maximum of parts is V without a dim, which no op but the all-reduce (max) may
+        take.
+        """
         with spmd.no_typecheck():
             out = runtime.max_logit(logits, axis, classes)
         spec = spmd.get_partition_spec(logits)
         assert spec is not None, "a maximum of parts of nothing"
-        return spmd.assert_type(out, spmd.get_local_type(logits), partition_spec=spmd.PartitionSpec(*spec[:-1]))
+        return spmd.assert_type(
+            out, spmd.get_local_type(logits), partition_spec=spmd.PartitionSpec(*spec[:-1])
+        )
 
     def _local_softmax_stats(
         self, logits: Tensor, m: Tensor, labels: Tensor, axis: Axis, classes: int | None = None
@@ -172,7 +207,9 @@ def _shards(x: Tensor) -> list[Any]:
 
 
 def _without_gradient(x: Tensor, beside: Tensor) -> Any:
-    """Integers, which have no gradient, typed R instead of I on the axes where `beside` is not I."""
+    """Integers, which have no gradient, typed R instead of I on the axes where `beside` is not
+    I.
+    """
     like: Any = x
     for axis, type in spmd.get_local_type(beside).items():
         if type is not I and spmd.get_local_type(x)[axis] is I:
@@ -181,12 +218,24 @@ def _without_gradient(x: Tensor, beside: Tensor) -> Any:
 
 
 RULED = {
-    "zeros_like": "zeros are P as well as R, which it does not know; the sum over microbatches begins with them",
-    "attention": "DTensor's propagation, which it uses, fails in scaled_dot_product_attention with a causal mask",
-    "embedding": "tokens are compared with this rank's part of the vocabulary: elementwise ops to it",
+    "zeros_like": (
+        "zeros are P as well as R, which it does not know; the sum over microbatches begins"
+        " with them"
+    ),
+    "attention": (
+        "DTensor's propagation, which it uses, fails in scaled_dot_product_attention with a"
+        " causal mask"
+    ),
+    "embedding": (
+        "tokens are compared with this rank's part of the vocabulary: elementwise ops to it"
+    ),
     "max_logit": "it knows partial sums, not maxima",
-    "local_softmax_stats": "it does not look into autograd functions; labels are compared with this rank's classes",
-    "cross_entropy": "it refuses to flatten two sharded dims into one, as cross entropy of all tokens does",
+    "local_softmax_stats": (
+        "it does not look into autograd functions; labels are compared with this rank's classes"
+    ),
+    "cross_entropy": (
+        "it refuses to flatten two sharded dims into one, as cross entropy of all tokens does"
+    ),
     "sum_squares": "DTensor's norm of a sharded tensor is no partial sum, though its square is",
 }
 """The local functions that it does not follow by itself, and why; `Swap` has a rule for each."""

@@ -1,8 +1,8 @@
 """A small model in stages, written by hand as programs are, and its rows under every schedule.
 
-Purpose: the same model on the ranks of a pipeline and, as the reference, on one.  Three values cross from stage to
-stage: one that is not contiguous, one of integers, and one that the last stage does not use.
-Non-goals: what is asserted of it (`tests/runtime/pipeline/test_executor.py`).
+Purpose: the same model on the ranks of a pipeline and, as the reference, on one.  Three values
+cross from stage to stage: one that is not contiguous, one of integers, and one that the last stage
+does not use.  Non-goals: what is asserted of it (`tests/runtime/pipeline/test_executor.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +31,9 @@ def _nothing(stage: int) -> None:
 
 
 class Stage(nn.Module):
-    """Embedding in the first; x + tanh(x w₁ᵀ) w₂ᵀ, which reads what all stages are given; head and loss in the last."""
+    """Embedding in the first; x + tanh(x w₁ᵀ) w₂ᵀ, which reads what all stages are given; head
+    and loss in the last.
+    """
 
     def __init__(self, stage: int, stages: int) -> None:
         super().__init__()
@@ -41,7 +43,11 @@ class Stage(nn.Module):
         def weight(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator))
 
-        self.w1, self.w2, self.scale = weight(2 * WIDTH, WIDTH), weight(WIDTH, 2 * WIDTH), weight(WIDTH)
+        self.w1, self.w2, self.scale = (
+            weight(2 * WIDTH, WIDTH),
+            weight(WIDTH, 2 * WIDTH),
+            weight(WIDTH),
+        )
         if self.is_first:
             self.wte, self.memory = weight(VOCAB, WIDTH), weight(VOCAB, WIDTH)
         if self.is_last:
@@ -49,17 +55,27 @@ class Stage(nn.Module):
         for parameter in self.parameters():
             parameter.grad = torch.zeros_like(parameter)  # in place of a view of a bucket
 
-    def forward(self, given: tuple[Tensor, ...] | None, tokens: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(
+        self, given: tuple[Tensor, ...] | None, tokens: Tensor, labels: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
         """The three values, or the loss."""
         if given is None:
             assert self.is_first
-            x, odd, memory = split_embedding(tokens, self.wte), tokens % 2, split_embedding(tokens[:, 0], self.memory)
+            x, odd, memory = (
+                split_embedding(tokens, self.wte),
+                tokens % 2,
+                split_embedding(tokens[:, 0], self.memory),
+            )
         else:
             x, odd, memory = given
-        x = x + split_linear(torch.tanh(split_linear(x * self.scale, self.w1)), self.w2) * odd.unsqueeze(-1)
+        x = x + split_linear(
+            torch.tanh(split_linear(x * self.scale, self.w1)), self.w2
+        ) * odd.unsqueeze(-1)
         if self.is_last:
             logits = split_linear(x, self.head).flatten(0, -2)
-            return nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-1, reduction="sum")
+            return nn.functional.cross_entropy(
+                logits, labels.flatten(), ignore_index=-1, reduction="sum"
+            )
         x = x + memory.unsqueeze(1)
         return x.transpose(0, 1).contiguous().transpose(0, 1), odd, memory * 1.5
 
@@ -67,7 +83,9 @@ class Stage(nn.Module):
 class Model(nn.Module):
     """Some of the stages; `begins` is told of each call."""
 
-    def __init__(self, held: Iterable[int], stages: int, begins: Callable[[int], None] = _nothing) -> None:
+    def __init__(
+        self, held: Iterable[int], stages: int, begins: Callable[[int], None] = _nothing
+    ) -> None:
         super().__init__()
         self.stages = nn.ModuleDict({str(stage): Stage(stage, stages) for stage in held})
         self.begins = begins
@@ -82,7 +100,9 @@ class Model(nn.Module):
     def gradients(self) -> dict[str, Tensor]:
         """By name."""
         return {
-            name: parameter.grad.clone() for name, parameter in self.named_parameters() if parameter.grad is not None
+            name: parameter.grad.clone()
+            for name, parameter in self.named_parameters()
+            if parameter.grad is not None
         }
 
 

@@ -8,7 +8,9 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
 WASTEFUL = "mesh { dp = 64  tp = 8 }  state { zero 1 over dp }  train { recompute = full }"
-"""Sections over those of the shipped plan of Llama 3 70B that make it a slow one: there is advice to give."""
+"""Sections over those of the shipped plan of Llama 3 70B that make it a slow one: there is
+advice to give.
+"""
 
 HARDWARE = Hardware(
     "any",
@@ -22,7 +24,18 @@ HARDWARE = Hardware(
     ranks_per_node=4,
 )
 
-HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS, SEQ, BATCH, STEPS = 64, 96, 8, 4, 8, 128, 4, 32, 8, 2
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS, SEQ, BATCH, STEPS = (
+    64,
+    96,
+    8,
+    4,
+    8,
+    128,
+    4,
+    32,
+    8,
+    2,
+)
 
 MODEL = f"""model tiny(tokens[batch, seq], labels[batch, seq]) {{
   dims {{ vocab = {VOCAB}  hidden = {HIDDEN}  heads = {HEADS}  kv_heads = {KV_HEADS}  head_dim = {HEAD_DIM}
@@ -91,13 +104,21 @@ train {
 
 PROGRAMS = {
     "one rank": compiled(),
-    "tp": compiled("dp = 2  tp = 2", "batch over dp\nvocab, heads, kv_heads, ffn over tp\nseq over tp"),
+    "tp": compiled(
+        "dp = 2  tp = 2", "batch over dp\nvocab, heads, kv_heads, ffn over tp\nseq over tp"
+    ),
     "zero 3": compiled("dp = 4", "batch over dp", "state { zero 3 over dp }"),
-    "zero 3, far ahead": compiled("dp = 2", "batch over dp", "state { zero 3 over dp  prefetch = 2 }", layers=11),
-    "zero 1, recomputed": compiled("dp = 4", "batch over dp", "state { zero 1 over dp }", "recompute = full"),
+    "zero 3, far ahead": compiled(
+        "dp = 2", "batch over dp", "state { zero 3 over dp  prefetch = 2 }", layers=11
+    ),
+    "zero 1, recomputed": compiled(
+        "dp = 4", "batch over dp", "state { zero 1 over dp }", "recompute = full"
+    ),
     "ring": compiled("cp = 4", "seq over cp as zigzag via ring"),
     "pipeline": compiled(
-        "pp = 2  dp = 2", "batch over dp\nlayers over pp", "pipeline { schedule = interleaved_1f1b(chunks=2) }"
+        "pp = 2  dp = 2",
+        "batch over dp\nlayers over pp",
+        "pipeline { schedule = interleaved_1f1b(chunks=2) }",
     ),
     "pipeline, zero 2": compiled(
         "pp = 2  dp = 4",

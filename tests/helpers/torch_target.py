@@ -1,4 +1,6 @@
-"""Compiles plans for torch alone, and runs such programs on forked gloo ranks as `oracle.harness` runs the others."""
+"""Compiles plans for torch alone, and runs such programs on forked gloo ranks as
+`oracle.harness` runs the others.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -53,11 +55,18 @@ def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
 
 
 def run(
-    ranks: int, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float, is_read: bool = True
+    ranks: int,
+    module: ModuleType,
+    start: Tensors,
+    batches: Sequence[Inputs],
+    lr: float,
+    is_read: bool = True,
 ) -> list[Step]:
-    """Trains a program from `start` on global batches, [rows, seq] each; its steps, put together of all ranks'.
+    """Trains a program from `start` on global batches, [rows, seq] each; its steps, put together of
+    all ranks'.
 
-    Torch compares each message of stages with what the plan says of it, where each stage reads all that it receives.
+    Torch compares each message of stages with what the plan says of it, where each stage reads all
+    that it receives.
     """
     found = run_ranks(ranks, _train, module, start, batches, lr, is_read)
     return [_joined(each, start) for each in zip(*found, strict=True)]
@@ -70,7 +79,10 @@ def _joined(steps: Sequence[Step], start: Tensors) -> Step:
     gradients: dict[str, Tensor] = {}
     parameters: dict[str, Tensor] = {}
     for it in steps:
-        assert all(torch.equal(it.parameters[name], parameters[name]) for name in it.parameters.keys() & parameters)
+        assert all(
+            torch.equal(it.parameters[name], parameters[name])
+            for name in it.parameters.keys() & parameters
+        )
         gradients |= it.gradients
         parameters |= it.parameters
     assert gradients.keys() == parameters.keys() == start.keys()
@@ -92,14 +104,20 @@ def mesh_of(module: ModuleType) -> Any:
     return init_device_mesh("cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH))
 
 
-def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float, is_read: bool) -> list[Step]:
-    torch.set_deterministic_debug_mode("default")  # torch's own optimizers and DTensors sum as they like
+def _train(
+    module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float, is_read: bool
+) -> list[Step]:
+    # torch's own optimizers and DTensors sum as they like
+    torch.set_deterministic_debug_mode("default")
     mesh = mesh_of(module)
     model, optimizer = module.build(mesh)
     for stage in model.schedule._stages if hasattr(model, "schedule") else ():
         stage._runtime_validate = is_read
     fill(module, model, start)
-    return [_step(module, model, optimizer, module.microbatches(mesh, *batch), lr, start) for batch in batches]
+    return [
+        _step(module, model, optimizer, module.microbatches(mesh, *batch), lr, start)
+        for batch in batches
+    ]
 
 
 def fill(module: ModuleType, model: torch.nn.Module, start: Tensors) -> None:
@@ -107,10 +125,14 @@ def fill(module: ModuleType, model: torch.nn.Module, start: Tensors) -> None:
     with torch.no_grad():
         for name, param in model.named_parameters():
             value: Any = param.data
-            value.copy_(module.placed(start[name].view(value.shape), value.device_mesh, value.placements))
+            value.copy_(
+                module.placed(start[name].view(value.shape), value.device_mesh, value.placements)
+            )
 
 
-def _step(module: ModuleType, model: torch.nn.Module, optimizer: Any, batch: Any, lr: float, like: Tensors) -> Step:
+def _step(
+    module: ModuleType, model: torch.nn.Module, optimizer: Any, batch: Any, lr: float, like: Tensors
+) -> Step:
     """One step; its reduced gradients are copied before they are scaled."""
     gradients: dict[str, Tensor] = {}
 
@@ -120,14 +142,18 @@ def _step(module: ModuleType, model: torch.nn.Module, optimizer: Any, batch: Any
         gradients.update(zip(names, (each.full_tensor().clone() for each in found), strict=True))
         return found
 
-    owner, name = (model, "gradients") if hasattr(model, "gradients") else (module, "reduced_gradients")
+    owner, name = (
+        (model, "gradients") if hasattr(model, "gradients") else (module, "reduced_gradients")
+    )
     plain: Any = getattr(owner, name)
     setattr(owner, name, reduced)
     metrics = module.train_step(model, optimizer, batch, lr)
     setattr(owner, name, plain)
     kept: Any = dict(model.named_parameters())
     parameters = {name: param.full_tensor().clone() for name, param in kept.items()}
-    return Step(float(metrics.loss), float(metrics.norm), _like(gradients, like), _like(parameters, like))
+    return Step(
+        float(metrics.loss), float(metrics.norm), _like(gradients, like), _like(parameters, like)
+    )
 
 
 def _like(values: Tensors, like: Tensors) -> Tensors:

@@ -1,7 +1,9 @@
-"""Every op of one operand that gives a tensor of the same dims, by its definition in plain torch: the row for tests.
+"""Every op of one operand that gives a tensor of the same dims, by its definition in plain torch:
+the row for tests.
 
-From it come the op's cases of the typing rule, the proof's semantics, random models, the memory account and training.
-Non-goals: torch's own functions, which emitted programs call and are held against these.
+From it come the op's cases of the typing rule, the proof's semantics, random models, the memory
+account and training.  Non-goals: torch's own functions, which emitted programs call and are held
+against these.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,18 +43,27 @@ def written(name: str, x: str, over: str = "") -> str:
 
 
 def cases(name: str, dims: Sequence[str]) -> Iterator[tuple[Formula, dict[str, Attr]]]:
-    """The definition for tensors of these dims, the first of which counts samples, with each of the op's attributes."""
+    """The definition for tensors of these dims, the first of which counts samples, with each of
+    the op's attributes.
+    """
     for attrs in UNARY[name].attrs:
         if goes_over_one(name):
             for dim in dims[1:]:
-                yield partial(UNARY[name].formula, dim=dims.index(dim), **attrs), {**attrs, "over": (dim,)}
+                yield (
+                    partial(UNARY[name].formula, dim=dims.index(dim), **attrs),
+                    {**attrs, "over": (dim,)},
+                )
         else:
             yield partial(UNARY[name].formula, **attrs), attrs
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Hendrycks and Gimpel 2016."""
-    inner = (sqrt(2 / pi) * (x + 0.044715 * x**3)).tanh() if approximate == "tanh" else (x / sqrt(2)).erf()
+    inner = (
+        (sqrt(2 / pi) * (x + 0.044715 * x**3)).tanh()
+        if approximate == "tanh"
+        else (x / sqrt(2)).erf()
+    )
     return 0.5 * x * (1 + inner)
 
 
@@ -66,11 +77,14 @@ UNARY = {
     "exp": Unary(torch.exp),
     "gelu": Unary(gelu, ({"approximate": "none"}, {"approximate": "tanh"})),
     "leaky_relu": Unary(
-        lambda x, negative_slope: torch.where(x > 0, x, negative_slope * x), ({"negative_slope": 0.25},)
+        lambda x, negative_slope: torch.where(x > 0, x, negative_slope * x),
+        ({"negative_slope": 0.25},),
     ),
     "relu": Unary(lambda x: x * (x > 0)),
     "roll": Unary(
-        lambda x, by, dim: x.index_select(dim, (torch.arange(x.shape[dim]) - int(by)) % x.shape[dim]),
+        lambda x, by, dim: x.index_select(
+            dim, (torch.arange(x.shape[dim]) - int(by)) % x.shape[dim]
+        ),
         ({"by": 2}, {"by": -1}),
     ),
     "sigmoid": Unary(lambda x: 1 / (1 + (-x).exp())),

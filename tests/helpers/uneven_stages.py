@@ -1,7 +1,8 @@
-"""A model of which other values cross at some cuts than at others: number, sizes and placements.  No tests.
+"""A model of which other values cross at some cuts than at others: number, sizes and placements.
+No tests.
 
-`layers` carries two values, their sequence over tp; `blocks` one, its features over tp; `rest` one, whose features are
-others and whole.  Documents are read in `layers` alone.
+`layers` carries two values, their sequence over tp; `blocks` one, its features over tp; `rest` one,
+whose features are others and whole.  Documents are read in `layers` alone.
 """
 
 from helpers.oracle.plans import ROWS, SEQ, Case
@@ -30,7 +31,11 @@ CHUNKS = "interleaved_1f1b(chunks=4)  stages = [1, 1, 1, 1, 1, 1, 1, 0]"
 def unlike(schedule: str = CHUNKS, options: str = "", case: Case = STAGED) -> str:
     """The plan's text: on one device, or in stages on a mesh."""
     mesh = "pp = 2  tp = 2" if case.pp > 1 else ""
-    rules = "vocab, heads, ffn over tp  seq over tp  layers, blocks, rest over pp" if case.pp > 1 else ""
+    rules = (
+        "vocab, heads, ffn over tp  seq over tp  layers, blocks, rest over pp"
+        if case.pp > 1
+        else ""
+    )
     return f"""model unlike(tokens[batch, seq], labels[batch, seq], documents[batch, seq]) {{
   dims {{ vocab = 32  hidden = 16  heads = 4  head_dim = 4  ffn = 24  narrow = 6  layers = 3  blocks = 2  rest = 2 }}
   init ~ normal(0.02) {MODEL}}}

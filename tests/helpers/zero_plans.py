@@ -1,4 +1,6 @@
-"""A small plan whose turns have buckets of their own, under any stage of sharing; sizes that leave no padding."""
+"""A small plan whose turns have buckets of their own, under any stage of sharing; sizes that
+leave no padding.
+"""
 
 from math import prod
 
@@ -36,7 +38,12 @@ def plan_text(state: str, microbatches: int = 3, mesh: str = "dp = 2") -> str:
     axes, sizes = mesh.replace("=", "").split()[::2], map(int, mesh.split()[2::3])
     batch = prod(sizes) * microbatches
     text = PLAN
-    for name, value in (("MESH", mesh), ("DATA", ", ".join(axes)), ("STATE", state), ("BATCH", str(batch))):
+    for name, value in (
+        ("MESH", mesh),
+        ("DATA", ", ".join(axes)),
+        ("STATE", state),
+        ("BATCH", str(batch)),
+    ):
         text = text.replace(name, value)
     return text
 

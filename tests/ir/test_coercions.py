@@ -1,7 +1,7 @@
 """The table of coercions: closed under duality, and what `path` makes of it.
 
-Non-goals: what each coercion does, and that its conjugate is its adjoint (`proof/test_simulated_mesh.py`); the
-runtime's collectives (`runtime/comm`).
+Non-goals: what each coercion does, and that its conjugate is its adjoint
+(`proof/test_simulated_mesh.py`); the runtime's collectives (`runtime/comm`).
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,40 @@ from hypothesis import strategies as st
 
 from helpers.empty_programs import frame, placements
 from helpers.field_values import TRIALS, drawn, is_spread, spread
-from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Placement, Program, Type, sharded
-from scalec.compiler.ir.placements import COERCIONS, DUAL, OrderError, Step, coercion, conjugate, dual, path
+from scalec.compiler.ir import (
+    INVARIANT,
+    MAXIMUM,
+    PARTIAL,
+    REPLICATED,
+    Kind,
+    Placement,
+    Program,
+    Type,
+    sharded,
+)
+from scalec.compiler.ir.placements import (
+    COERCIONS,
+    DUAL,
+    OrderError,
+    Step,
+    coercion,
+    conjugate,
+    dual,
+    path,
+)
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 
-EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
-ENTRIES = [(EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d"))) for a, b in COERCIONS]
+EXAMPLES = {
+    Kind.INVARIANT: INVARIANT,
+    Kind.REPLICATED: REPLICATED,
+    Kind.PARTIAL: PARTIAL,
+    Kind.MAXIMUM: MAXIMUM,
+}
+ENTRIES = [
+    (EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d")))
+    for a, b in COERCIONS
+]
 WITH_GRADIENT = [(a, b) for a, b in ENTRIES if a != MAXIMUM]
 
 
@@ -45,13 +72,23 @@ def test_conjugates_are_entries(entry: tuple[Placement, Placement]) -> None:
 
 @pytest.mark.parametrize("entry", WITH_GRADIENT, ids=ids)
 def test_conjugates_of_communication(entry: tuple[Placement, Placement]) -> None:
-    """An all-reduce goes with nothing, a gather with a scatter or a slice, an exchange with an exchange."""
+    """An all-reduce goes with nothing, a gather with a scatter or a slice, an exchange with an
+    exchange.
+    """
     pair = {COERCIONS[a.kind, b.kind].collective for a, b in (entry, conjugate(*entry))}
-    assert pair in ({""}, {"all_reduce", ""}, {"all_gather", "reduce_scatter"}, {"all_gather", ""}, {"all_to_all"})
+    assert pair in (
+        {""},
+        {"all_reduce", ""},
+        {"all_gather", "reduce_scatter"},
+        {"all_gather", ""},
+        {"all_to_all"},
+    )
 
 
 def test_all_changes_are_entries_but_one() -> None:
-    """Any placement can become any other; P → R starts as P → I does, and a maximum is only ever reduced."""
+    """Any placement can become any other; P → R starts as P → I does, and a maximum is only
+    ever reduced.
+    """
     kinds = [Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL]
     changes = {(a, b) for a in kinds for b in kinds if a is not b} | {(Kind.SHARDED, Kind.SHARDED)}
     maxima = {(Kind.MAXIMUM, Kind.REPLICATED), (Kind.MAXIMUM, Kind.INVARIANT)}
@@ -97,7 +134,11 @@ def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
 @given(pairs())
 def test_paths_lead_where_they_should(pair: Pair) -> None:
     """Each step is an entry of the table, and leaves the value as it is."""
-    world, numbers, steps = SimulatedMesh.of(pair.program), Field(TRIALS, len(pair.program.axes)), applied(pair)
+    world, numbers, steps = (
+        SimulatedMesh.of(pair.program),
+        Field(TRIALS, len(pair.program.axes)),
+        applied(pair),
+    )
     value = drawn(world, pair.source.dims, "value")
     held = spread(world, numbers, value, pair.source, "value")
     for step, before, after in steps:
@@ -111,7 +152,9 @@ def test_paths_lead_where_they_should(pair: Pair) -> None:
 @settings(max_examples=200)
 @given(pairs())
 def test_paths_move_innermost_axes_and_little(pair: Pair) -> None:
-    """Only the innermost axes of a dim move; by the table's stages, unless no such order moves innermost axes alone."""
+    """Only the innermost axes of a dim move; by the table's stages, unless no such order moves
+    innermost axes alone.
+    """
     steps = [step for step, _, _ in applied(pair)]
     stages = _stages(steps)
     assert _moves_innermost(steps, pair)
@@ -138,11 +181,16 @@ def _moves_innermost(steps: Sequence[Step], pair: Pair) -> bool:
 @settings(max_examples=200)
 @given(pairs())
 def test_paths_refuse_only_what_reorders_a_dim(pair: Pair) -> None:
-    """Where each dim keeps its outer axes, and one kind of change is asked of it, there is a path."""
+    """Where each dim keeps its outer axes, and one kind of change is asked of it, there is a
+    path.
+    """
     for dim in pair.source.dims:
         before, after = pair.source.axes_of(dim), pair.target.axes_of(dim)
         shared = min(len(before), len(after))
-        moved = {(pair.source.at(axis), pair.target.at(axis)) for axis in (*before[shared:], *after[shared:])}
+        moved = {
+            (pair.source.at(axis), pair.target.at(axis))
+            for axis in (*before[shared:], *after[shared:])
+        }
         if before[:shared] != after[:shared] or len(moved) > 1:
             return
     assert bool(path(pair.program, pair.source, pair.target.places)) == (pair.source != pair.target)
@@ -152,7 +200,9 @@ def test_sums_of_several_axes_are_one_collective() -> None:
     program = frame({"a": 2, "b": 3}, {"d": 12, "e": 24})
     pending = Type("f64", ("d", "e"), (("a", PARTIAL), ("b", PARTIAL)))
     assert path(program, pending, ()) == [Step(("a", "b"), PARTIAL, INVARIANT)]
-    assert [step.axes for step in path(program, pending, (("a", REPLICATED), ("b", REPLICATED)))] == [("a", "b")] * 2
+    assert [
+        step.axes for step in path(program, pending, (("a", REPLICATED), ("b", REPLICATED)))
+    ] == [("a", "b")] * 2
 
 
 @pytest.mark.parametrize("place", [INVARIANT, REPLICATED, PARTIAL, sharded("d")])

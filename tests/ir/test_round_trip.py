@@ -1,8 +1,8 @@
-"""IR text of any level, read back, has the proof and the program of the plan that it was printed from.
+"""IR text of any level, read back, has the proof and the program of the plan that it was printed
+from.
 
-A proof against IR text takes the forward in that text for the model, so it evaluates ops that no plan has: those that
-passes write.
-Non-goals: equality of programs (`test_text`).
+A proof against IR text takes the forward in that text for the model, so it evaluates ops that no
+plan has: those that passes write.  Non-goals: equality of programs (`test_text`).
 """
 
 from pathlib import Path
@@ -28,7 +28,9 @@ from scalec.testing import plans
 
 SHIPPED = sorted((Path(__file__).parents[2] / "plans").glob("*.scale"))
 KNOWN_BY = "    model=", "    unpadded="
-"""Lines of a program with the hash of its model, which only text of a model before any placement has."""
+"""Lines of a program with the hash of its model, which only text of a model before any
+placement has.
+"""
 
 EXPERTS_OVER_TOKENS = """
 model m(tokens[batch, seq], labels[batch, seq]) {
@@ -67,7 +69,9 @@ def levels(model: Program) -> tuple[Program, ...]:
 
 
 def shown_results(proof: Proof) -> Proof:
-    """What a proof shows, without what it compared with and the bound, which follows from the forward's degree."""
+    """What a proof shows, without what it compared with and the bound, which follows from the
+    forward's degree.
+    """
     return evolve(proof, against="", bound=0)
 
 
@@ -78,7 +82,9 @@ def lines_of_program(program: Program, model: Program, source: Source) -> list[s
 
 
 def check_levels(source: Source, wanted: int | None = None) -> None:
-    """The text of each level, or of the level `wanted`, gives the same proof and the same train.py as the plan."""
+    """The text of each level, or of the level `wanted`, gives the same proof and the same
+    train.py as the plan.
+    """
     model = resolve(source)
     programs = levels(model)
     last = programs[-1]
@@ -117,7 +123,9 @@ def test_every_level_of_small_plans(name: str) -> None:
 
 
 def _check_one_level(plan: str) -> None:
-    """Checks a level that the plan's length chooses: another draw would change which plans are drawn."""
+    """Checks a level that the plan's length chooses: another draw would change which plans are
+    drawn.
+    """
     source = Source("plan.scale", plan)
     try:
         lower(resolve(source))

@@ -1,4 +1,5 @@
-"""The IR's text reads back as the same program at every stage, and `wellformed` refuses corrupted programs.
+"""The IR's text reads back as the same program at every stage, and `wellformed` refuses corrupted
+programs.
 
 Non-goals: what programs compute (`tests/proof`).
 """
@@ -173,7 +174,12 @@ def test_wrong_text_is_refused(mistake: str) -> None:
 
 
 def test_every_op_says_what_it_takes() -> None:
-    assert [name for name, entry in OPS.items() if not entry.operands] == ["one", "zeros", "loss_scale", "loss_limit"]
+    assert [name for name, entry in OPS.items() if not entry.operands] == [
+        "one",
+        "zeros",
+        "loss_scale",
+        "loss_limit",
+    ]
 
 
 # ---- corrupted programs
@@ -183,7 +189,9 @@ Rewrite = Callable[[Op], Op | None]
 
 
 def rewritten(program: Program, rewrite: Rewrite) -> Program:
-    """The program with the first op rewritten (or left out) that `rewrite` does not return as it is."""
+    """The program with the first op rewritten (or left out) that `rewrite` does not return as
+    it is.
+    """
     done: list[Op] = []
 
     def body(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -237,12 +245,18 @@ def rename_result(op: Op) -> Op:
 
 
 def bind_twice(op: Op) -> Op:
-    return evolve(op, outputs=(Value(op.inputs[0], op.outputs[0].type),)) if op.kind == "silu" else op
+    return (
+        evolve(op, outputs=(Value(op.inputs[0], op.outputs[0].type),)) if op.kind == "silu" else op
+    )
 
 
 def forget_placements(op: Op) -> Op:
     first = op.outputs[0]
-    return evolve(op, outputs=(Value(first.name, evolve(first.type, places=())),)) if op.kind == "silu" else op
+    return (
+        evolve(op, outputs=(Value(first.name, evolve(first.type, places=())),))
+        if op.kind == "silu"
+        else op
+    )
 
 
 def swap_dims(op: Op) -> Op:
@@ -273,7 +287,9 @@ def in_first_loop(change: Callable[[Region], Region]) -> Callable[[Program], Pro
     def changed(region: Region) -> Region:
         return change(region) if region.kind == "repeat" else evolve(region, body=body(region.body))
 
-    return lambda program: evolve(program, region=evolve(program.region, body=body(program.region.body)))
+    return lambda program: evolve(
+        program, region=evolve(program.region, body=body(program.region.body))
+    )
 
 
 CORRUPTIONS = {
@@ -289,11 +305,15 @@ CORRUPTIONS = {
     "placements forgotten": first_op(forget_placements),
     "dims in another order": first_op(swap_dims),
     "an operand left out": first_op(fewer_operands),
-    "a carried value left out": in_first_loop(lambda region: evolve(region, yields=region.yields[1:])),
+    "a carried value left out": in_first_loop(
+        lambda region: evolve(region, yields=region.yields[1:])
+    ),
     "a slice taken of another dim": in_first_loop(lambda region: evolve(region, dim="seq")),
     "a result left out": in_first_loop(lambda region: evolve(region, results=region.results[:-1])),
     "an argument from nowhere": in_first_loop(
-        lambda region: evolve(region, args=(evolve(region.args[0], source="nowhere"), *region.args[1:]))
+        lambda region: evolve(
+            region, args=(evolve(region.args[0], source="nowhere"), *region.args[1:])
+        )
     ),
 }
 

@@ -1,8 +1,9 @@
-"""Arithmetic between tensors and numbers: what it means, how it is emitted, and what of it is refused.
+"""Arithmetic between tensors and numbers: what it means, how it is emitted, and what of it is
+refused.
 
-Purpose: one plan of many expressions; its step is proved, each is emitted as a person would write it, and the
-read-back refuses every change of a sign, a number or a side.
-Non-goals: arithmetic on dims and constants alone (`tests/frontend`).
+Purpose: one plan of many expressions; its step is proved, each is emitted as a person would write
+it, and the read-back refuses every change of a sign, a number or a side.  Non-goals: arithmetic on
+dims and constants alone (`tests/frontend`).
 """
 
 import ast
@@ -148,7 +149,9 @@ def test_a_pending_sum_is_reduced_once_before_it_meets_a_number(expression: str)
     ops = list(walk(plan.program().region.body))
     made = {value.name: op.kind for op in ops for value in op.outputs}
     scattered = [
-        op for op in ops if op.kind == "coerce" and [end.kind for end in ends(op)] == [Kind.PARTIAL, Kind.SHARDED]
+        op
+        for op in ops
+        if op.kind == "coerce" and [end.kind for end in ends(op)] == [Kind.PARTIAL, Kind.SHARDED]
     ]
     forward = [made[op.inputs[0]] for op in scattered if not op.inputs[0].startswith("d_")]
     assert forward == ["embedding", "contract"]
@@ -177,7 +180,11 @@ def changed(expression: str) -> Iterator[str]:
         match node:
             case ast.BinOp():
                 op, (left, right) = node.op, (node.left, node.right)
-                for node.op in [ast.Sub() if isinstance(op, ast.Add) else ast.Add(), ast.Mult(), ast.Div()]:
+                for node.op in [
+                    ast.Sub() if isinstance(op, ast.Add) else ast.Add(),
+                    ast.Mult(),
+                    ast.Div(),
+                ]:
                     yield ast.unparse(tree)
                 node.op, node.left, node.right = op, right, left
                 yield ast.unparse(tree)
@@ -230,4 +237,6 @@ def test_what_has_no_meaning_is_refused_at_its_place(expression: str) -> None:
         plan.program()
     (found,) = caught.value.diagnostics
     line = plan.text().splitlines()[found.span.line - 1]
-    assert (found.code, line[found.span.column - 1 : found.span.end_column - 1]) == REFUSED[expression]
+    assert (found.code, line[found.span.column - 1 : found.span.end_column - 1]) == REFUSED[
+        expression
+    ]

@@ -17,7 +17,9 @@ def program() -> Program:
 
 def value(program: Program) -> str:
     """A matrix that is the same on all ranks."""
-    return next(name for name, type in program.types.items() if not type.places and len(type.dims) == 2)
+    return next(
+        name for name, type in program.types.items() if not type.places and len(type.dims) == 2
+    )
 
 
 def test_names_are_fresh_also_among_bodies(program: Program) -> None:
@@ -32,15 +34,17 @@ def test_names_are_fresh_also_among_bodies(program: Program) -> None:
 def test_free_names_are_taken(program: Program) -> None:
     loss = program.region.yields[0].name
     assert OpBuilder(program).value(loss, program.types[loss]).name != loss
-    assert OpBuilder(program, free=[name for name in program.types if name.split(".")[0] == "loss"]).value(
-        "loss", program.types[loss]
-    ) == Value("loss", program.types[loss])
+    assert OpBuilder(
+        program, free=[name for name in program.types if name.split(".")[0] == "loss"]
+    ).value("loss", program.types[loss]) == Value("loss", program.types[loss])
 
 
 def test_a_coercion_over_no_axis_and_a_cast_to_the_same_are_none(program: Program) -> None:
     builder, name = OpBuilder(program), value(program)
     dtype = program.types[name].dtype
-    assert builder.coerce(name, Step((), INVARIANT, REPLICATED)) == name == builder.cast(name, dtype)
+    assert (
+        builder.coerce(name, Step((), INVARIANT, REPLICATED)) == name == builder.cast(name, dtype)
+    )
     assert not builder.body
     assert builder.types[builder.cast(name, "f64")].dtype == "f64"
 
@@ -56,4 +60,11 @@ def test_operands_that_do_not_fit_are_told(program: Program) -> None:
     builder, name = OpBuilder(program), value(program)
     pending = builder.coerce(name, Step(("dp",), INVARIANT, PARTIAL))
     with pytest.raises(TypingError, match=r"mixes partial and not|linear"):
-        builder.typed(Op("add", (name, pending), (Value("sum", program.types[name]),), span=program.region.span))
+        builder.typed(
+            Op(
+                "add",
+                (name, pending),
+                (Value("sum", program.types[name]),),
+                span=program.region.span,
+            )
+        )

@@ -1,4 +1,6 @@
-"""Dropout in the language and the IR: what is written, what the compiler adds, and what is refused."""
+"""Dropout in the language and the IR: what is written, what the compiler adds, and what is
+refused.
+"""
 
 import pytest
 
@@ -54,7 +56,10 @@ def test_each_dropout_is_told_from_the_others_and_backward_is_told_which_it_is()
 
 def test_every_repeat_forks_the_draws_of_what_is_around_it() -> None:
     inner = "repeat layers { x = dropout(x, 0.1)  x = x * dropout(x, 0.1) }"
-    model = compiled(of(f"repeat blocks {{ {inner}  x = x + dropout(x, 0.1) }} x = x + dropout(x, 0.1)"), "resolve")
+    model = compiled(
+        of(f"repeat blocks {{ {inner}  x = x + dropout(x, 0.1) }} x = x + dropout(x, 0.1)"),
+        "resolve",
+    )
     assert [(op.inputs, op.outputs[0].name) for op in _forks(model)] == [
         (("draws",), "blocks_draws"), (("draws.1",), "layers_draws"),
     ]  # fmt: skip
@@ -104,7 +109,8 @@ def test_repeats_that_turn_as_often_are_read_back_whatever_their_names() -> None
             "error[E0307]: dropout draws for each sample, of which [hidden] knows nothing",
         ),
         (
-            "y = mean(x, over=seq) @ w[hidden -> ffn, seq]  x = x * sum(sum(dropout(y, 0.1), over=seq), over=ffn)",
+            "y = mean(x, over=seq) @ w[hidden -> ffn, seq]  x = x * sum(sum(dropout(y, 0.1),"
+            " over=seq), over=ffn)",
             "error[E0307]: dropout takes [batch, seq, …], not [batch, ffn, seq]",
         ),
     ],
@@ -121,10 +127,14 @@ def test_attention_that_drops_takes_a_share() -> None:
 def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
     """The outer one; the inner one is not for cutting, though it is a dim of draws too."""
     body = "repeat blocks { repeat layers { x = x + dropout(x, 0.1) } }"
-    plan = Plan(f"{START} {body} {TAIL}", "dp = 2  pp = 2", "batch over dp  blocks over pp", ranks=2)
+    plan = Plan(
+        f"{START} {body} {TAIL}", "dp = 2  pp = 2", "batch over dp  blocks over pp", ranks=2
+    )
     program = compiled(plan.text())
     assert program.pipeline
-    assert not [dim for type in program.types.values() for dim in type.dims if type.axes_of(dim) == ("pp",)]
+    assert not [
+        dim for type in program.types.values() for dim in type.dims if type.axes_of(dim) == ("pp",)
+    ]
     text = plan.text().replace("blocks over pp", "layers over pp")
     assert refused(text) == "error[E0513]: `layers` is the dim of another repeat"
 
@@ -160,7 +170,10 @@ def test_ir_that_cannot_be_is_refused(old: str, new: str) -> None:
         ("fork(draws, 2)", "fork(draws, 3)"),
         ("zip(self.layers, layers_draws,", "zip(self.layers, draws,"),
         ("zip(self.layers, layers_draws, strict=True)", "zip(self.layers, layers_draws)"),
-        ("for layer, draws in zip(self.layers, layers_draws, strict=True)", "for layer in self.layers"),
+        (
+            "for layer, draws in zip(self.layers, layers_draws, strict=True)",
+            "for layer in self.layers",
+        ),
         ("model(tokens, labels, draws)", "model(tokens, labels, None)"),
         ("model(tokens, labels, None)", "model(tokens, labels, _)"),
         ("for tokens, labels, draws in", "for draws, labels, tokens in"),

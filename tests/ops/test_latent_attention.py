@@ -1,4 +1,6 @@
-"""Latent attention (DeepSeek-V2): heads that share a rotated part of keys, values of another size than keys."""
+"""Latent attention (DeepSeek-V2): heads that share a rotated part of keys, values of another
+size than keys.
+"""
 
 from functools import cache
 
@@ -85,8 +87,14 @@ def test_products_are_counted_by_the_sizes_of_keys_and_values() -> None:
 
 
 MISTAKES = {
-    "attention(q, k, v,": ("attention(q, v, k,", "the same dims but for the heads and the last of values"),
-    "split(a @ wkv_a[hidden -> kv_a], [kv_rank, pe])": ("split(a @ wkv_a[hidden -> kv_a], [pe, nope])", "kv_a is 7"),
+    "attention(q, k, v,": (
+        "attention(q, v, k,",
+        "the same dims but for the heads and the last of values",
+    ),
+    "split(a @ wkv_a[hidden -> kv_a], [kv_rank, pe])": (
+        "split(a @ wkv_a[hidden -> kv_a], [pe, nope])",
+        "kv_a is 7",
+    ),
     "concat(k, rope(kp, theta), as=qk)": ("concat(k, k, as=qk)", "qk is 6"),
 }
 

@@ -1,11 +1,24 @@
-"""Typing rules of losses in parts: which operands their ops take, and what else is refused, in words."""
+"""Typing rules of losses in parts: which operands their ops take, and what else is refused, in
+words.
+"""
 
 import re
 
 import pytest
 
 from helpers.empty_programs import frame
-from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Attr, Op, Placement, Type, Value, sharded
+from scalec.compiler.ir import (
+    INVARIANT,
+    MAXIMUM,
+    PARTIAL,
+    REPLICATED,
+    Attr,
+    Op,
+    Placement,
+    Type,
+    Value,
+    sharded,
+)
 from scalec.compiler.ops import OPS, TypingError
 
 PROGRAM = frame({"a": 2}, {"batch": 4, "hidden": 6, "vocab": 8, "share": 2, "ffn": 8})
@@ -19,7 +32,11 @@ def type_(dims: str, place: Placement = INVARIANT, dtype: str = "f64") -> Type:
 
 
 X, W = type_("batch hidden", REPLICATED), type_("vocab hidden", OF_CLASSES)
-LABELS, BIAS, LOGITS = type_("batch", dtype="i64"), type_("vocab", OF_CLASSES), type_("batch vocab", OF_CLASSES)
+LABELS, BIAS, LOGITS = (
+    type_("batch", dtype="i64"),
+    type_("vocab", OF_CLASSES),
+    type_("batch vocab", OF_CLASSES),
+)
 M, Z, T = type_("batch", MAXIMUM), type_("batch share", sharded("share")), type_("batch", PARTIAL)
 DZ, DT = Z, type_("batch", REPLICATED)
 
@@ -30,7 +47,11 @@ OF: dict[str, Attr] = {"of": "linear_softmax_stats", "grads": 2}
 
 def infer(kind: str, *types: Type, **attrs: Attr) -> list[Type]:
     results = (Value("y", type_("")),)
-    return [*OPS[kind].infer(PROGRAM, types, Op(kind, (), results, tuple(attrs.items()), span=PROGRAM.region.span))]
+    return [
+        *OPS[kind].infer(
+            PROGRAM, types, Op(kind, (), results, tuple(attrs.items()), span=PROGRAM.region.span)
+        )
+    ]
 
 
 def test_parts_of_a_product_are_those_of_its_logits() -> None:
@@ -44,14 +65,23 @@ def test_gradients_lie_as_those_of_the_ops_that_are_one() -> None:
     of_logits = OF | {"of": "logit_softmax_stats", "wrt": ("logits",)}
     assert infer("vjp", DZ, DT, LOGITS, LABELS, M, **of_logits, **SHARE) == [LOGITS]
     for operands in ((X, W, LABELS), (X, W, LABELS, BIAS)):
-        gradients = [infer("vjp", DZ, DT, *operands, M, **OF, wrt=(of,), **INNER, **SHARE) for of in ("x", "w")]
+        gradients = [
+            infer("vjp", DZ, DT, *operands, M, **OF, wrt=(of,), **INNER, **SHARE)
+            for of in ("x", "w")
+        ]
         assert gradients == [[type_("batch hidden", PARTIAL)], [W]]
-    assert infer("vjp", DZ, DT, X, W, LABELS, BIAS, M, **OF, wrt=("bias",), **INNER, **SHARE) == [BIAS]
+    assert infer("vjp", DZ, DT, X, W, LABELS, BIAS, M, **OF, wrt=("bias",), **INNER, **SHARE) == [
+        BIAS
+    ]
 
 
 def test_the_gradient_of_a_bias_is_a_sum_over_ranks_tokens() -> None:
     labels, scalar = type_("batch", OF_TOKENS, "i64"), type_("", PARTIAL)
-    x, w, bias = type_("batch hidden", OF_TOKENS), type_("vocab hidden", REPLICATED), type_("vocab", REPLICATED)
+    x, w, bias = (
+        type_("batch hidden", OF_TOKENS),
+        type_("vocab hidden", REPLICATED),
+        type_("vocab", REPLICATED),
+    )
     assert infer("linear_cross_entropy", x, w, labels, bias, **INNER) == [scalar]
     head: dict[str, Attr] = {"of": "linear_cross_entropy", "wrt": ("bias",)}
     found = infer("vjp", type_("", REPLICATED), x, w, labels, bias, **head, **INNER)

@@ -1,8 +1,10 @@
-"""Every op with the generic typing rule: what the rule allows is true on all ranks, forward and backward.
+"""Every op with the generic typing rule: what the rule allows is true on all ranks, forward and
+backward.
 
-Purpose: `infer` against the meanings of ops, on all placements on one axis and on drawn ones on two; adjoints against
-the gradients that the meanings state.  All in the verifier's field, where equal means equal.
-Non-goals: what the meanings are (`tests/proof/test_semantics.py`); ops of the step with typing rules of their own.
+Purpose: `infer` against the meanings of ops, on all placements on one axis and on drawn ones on
+two; adjoints against the gradients that the meanings state.  All in the verifier's field, where
+equal means equal.  Non-goals: what the meanings are (`tests/proof/test_semantics.py`); ops of the
+step with typing rules of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,18 @@ from hypothesis import strategies as st
 from helpers.empty_programs import frame
 from helpers.field_values import TRIALS, drawn, is_spread, spread
 from helpers.unary_ops import UNARY, cases
-from scalec.compiler.ir import INVARIANT, PARTIAL, REPLICATED, Attr, Op, Placement, Program, Type, Value, sharded
+from scalec.compiler.ir import (
+    INVARIANT,
+    PARTIAL,
+    REPLICATED,
+    Attr,
+    Op,
+    Placement,
+    Program,
+    Type,
+    Value,
+    sharded,
+)
 from scalec.compiler.ir.placements import dual_type
 from scalec.compiler.ops import OPS, TypingError
 from scalec.compiler.ops import gradients as op_gradients
@@ -29,20 +42,39 @@ from scalec.compiler.proof.semantics import MEANINGS, Call
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Array, Tensor
 
-DIMS = {"batch": 6, "seq": 6, "hidden": 6, "ffn": 6, "vocab": 6, "heads": 12, "kv_heads": 6, "head_dim": 6}
-DIMS |= {"experts": 6, "scored": 6, "chosen": 6}  # each token chooses every expert, in an order of its own
+DIMS = {
+    "batch": 6,
+    "seq": 6,
+    "hidden": 6,
+    "ffn": 6,
+    "vocab": 6,
+    "heads": 12,
+    "kv_heads": 6,
+    "head_dim": 6,
+}
+# each token chooses every expert, in an order of its own
+DIMS |= {"experts": 6, "scored": 6, "chosen": 6}
 X, TOKENS, SAMPLES, LOGITS = "batch seq hidden", "int batch seq", "int batch", "seq batch vocab"
 PARTS = LOGITS, "seq batch", "int seq batch"
 Q, K, HD = "batch seq heads head_dim", "batch seq kv_heads head_dim", "heads head_dim"
 
-IDS, ORDER, ROWS = "int batch seq chosen", "int experts batch seq chosen", "experts batch seq hidden"
+IDS, ORDER, ROWS = (
+    "int batch seq chosen",
+    "int experts batch seq chosen",
+    "experts batch seq hidden",
+)
 
 
 def _with_experts(program: Program) -> Program:
-    return evolve(program, dims=tuple(evolve(d, chosen="chosen" * (d.name == "experts")) for d in program.dims))
+    return evolve(
+        program,
+        dims=tuple(evolve(d, chosen="chosen" * (d.name == "experts")) for d in program.dims),
+    )
 
 
-ONE_AXIS, TWO_AXES, NO_AXIS = (_with_experts(frame(axes, DIMS)) for axes in ({"a": 2}, {"a": 2, "b": 3}, {}))
+ONE_AXIS, TWO_AXES, NO_AXIS = (
+    _with_experts(frame(axes, DIMS)) for axes in ({"a": 2}, {"a": 2, "b": 3}, {})
+)
 
 
 @frozen
@@ -56,7 +88,10 @@ class Form:
     def types(self) -> list[Type]:
         """The operands' types without placements."""
         words = [word.split() for word in self.operands]
-        return [Type("i64" if "int" in word else "f64", tuple(dim for dim in word if dim != "int")) for word in words]
+        return [
+            Type("i64" if "int" in word else "f64", tuple(dim for dim in word if dim != "int"))
+            for word in words
+        ]
 
 
 def form(*operands: str, **attrs: Attr) -> Form:
@@ -64,7 +99,11 @@ def form(*operands: str, **attrs: Attr) -> Form:
 
 
 OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": (".. hidden",), "constants": ("0.5",)}
-BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
+BY_ELEMENT = OWN | {
+    "takes": (".. hidden",) * 2,
+    "along": ("batch", "seq", "hidden"),
+    "linear": ("1",),
+}
 BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
 TWO = BY_ROW | {"gives": ("..", ".. hidden")}
 MIXED = OWN | {"takes": (".. hidden", "seq"), "along": ("batch", "hidden"), "linear": ()}
@@ -147,7 +186,11 @@ FORMS = {
     "exchange": [form(ROWS, ORDER, to=("{}:experts",))],
     "exchange_back": [form(ROWS, ORDER, to=("{}:batch",)), form(ROWS, ORDER, to=("{}:seq",))],
     "exchange_counts": [form(ORDER, to=("{}:experts",))],
-    "layernorm": [form(X, "hidden", "hidden", eps=0.1), form(X, "hidden", eps=0.1), form(Q, HD, HD, eps=0.1)],
+    "layernorm": [
+        form(X, "hidden", "hidden", eps=0.1),
+        form(X, "hidden", eps=0.1),
+        form(Q, HD, HD, eps=0.1),
+    ],
     "limit_capacity": [
         form(IDS, capacity=0.5, experts="experts"),
         form("int seq batch chosen", capacity=0.25, experts="experts"),
@@ -157,7 +200,10 @@ FORMS = {
     "mean_square": [form(X, over=("hidden",)), form(Q, over=("heads", "head_dim"))],
     "mul": [form(X, X), form(X, "hidden"), form("seq hidden", X)],
     "no_loss": [form(X)],
-    "rmsnorm": [form(X, "hidden", eps=0.1), form("seq batch heads head_dim", "heads head_dim", eps=0.1)],
+    "rmsnorm": [
+        form(X, "hidden", eps=0.1),
+        form("seq batch heads head_dim", "heads head_dim", eps=0.1),
+    ],
     "rms_scaled": [form(X, "hidden", "batch seq", eps=0.1), form(Q, HD, "batch seq", eps=0.1)],
     "rope": [form(Q, theta=100.0), form("seq batch kv_heads head_dim", theta=100.0)],
     "router_z": [form("batch seq scored", by=0.25)],
@@ -174,7 +220,12 @@ FORMS = {
     ],
     "top": [
         form("batch seq scored", to="chosen", **how)
-        for how in ({}, {"normalise": "on", "scale": 2.5}, {"score": "sigmoid"}, {"groups": 3, "from": 2})
+        for how in (
+            {},
+            {"normalise": "on", "scale": 2.5},
+            {"score": "sigmoid"},
+            {"groups": 3, "from": 2},
+        )
     ],
     "unscaled": [form("", "")],
     "unscaled_norm": [form("", "", "")],
@@ -186,14 +237,28 @@ OF_BOTH_AXES = {"attention"}
 BACKWARD_ONLY = {"contract 2", "grouped_contract 1"}
 """Forms that only gradients have, and which therefore need none."""
 
-CASES = [pytest.param(kind, form, id=f"{kind} {i}") for kind, forms in FORMS.items() for i, form in enumerate(forms)]
-WITH_ADJOINT = [case for case in CASES if OPS[str(case.values[0])].differentiable and case.id not in BACKWARD_ONLY]
+CASES = [
+    pytest.param(kind, form, id=f"{kind} {i}")
+    for kind, forms in FORMS.items()
+    for i, form in enumerate(forms)
+]
+WITH_ADJOINT = [
+    case
+    for case in CASES
+    if OPS[str(case.values[0])].differentiable and case.id not in BACKWARD_ONLY
+]
 
 
 def test_every_op_with_the_generic_rule_is_here() -> None:
     """And those of several results that are typed one by one."""
     one_by_one = {"contracts", "rope_pair"}
-    one_by_one |= {"sort_by_expert", "limit_capacity", "exchange_counts", "exchange", "exchange_back"}
+    one_by_one |= {
+        "sort_by_expert",
+        "limit_capacity",
+        "exchange_counts",
+        "exchange",
+        "exchange_back",
+    }
     assert set(FORMS) == {kind for kind, entry in OPS.items() if not entry.typing} | one_by_one
 
 
@@ -206,7 +271,12 @@ Choice = tuple[Placement, ...]
 def choices(form: Form) -> Iterator[Choice]:
     """Every way to place the operands on one axis; integers are never partial."""
     of = [
-        [INVARIANT, REPLICATED, *map(sharded, type.dims), *([] if type.dtype == "i64" else [PARTIAL])]
+        [
+            INVARIANT,
+            REPLICATED,
+            *map(sharded, type.dims),
+            *([] if type.dtype == "i64" else [PARTIAL]),
+        ]
         for type in form.types
     ]
     yield from product(*of)
@@ -214,8 +284,14 @@ def choices(form: Form) -> Iterator[Choice]:
 
 def placed(program: Program, form: Form, on: Sequence[Choice]) -> list[Type]:
     """The operands' types, with one choice for each axis."""
-    at = [{a.name: choice[i] for a, choice in zip(program.axes, on, strict=True)} for i in range(len(form.operands))]
-    return [evolve(type, places=program.places(places)) for type, places in zip(form.types, at, strict=True)]
+    at = [
+        {a.name: choice[i] for a, choice in zip(program.axes, on, strict=True)}
+        for i in range(len(form.operands))
+    ]
+    return [
+        evolve(type, places=program.places(places))
+        for type, places in zip(form.types, at, strict=True)
+    ]
 
 
 def typed(program: Program, kind: str, form: Form, types: Sequence[Type]) -> Op:
@@ -279,22 +355,34 @@ class Ranks:
             return drawn(self.world, type.dims, name)
         if "chosen" in type.dims:
             return everywhere(Tensor(type.dims, _chosen(type)), self.world)
-        ids = np.random.default_rng(0).integers(-2, DIMS["vocab"], (1, *(DIMS[dim] for dim in type.dims)))
+        ids = np.random.default_rng(0).integers(
+            -2, DIMS["vocab"], (1, *(DIMS[dim] for dim in type.dims))
+        )
         return everywhere(Tensor(type.dims, ids), self.world)
 
     def held(self, types: Sequence[Type], letter: str) -> list[Tensor]:
         """What ranks hold of global values that are called by a letter and their place."""
         named = [(type, f"{letter}{i}") for i, type in enumerate(types)]
-        return [spread(self.world, self.numbers, self.whole(type, name), type, name) for type, name in named]
+        return [
+            spread(self.world, self.numbers, self.whole(type, name), type, name)
+            for type, name in named
+        ]
 
-    def agree(self, found: Sequence[Tensor], types: Sequence[Type], wholes: Sequence[Tensor]) -> bool:
+    def agree(
+        self, found: Sequence[Tensor], types: Sequence[Type], wholes: Sequence[Tensor]
+    ) -> bool:
         """Whether ranks hold global values, computed on a single one, as `types` say."""
         triples = zip(found, types, wholes, strict=True)
-        return all(is_spread(self.world, self.numbers, f, t, everywhere(w, self.world)) for f, t, w in triples)
+        return all(
+            is_spread(self.world, self.numbers, f, t, everywhere(w, self.world))
+            for f, t, w in triples
+        )
 
 
 def _chosen(type: Type) -> Array:
-    """Of each token the experts in the order of its choices; of an `order`, one where a choice is the expert."""
+    """Of each token the experts in the order of its choices; of an `order`, one where a choice
+    is the expert.
+    """
     each, *_ = type.dims
     tokens = [DIMS[dim] for dim in type.dims[:-1] if dim != "experts"]
     ids = np.random.default_rng(0).permuted(np.broadcast_to(np.arange(6), (*tokens, 6)), axis=-1)
@@ -325,7 +413,9 @@ def is_true(program: Program, kind: str, form: Form, on: Sequence[Choice]) -> bo
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
 def test_what_is_allowed_is_true(kind: str, form: Form) -> None:
-    wrong = [choice for choice in allowed(kind, form) if not is_true(ONE_AXIS, kind, form, [choice])]
+    wrong = [
+        choice for choice in allowed(kind, form) if not is_true(ONE_AXIS, kind, form, [choice])
+    ]
     assert [" ".join(map(str, choice)) for choice in wrong] == []
 
 
@@ -333,7 +423,9 @@ def test_what_is_allowed_is_true(kind: str, form: Form) -> None:
 @pytest.mark.parametrize(("kind", "form"), CASES)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_what_is_allowed_on_each_of_two_axes_is_true_on_both(kind: str, form: Form, data: st.DataObject) -> None:
+def test_what_is_allowed_on_each_of_two_axes_is_true_on_both(
+    kind: str, form: Form, data: st.DataObject
+) -> None:
     assert is_true(TWO_AXES, kind, form, data.draw(pairs(kind, form)))
 
 
@@ -342,7 +434,8 @@ def test_key_value_heads_lie_over_the_outer_axes_of_query_heads(kind: str) -> No
     """Else a rank would hold other heads than its queries use."""
     (form, *_), heads, few = FORMS[kind], sharded("heads"), sharded("kv_heads")
     whole, split = (
-        tuple(heads if "kv_heads" not in type.dims else on for type in form.types) for on in (REPLICATED, few)
+        tuple(heads if "kv_heads" not in type.dims else on for type in form.types)
+        for on in (REPLICATED, few)
     )
     assert is_true(TWO_AXES, kind, form, [split, whole])
     with pytest.raises(TypingError):
@@ -361,7 +454,9 @@ class Tape:
     held: dict[str, Tensor]
     names: Iterator[int] = field(factory=lambda: iter(range(100)))
 
-    def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
+    def emit(
+        self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr
+    ) -> tuple[str, ...]:
         args, types = [self.held[name] for name in inputs], [self.types[name] for name in inputs]
         due = tuple(Value(name, dual_type(self.types[name])) for name in like)
         op = Op(kind, tuple(inputs), due, tuple(attrs.items()), span=self.ranks.program.region.span)
@@ -369,7 +464,9 @@ class Tape:
         names = tuple(f"{name} {next(self.names)}" for name in like)
         op = evolve(op, outputs=tuple(map(Value, names, made)))
         self.types.update(zip(names, made, strict=True))
-        self.held.update(zip(names, MEANINGS[kind].value(self.ranks.call(op, args, types)), strict=True))
+        self.held.update(
+            zip(names, MEANINGS[kind].value(self.ranks.call(op, args, types)), strict=True)
+        )
         return names
 
     def saved(self, name: str) -> str:
@@ -396,7 +493,10 @@ def gradients(kind: str, form: Form) -> list[Tensor | None]:
 
 
 def written(ranks: Ranks, op: Op, types: Sequence[Type]) -> list[tuple[Type, Tensor] | None]:
-    """What the op's adjoint makes of its operands and the gradients of its results.  Raises TypingError."""
+    """What the op's adjoint makes of its operands and the gradients of its results.
+
+    Raises TypingError.
+    """
     made = [value.type for value in op.outputs]
     args, duals = ranks.held(types, "x"), [dual_type(type) for type in made]
     outputs = MEANINGS[op.kind].value(ranks.call(op, args, types))
@@ -410,7 +510,9 @@ def written(ranks: Ranks, op: Op, types: Sequence[Type]) -> list[tuple[Type, Ten
 
 
 def mistake(program: Program, kind: str, form: Form, on: Sequence[Choice]) -> str:
-    """What is wrong with the adjoint of an op that is allowed: it has no rule, or gives other types or values."""
+    """What is wrong with the adjoint of an op that is allowed: it has no rule, or gives other
+    types or values.
+    """
     ranks, types = Ranks.of(program), placed(program, form, on)
     try:
         found = written(ranks, typed(program, kind, form, types), types)
@@ -428,7 +530,9 @@ def mistake(program: Program, kind: str, form: Form, on: Sequence[Choice]) -> st
 
 @pytest.mark.parametrize(("kind", "form"), WITH_ADJOINT)
 def test_gradients_are_dual_and_equal(kind: str, form: Form) -> None:
-    """Wherever the op is allowed, so are the ops of its adjoint, and they give parts of the global gradients."""
+    """Wherever the op is allowed, so are the ops of its adjoint, and they give parts of the
+    global gradients.
+    """
     found = {" ".join(map(str, c)): mistake(ONE_AXIS, kind, form, [c]) for c in allowed(kind, form)}
     assert {choice: what for choice, what in found.items() if what} == {}
 

@@ -15,7 +15,12 @@ from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-from scalec.runtime.ops.token_losses import cross_entropy, local_softmax_stats, max_logit, token_loss
+from scalec.runtime.ops.token_losses import (
+    cross_entropy,
+    local_softmax_stats,
+    max_logit,
+    token_loss,
+)
 from scalec.testing import assert_equal_step
 
 PADDED = DIMS.replace("vocab = 12", "vocab = 9 pad 4")
@@ -34,7 +39,9 @@ def test_the_step_is_that_of_a_single_device(name: str) -> None:
 
 
 def test_padding_is_not_counted() -> None:
-    without = evolve(plan(NAMES[0]), dims=DIMS.replace("vocab = 12", "vocab = 9"), shard="batch over dp")
+    without = evolve(
+        plan(NAMES[0]), dims=DIMS.replace("vocab = 12", "vocab = 9"), shard="batch over dp"
+    )
     assert parameter_count(plan(NAMES[0]).program()) == parameter_count(without.program("resolve"))
 
 

@@ -1,7 +1,9 @@
-"""Norms, softmax, reductions and joined dims in whole steps: what they mean, communicate, look like, and refuse.
+"""Norms, softmax, reductions and joined dims in whole steps: what they mean, communicate, look
+like, and refuse.
 
-Purpose: one plan that uses all of them, sharded in every way that makes sense; its step is proved, its program read
-back.  Non-goals: the ops one by one (`test_op_rules`), numbers (`tests/end_to_end`).
+Purpose: one plan that uses all of them, sharded in every way that makes sense; its step is proved,
+its program read back.  Non-goals: the ops one by one (`test_op_rules`), numbers
+(`tests/end_to_end`).
 """
 
 from functools import cache
@@ -48,12 +50,20 @@ PLANS = {
     "data, tensor": evolve(ONE, mesh="dp = 2  tp = 2", shard=ALL_OVER_TP, ranks=2),
     "data, tensor, sequence": evolve(ONE, mesh="dp = 2  tp = 2", shard=WITH_SEQ, ranks=2),
     "regather": evolve(
-        ONE, mesh="dp = 2  tp = 2", shard=WITH_SEQ, ranks=2, train="precision = fp64  gathered = regather"
+        ONE,
+        mesh="dp = 2  tp = 2",
+        shard=WITH_SEQ,
+        ranks=2,
+        train="precision = fp64  gathered = regather",
     ),
     "bf16": evolve(ONE, mesh="dp = 2  tp = 2", shard=WITH_SEQ, ranks=2, train="precision = bf16"),
-    "two key/value heads on four ranks": evolve(ONE, mesh="tp = 4", shard=WITH_SEQ.replace("batch over dp  ", "")),
+    "two key/value heads on four ranks": evolve(
+        ONE, mesh="tp = 4", shard=WITH_SEQ.replace("batch over dp  ", "")
+    ),
     "one key/value head": evolve(ONE, mesh="dp = 2  tp = 2", shard=ALL_OVER_TP, ranks=2, dims=KV),
-    "two axes of one dim": evolve(ONE, mesh="a = 2  tp = 2", shard="ffn over a, tp  heads, kv_heads over tp"),
+    "two axes of one dim": evolve(
+        ONE, mesh="a = 2  tp = 2", shard="ffn over a, tp  heads, kv_heads over tp"
+    ),
     "tensor outside of data": evolve(ONE, mesh="tp = 2  dp = 2", shard=WITH_SEQ, ranks=2),
 }
 
@@ -89,7 +99,9 @@ def test_ir_reads_back(name: str) -> None:
 
 
 def layer(norm: str, shard: str = ALL_OVER_TP) -> tuple[str, str]:
-    """The collectives over tp, forward and backward, of a layer with and without a norm of its sharded features."""
+    """The collectives over tp, forward and backward, of a layer with and without a norm of its
+    sharded features.
+    """
     body = f"""{START} repeat layers {{
       up = x @ w_up[hidden -> ffn]
       x = x + silu({norm}) @ w_down[ffn -> hidden] }} {HEAD}"""
@@ -100,10 +112,16 @@ def layer(norm: str, shard: str = ALL_OVER_TP) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("norm", "more"),
-    [("rmsnorm(up, g[ffn], eps)", 1), ("layernorm(up, g[ffn], eps)", 2), ("layernorm(up, g[ffn], b[ffn], eps)", 2)],
+    [
+        ("rmsnorm(up, g[ffn], eps)", 1),
+        ("layernorm(up, g[ffn], eps)", 2),
+        ("layernorm(up, g[ffn], b[ffn], eps)", 2),
+    ],
 )
 def test_a_norm_over_a_sharded_dim_is_small_reductions(norm: str, more: int) -> None:
-    """One number for each token, each way; layernorm first needs the mean, then the variance about it."""
+    """One number for each token, each way; layernorm first needs the mean, then the variance
+    about it.
+    """
     assert layer("up") == ("reduce 1", "reduce 1")
     assert layer(norm) == (f"reduce {1 + more}", f"reduce {1 + more}")
     gathered = "gather 1, reduce {}, scatter 1"
@@ -135,9 +153,15 @@ def test_lines_read_as_a_person_would_write_them(line: str) -> None:
 
 
 WRONG = (
-    ("layer_norm(x, self.norm1, self.bias1, eps=1e-5)", "layer_norm(x, self.bias1, self.norm1, eps=1e-5)"),
+    (
+        "layer_norm(x, self.norm1, self.bias1, eps=1e-5)",
+        "layer_norm(x, self.bias1, self.norm1, eps=1e-5)",
+    ),
     ("layer_norm(x, self.norm1, self.bias1, eps=1e-5)", "layer_norm(x, self.norm1, eps=1e-5)"),
-    ("layer_norm(x, self.norm1, self.bias1, eps=1e-5)", "layer_norm(x, self.norm1, self.bias1, eps=1e-6)"),
+    (
+        "layer_norm(x, self.norm1, self.bias1, eps=1e-5)",
+        "layer_norm(x, self.norm1, self.bias1, eps=1e-6)",
+    ),
     ("layer_norm(x, self.norm2, eps=1e-5)", "rms_norm(x, self.norm2, eps=1e-5)"),
     ("layer_norm(x, self.norm2, eps=1e-5)", "layer_norm(x, self.norm2, self.norm2, eps=1e-5)"),
     ("mean_square(y, dim=(2, 3), size=8)", "mean_square(y, dim=(2, 3), size=4)"),
@@ -148,7 +172,10 @@ WRONG = (
     ("square = replicate(square, self.tp)", ""),
     ("y - mean_.unsqueeze(2).unsqueeze(3)", "y + mean_.unsqueeze(2).unsqueeze(3)"),
     ("softmax(linear(m, self.w_gate), dim=2)", "softmax(linear(m, self.w_gate), dim=1)"),
-    ("concat(gate, linear(m, self.w_few), gate * gate)", "concat(linear(m, self.w_few), gate, gate * gate)"),
+    (
+        "concat(gate, linear(m, self.w_few), gate * gate)",
+        "concat(linear(m, self.w_few), gate, gate * gate)",
+    ),
     ("concat(gate, linear(m, self.w_few), gate * gate)", "concat(gate, linear(m, self.w_few))"),
     ("torch.sum(gate, dim=0)", "torch.sum(gate, dim=1)"),
     ("torch.sum(gate, dim=0)", "torch.sum(gate, dim=(0, 1))"),
@@ -201,7 +228,9 @@ REFUSED = {  # what a layer does → the code, and a part of what is said
 @pytest.mark.parametrize("expression", REFUSED)
 def test_mistakes_are_said_with_their_arithmetic(expression: str) -> None:
     code, words = REFUSED[expression]
-    plan = Plan(f"{START} y = {expression}  x = x + mean(y * y, over=seq) {HEAD}", word="bidirectional")
+    plan = Plan(
+        f"{START} y = {expression}  x = x + mean(y * y, over=seq) {HEAD}", word="bidirectional"
+    )
     if not code:
         plan.program()
         return
@@ -213,7 +242,10 @@ def test_mistakes_are_said_with_their_arithmetic(expression: str) -> None:
 
 @pytest.mark.parametrize("op", ["softmax(y)", "concat(y, y, as=vocab)"])
 def test_what_has_to_be_whole_is_not_sharded(op: str) -> None:
-    body = f"{START} y = x @ w[hidden -> ffn]  x = x + sum({op}, over={'ffn' if 'soft' in op else 'vocab'}) {HEAD}"
+    body = (
+        f"{START} y = x @ w[hidden -> ffn]  x = x + sum({op},"
+        f" over={'ffn' if 'soft' in op else 'vocab'}) {HEAD}"
+    )
     plan = Plan(body, "tp = 2", "ffn over tp", dims=DIMS.replace("vocab = 12", "vocab = 16"))
     with pytest.raises(PlanError) as caught:
         plan.program()

@@ -1,4 +1,6 @@
-"""`vjp`: what it takes and gives, of any op, and what is refused; its values are those of `test_semantics.py`."""
+"""`vjp`: what it takes and gives, of any op, and what is refused; its values are those of
+`test_semantics.py`.
+"""
 
 import re
 
@@ -17,15 +19,29 @@ def type_(dims: str, place: Placement, dtype: str = "f64") -> Type:
     return Type(dtype, tuple(dims.split()), PROGRAM.places({"a": place}))
 
 
-X, W, TOKENS = type_("batch seq hidden", PART), type_("hidden", WHOLE), type_("batch seq", PART, "i64")
+X, W, TOKENS = (
+    type_("batch seq hidden", PART),
+    type_("hidden", WHOLE),
+    type_("batch seq", PART, "i64"),
+)
 DY, DW = X, type_("hidden", PARTIAL)
 
 
-def vjp(of: str, wrt: str, *types: Type, like: tuple[Type, ...] = (), **attrs: Attr) -> tuple[Op, list[Type]]:
-    """The op, whose results should have the types of gradients of `like`, and the types that it has."""
+def vjp(
+    of: str, wrt: str, *types: Type, like: tuple[Type, ...] = (), **attrs: Attr
+) -> tuple[Op, list[Type]]:
+    """The op, whose results should have the types of gradients of `like`, and the types that it
+    has.
+    """
     due = tuple(Value(f"d{i}", dual_type(type)) for i, type in enumerate(like))
     given: dict[str, Attr] = {"of": of, "wrt": tuple(wrt.split()), **attrs}
-    op = Op("vjp", tuple(f"x{i}" for i in range(len(types))), due, tuple(given.items()), span=PROGRAM.region.span)
+    op = Op(
+        "vjp",
+        tuple(f"x{i}" for i in range(len(types))),
+        due,
+        tuple(given.items()),
+        span=PROGRAM.region.span,
+    )
     return op, [*OPS["vjp"].infer(PROGRAM, types, op)]
 
 
@@ -66,12 +82,30 @@ def test_gradients_that_the_runtime_may_put_off(what: str) -> None:
 
 REFUSED: dict[str, tuple[str, str, tuple[Type, ...], dict[str, Attr], str]] = {
     "an op that nobody knows": ("norm", "x", (DY, X), {}, "norm is no op that has a vjp"),
-    "an op without gradients": ("max_logit", "logits", (DY, X), {}, "max_logit is no op that has a vjp"),
+    "an op without gradients": (
+        "max_logit",
+        "logits",
+        (DY, X),
+        {},
+        "max_logit is no op that has a vjp",
+    ),
     "an op that has an adjoint": ("add", "x", (DY, X), {}, "add is no op that has a vjp"),
     "an operand that it lacks": ("silu", "y", (DY, X), {}, "silu has no operand y"),
     "an operand behind the last": ("silu", "x.1", (DY, X), {}, "no operands of the vjp of silu"),
-    "an operand without a gradient": ("embedding", "tokens", (DY, TOKENS, TABLE), {}, "no gradient of embedding's"),
-    "an operand too few": ("rmsnorm", "x", (DY, X), {"eps": 0.1}, "no operands of the vjp of rmsnorm"),
+    "an operand without a gradient": (
+        "embedding",
+        "tokens",
+        (DY, TOKENS, TABLE),
+        {},
+        "no gradient of embedding's",
+    ),
+    "an operand too few": (
+        "rmsnorm",
+        "x",
+        (DY, X),
+        {"eps": 0.1},
+        "no operands of the vjp of rmsnorm",
+    ),
     "an operand too many": ("silu", "x", (DY, X, X), {}, "no operands of the vjp of silu"),
     "no operand at all": ("silu", "x", (), {}, "vjp takes 1 operands, not 0"),
     "the gradient of another placement": (
@@ -79,9 +113,16 @@ REFUSED: dict[str, tuple[str, str, tuple[Type, ...], dict[str, Attr], str]] = {
         "x",
         (type_("batch seq hidden", WHOLE), X),
         {},
-        "the vjp of silu takes f64[batch, seq@a, hidden], f64[batch, seq@a, hidden], not f64[batch, seq, hidden]{a: R}",
+        "the vjp of silu takes f64[batch, seq@a, hidden], f64[batch, seq@a, hidden], not"
+        " f64[batch, seq, hidden]{a: R}",
     ),
-    "more gradients than results": ("silu", "x", (DY, DY, X), {"grads": 2}, "the vjp of silu takes"),
+    "more gradients than results": (
+        "silu",
+        "x",
+        (DY, DY, X),
+        {"grads": 2},
+        "the vjp of silu takes",
+    ),
 }
 
 

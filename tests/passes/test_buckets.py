@@ -1,6 +1,8 @@
-"""Which parameters share a bucket, what the ranks keep of it, and where in the step it is gathered and reduced.
+"""Which parameters share a bucket, what the ranks keep of it, and where in the step it is gathered
+and reduced.
 
-Non-goals: that the step is the single device's (`tests/proof`), and what the buckets' memory holds (`tests/runtime`).
+Non-goals: that the step is the single device's (`tests/proof`), and what the buckets' memory holds
+(`tests/runtime`).
 """
 
 from math import prod
@@ -26,14 +28,18 @@ NESTED = f"""{START}
 
 def plan(state: str, body: str = LLAMA) -> Program:
     shard = "batch over replica, dp  vocab, heads, kv_heads, ffn over tp"
-    return Plan(body, "replica = 2  dp = 2  tp = 2", shard, ranks=4, state=state, train="precision = bf16").program()
+    return Plan(
+        body, "replica = 2  dp = 2  tp = 2", shard, ranks=4, state=state, train="precision = bf16"
+    ).program()
 
 
 def where(program: Program, bucket: str) -> str:
     """The route of a bucket, in short."""
     it = program.bucket(bucket)
     shards, reduced = "*".join(it.shard_axes), "*".join(it.reduce_axes)
-    gather = f"gather {shards} {'layer' if it.reshard_after_forward else 'step'}, " if shards else ""
+    gather = (
+        f"gather {shards} {'layer' if it.reshard_after_forward else 'step'}, " if shards else ""
+    )
     reduce = " then ".join(filter(None, (shards and f"scatter {shards}", reduced)))
     return f"{gather}{reduce} {'layer' if it.shard_gradients else 'step'}"
 
@@ -52,7 +58,9 @@ def where(program: Program, bucket: str) -> str:
 def test_stages_differ_in_scopes_alone(state: str, route: str) -> None:
     program = plan(state)
     layers = [bucket for bucket in program.buckets if bucket.layers]
-    assert {name for bucket in layers for name in bucket.params} == {p.name for p in program.params if p.stacked}
+    assert {name for bucket in layers for name in bucket.params} == {
+        p.name for p in program.params if p.stacked
+    }
     assert {where(program, bucket.name) for bucket in layers} == {route}
     begun = {str(op.get("bucket")) for op in program.ops if op.kind == "begin"}
     assert begun == ({bucket.name for bucket in layers} if route.endswith("step") else set())
@@ -62,12 +70,16 @@ def test_what_stands_outside_of_repeats_is_moved_once_a_step() -> None:
     program = plan("zero 3 over dp")
     rest = [bucket for bucket in program.buckets if not bucket.layers]
     assert sorted(name for bucket in rest for name in bucket.params) == ["head", "norm", "wte"]
-    assert {where(program, bucket.name) for bucket in rest} == {"gather dp step, scatter dp then replica step"}
+    assert {where(program, bucket.name) for bucket in rest} == {
+        "gather dp step, scatter dp then replica step"
+    }
 
 
 def test_biases_are_moved_after_all_updates() -> None:
     """What looks at the state before an update sees biases as the step had them."""
-    program = compile_plan(Source("plan.scale", plan_text(Case(dp=2, model="biased", state="zero 1 over dp"))))
+    program = compile_plan(
+        Source("plan.scale", plan_text(Case(dp=2, model="biased", state="zero 1 over dp")))
+    )
     assert [op.kind for op in program.ops][-2:] == ["update", "balanced"]
 
 
@@ -112,16 +124,24 @@ def test_a_bucket_ends_at_the_cap(stage: int, cap: int) -> None:
     )
     types = {param.name: param.type for param in program.params}
     for bucket in program.buckets:
-        sizes = [4 * _layer(program, bucket.layers, types[name].dims, name) for name in bucket.params]
+        sizes = [
+            4 * _layer(program, bucket.layers, types[name].dims, name) for name in bucket.params
+        ]
         assert sum(sizes) <= cap or len(sizes) == 1
-    order = [name for bucket in program.buckets if not bucket.layers for name in reversed(bucket.params)]
-    assert [name for name in order if name in ("wte", "head")] == ["head", "wte"]  # as backward completes them
+    order = [
+        name for bucket in program.buckets if not bucket.layers for name in reversed(bucket.params)
+    ]
+    # as backward completes them
+    assert [name for name in order if name in ("wte", "head")] == ["head", "wte"]
 
 
 def test_a_bucket_of_just_the_cap_is_one() -> None:
     whole = plan("zero 2 over dp")
     types = {param.name: param.type for param in whole.params}
-    sizes = [sum(4 * _layer(whole, it.layers, types[name].dims, name) for name in it.params) for it in whole.buckets]
+    sizes = [
+        sum(4 * _layer(whole, it.layers, types[name].dims, name) for name in it.params)
+        for it in whole.buckets
+    ]
     for cap, same in ((max(sizes), True), (max(sizes) - 1, False)):
         assert (plan(f"zero 2 over dp  bucket = {cap}B").buckets == whole.buckets) == same
 
@@ -141,10 +161,17 @@ def test_no_gradient_is_reduced_before_it_is_whole() -> None:
     assert isinstance(backward, Region)
     for op in (op for op in program.ops if op.kind == "begin"):
         (repeat,) = (stmt for stmt in backward.body if isinstance(stmt, Region) and op in stmt.body)
-        stacks = {end.name: result.name for end, result in zip(repeat.yields, repeat.results, strict=True)}
+        stacks = {
+            end.name: result.name for end, result in zip(repeat.yields, repeat.results, strict=True)
+        }
         casts = {o.inputs[0]: o.outputs[0].name for o in walk(backward.body) if o.kind == "cast"}
-        sums = {e.name: r.name for e, r in zip(microbatches.yields, microbatches.results, strict=True)}
-        assert tuple(sums[casts[stacks[name]]] for name in op.inputs) == packs[str(op.get("bucket"))].inputs
+        sums = {
+            e.name: r.name for e, r in zip(microbatches.yields, microbatches.results, strict=True)
+        }
+        assert (
+            tuple(sums[casts[stacks[name]]] for name in op.inputs)
+            == packs[str(op.get("bucket"))].inputs
+        )
         assert all(kind in (Kind.PARTIAL, Kind.SHARDED) for kind in _kinds(program, op.inputs))
 
 
@@ -158,11 +185,18 @@ BIASES = f"""{START} repeat layers {{
     k = x @ wk[hidden -> ffn] + bk[ffn]
     x = x + (silu(q) * tanh(k)) @ w_down[ffn -> hidden]
 }} {HEAD}"""
-OUTSIDE = BIASES.replace(START, f"{START} x = x + (x @ wk[hidden -> ffn]) @ back[ffn -> hidden]").replace(
-    "wk[hidden -> ffn] + bk", "wk + bk"
-)
+OUTSIDE = BIASES.replace(
+    START, f"{START} x = x + (x @ wk[hidden -> ffn]) @ back[ffn -> hidden]"
+).replace("wk[hidden -> ffn] + bk", "wk + bk")
 GROUPS = 'group keys { params = ["wk"]  weight_decay = 0.5 }'
-STATES = ["", "bucket = 1B", "zero 1 over dp", "zero 2 over dp", "zero 3 over dp", "zero 3 over dp  bucket = 1B"]
+STATES = [
+    "",
+    "bucket = 1B",
+    "zero 1 over dp",
+    "zero 2 over dp",
+    "zero 3 over dp",
+    "zero 3 over dp  bucket = 1B",
+]
 
 
 def _fused(body: str, state: str = "", group: str = "") -> Program:
@@ -198,5 +232,7 @@ def test_buckets_that_part_the_weights_of_one_product_are_no_program() -> None:
     ],
     ids=["other settings", "other state", "read twice", "read outside"],
 )
-def test_weights_that_cannot_lie_side_by_side_are_products_of_their_own(body: str, state: str, group: str) -> None:
+def test_weights_that_cannot_lie_side_by_side_are_products_of_their_own(
+    body: str, state: str, group: str
+) -> None:
     assert products(_fused(body, state, group)) == []

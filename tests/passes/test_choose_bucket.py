@@ -1,4 +1,6 @@
-"""`bucket = auto`: the size of least seconds with which a plan fits, against all sizes tried one by one."""
+"""`bucket = auto`: the size of least seconds with which a plan fits, against all sizes tried
+one by one.
+"""
 
 import json
 from dataclasses import replace
@@ -40,9 +42,12 @@ TEXTS = {
     "shared optimizer": LARGE + "mesh { dp = 128  tp = 1 }\nstate { zero 1 over dp  WORD }",
     "shared gradients, none fits": LARGE
     + "mesh { dp = 128  tp = 1 }\ncluster { memory = 20GiB }\nstate { zero 2 over dp  WORD }",
-    "shared parameters": LARGE + "mesh { dp = 128  tp = 1 }\nstate { zero 3 over dp  prefetch = 2  WORD }",
+    "shared parameters": LARGE
+    + "mesh { dp = 128  tp = 1 }\nstate { zero 3 over dp  prefetch = 2  WORD }",
     "stages": LARGE + STAGED + "mesh { pp = 4  dp = 32  tp = 1 }\nstate { zero 1 over dp  WORD }",
-    "little memory": f'use "llama3_70b.scale" {{ {WASTEFUL} }}\ncluster {{ memory = 56GiB }}\nstate {{ WORD }}',
+    "little memory": (
+        f'use "llama3_70b.scale" {{ {WASTEFUL} }}\ncluster {{ memory = 56GiB }}\nstate {{ WORD }}'
+    ),
 }
 
 
@@ -63,7 +68,10 @@ def _fits(program: Program) -> bool:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_size_that_fits_is_faster_and_no_smaller_one_as_fast(name: str) -> None:
-    every = {program.flow.largest or inf: program for program in (_compiled(TEXTS[name], word) for word in WORDS)}
+    every = {
+        program.flow.largest or inf: program
+        for program in (_compiled(TEXTS[name], word) for word in WORDS)
+    }
     able = [it for it in every.items() if _fits(it[1])] or [*every.items()]
     seconds = {size: _seconds(program) for size, program in able}
     found = _compiled(TEXTS[name])
@@ -81,7 +89,10 @@ def test_a_size_is_chosen_for_its_time_and_for_its_memory() -> None:
 
 def test_rows_keep_to_their_bytes() -> None:
     """Of `schedule = auto`, although a rank has memory for buckets with which it is faster."""
-    placed, small = _compiled(TEXTS["stages"], until="place_stages"), _compiled(TEXTS["stages"], "bucket = 4MiB")
+    placed, small = (
+        _compiled(TEXTS["stages"], until="place_stages"),
+        _compiled(TEXTS["stages"], "bucket = 4MiB"),
+    )
     assert placed.pipeline
     most, settings = Size(account(small).total), placed.pipeline.settings
     settings = evolve(settings, schedule=evolve(settings.schedule, memory=most))
@@ -92,7 +103,10 @@ def test_rows_keep_to_their_bytes() -> None:
 
 def test_the_choice_is_in_the_ir() -> None:
     """Which says `auto` before the pass; text of either reads back to the same."""
-    before, found = (_compiled(TEXTS["whole gradients"], until=until) for until in ("place_stages", PASS_NAMES[-1]))
+    before, found = (
+        _compiled(TEXTS["whole gradients"], until=until)
+        for until in ("place_stages", PASS_NAMES[-1])
+    )
     assert "  bucket = auto\n" in print_ir(before)
     assert "  bucket = 4MiB\n" in print_ir(found)
     assert all(read_ir(Source("buckets.ir", print_ir(it))) == it for it in (before, found))
@@ -102,13 +116,20 @@ def test_a_gpu_of_unknown_speed_leaves_it_unset() -> None:
     text = TEXTS["whole gradients"].replace("gpu = l4", 'gpu = "mine"  memory = 80GiB')
     found, model = _compiled(text), _compiled(text, until="resolve")
     assert found == _compiled(text, "")
-    assert largest_bucket(found, model) == "largest bucket: unset, as the speed of the cluster's GPU is not known"
+    assert (
+        largest_bucket(found, model)
+        == "largest bucket: unset, as the speed of the cluster's GPU is not known"
+    )
 
 
 def test_reports_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = "largest bucket: 4.0 MiB, by the seconds of a step on l4\n"
     plan = tmp_path / "plan.scale"
-    plan.write_text(TEXTS["whole gradients"].replace("WORD", "bucket = auto").replace("gpt2", str(PLANS / "gpt2")))
+    plan.write_text(
+        TEXTS["whole gradients"]
+        .replace("WORD", "bucket = auto")
+        .replace("gpt2", str(PLANS / "gpt2"))
+    )
     cli.main(["explain", "collectives", str(plan)])
     assert told in capsys.readouterr().out
     cli.main(["compile", "--no-verify", str(plan), "-o", str(tmp_path / "out")])

@@ -1,4 +1,6 @@
-"""Copies that a kernel would let drift apart: attention gets a deterministic kernel, other ops are an error."""
+"""Copies that a kernel would let drift apart: attention gets a deterministic kernel, other ops
+are an error.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +31,9 @@ model m(tokens[batch, seq], labels[batch, seq]) {
   loss = cross_entropy(x @ head[hidden -> vocab], labels)
 }
 """
-TRAIN = "\ntrain { seq = 16  global_batch = 8  microbatch = 2  steps = 30  optimizer sgd { lr = 1e-3 }"
+TRAIN = (
+    "\ntrain { seq = 16  global_batch = 8  microbatch = 2  steps = 30  optimizer sgd { lr = 1e-3 }"
+)
 TRAIN += "  data text { files = [python_stdlib] } }\n"
 OWN = """
 op mine(x[.., f]) -> [.., f] over .. from "ops:mine"
@@ -40,7 +44,10 @@ model m(tokens[batch, seq], labels[batch, seq]) {
   loss = cross_entropy(x @ head[hidden -> vocab], labels)
 }
 """
-ALIKE, APART = "shard { batch over dp  vocab over tp }", "shard { batch over dp  vocab over tp  seq over tp }"
+ALIKE, APART = (
+    "shard { batch over dp  vocab over tp }",
+    "shard { batch over dp  vocab over tp  seq over tp }",
+)
 MESH = "mesh { dp = 2  tp = 2 }\n"
 
 
@@ -59,13 +66,21 @@ def _compiled(*parts: str, until: str = "schedule_pipeline") -> tuple[Program, S
         ("mesh { dp = 2 }  shard { batch over dp }", False),
         ("mesh { dp = 2  tp = 1 }  shard { batch over dp  vocab over tp }", False),
         ("mesh { pp = 2  dp = 2 }  shard { layers over pp  batch over dp }", False),
-        ("mesh { cp = 2  tp = 2  dp = 2 }  shard { batch over dp  seq over cp via ring  vocab over tp }", True),
+        (
+            "mesh { cp = 2  tp = 2  dp = 2 }  shard { batch over dp  seq over cp via ring "
+            " vocab over tp }",
+            True,
+        ),
         ("", False),
     ],
 )
 def test_attention_that_ranks_compute_alike_is_deterministic(mesh: str, marked: bool) -> None:
     program, source = _compiled(MODEL, mesh, TRAIN)
-    found = [dict(op.attrs).get("deterministic") == "on" for op in program.ops if op.kind.endswith("attention")]
+    found = [
+        dict(op.attrs).get("deterministic") == "on"
+        for op in program.ops
+        if op.kind.endswith("attention")
+    ]
     assert {*found} == {marked}
     assert ("deterministic=True" in emit(program, source)["train.py"]) == marked
 
@@ -87,13 +102,18 @@ def test_a_program_whose_copies_would_drift_is_not_legal() -> None:
 def test_a_deterministic_backward_has_sums_for_more_processors() -> None:
     """On GPUs, of few samples and heads; in half the bits that sums have."""
     of = {
-        shard: account(_compiled(MODEL, MESH, f"shard {{ batch over dp  {shard} over tp }}", BF16)[0]).total
+        shard: account(
+            _compiled(MODEL, MESH, f"shard {{ batch over dp  {shard} over tp }}", BF16)[0]
+        ).total
         for shard in ("vocab", "vocab, heads")
     }
     assert of["vocab"] - of["vocab, heads"] > 16 * 32 * 4 * 20
 
 
-BF16 = f"cluster {{ gpu = h100_sxm }}{TRAIN.replace('seq = 16', 'seq = 64  precision = bf16  kernels = torch')}"
+BF16 = (
+    f"cluster {{ gpu = h100_sxm"
+    f" }}{TRAIN.replace('seq = 16', 'seq = 64  precision = bf16  kernels = torch')}"
+)
 
 
 def test_what_has_no_deterministic_kernel_is_an_error(
@@ -102,7 +122,10 @@ def test_what_has_no_deterministic_kernel_is_an_error(
     monkeypatch.chdir(tmp_path)
     Path("ops.py").write_text("def mine(x):\n    return x * 2\n")
     told: list[str] = []
-    for plan in (OWN + MESH + ALIKE + TRAIN, MODEL + MESH + ALIKE + TRAIN.replace("steps", "compile = on  steps")):
+    for plan in (
+        OWN + MESH + ALIKE + TRAIN,
+        MODEL + MESH + ALIKE + TRAIN.replace("steps", "compile = on  steps"),
+    ):
         with pytest.raises(PlanError) as caught:
             _compiled(plan)
         told += [str(each) for each in caught.value.diagnostics]

@@ -1,4 +1,6 @@
-"""`recompute = auto(…)`: least time within the memory of a rank, by the account and the prices of whole plans."""
+"""`recompute = auto(…)`: least time within the memory of a rank, by the account and the prices
+of whole plans.
+"""
 
 from pathlib import Path
 
@@ -42,7 +44,10 @@ def test_more_memory_never_adds_time_and_all_of_it_is_within_the_bound(name: str
 def test_no_cut_of_less_time_fits() -> None:
     """Of all that the frontier has; whole plans have too many subsets."""
     nothing = _compiled("mixtral_8x7b", "none")
-    known, before = choices(nothing, times(nothing)), _compiled("mixtral_8x7b", "none", "overlap_exchanges")
+    known, before = (
+        choices(nothing, times(nothing)),
+        _compiled("mixtral_8x7b", "none", "overlap_exchanges"),
+    )
     found = _compiled("mixtral_8x7b", "auto(memory = 45GiB)")
     chosen = known.cut(frozenset(found.recomputed))
     quicker = [cut for cut in frontier(known) if cut.time < chosen.time]
@@ -59,8 +64,13 @@ def test_what_is_recomputed_reads_back_and_is_told() -> None:
     assert made == 2
     assert "rmsnorm at mixtral.scale:21" in recomputation(found)
     assert " to the computation of a microbatch" in recomputation(found)
-    assert recomputation(_compiled("mixtral_8x7b", "auto")) == "recomputed: nothing, as a rank has memory for all"
-    assert "all of each of layers" in recomputation(_compiled("mixtral_8x7b", "auto(memory = 35GiB)"))
+    assert (
+        recomputation(_compiled("mixtral_8x7b", "auto"))
+        == "recomputed: nothing, as a rank has memory for all"
+    )
+    assert "all of each of layers" in recomputation(
+        _compiled("mixtral_8x7b", "auto(memory = 35GiB)")
+    )
 
 
 def test_a_plan_of_which_the_gpu_is_not_known_goes_by_operations() -> None:
@@ -77,7 +87,9 @@ def test_a_bound_that_nothing_reaches_says_how_much_is_needed() -> None:
     (found,) = error.value.diagnostics
     fewest = account(_compiled("mixtral_8x7b", "full")).total
     assert found.code == "E0419"
-    assert f"needs {fewest / 2**30:.1f} GiB whatever is recomputed, and has 20.0 GiB" in found.message
+    assert (
+        f"needs {fewest / 2**30:.1f} GiB whatever is recomputed, and has 20.0 GiB" in found.message
+    )
 
 
 @pytest.mark.parametrize(

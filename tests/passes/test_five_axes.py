@@ -1,7 +1,8 @@
-"""Gradients where all axes are in one plan: over which of them each is summed and lies; the proof of it.
+"""Gradients where all axes are in one plan: over which of them each is summed and lies; the proof
+of it.
 
-The tables are written by hand, of Megatron's rules (MoE parallel folding, arXiv:2504.14960) and of data parallelism's.
-Non-goals: numbers, and what a run sends (`end_to_end/test_five_axes.py`).
+The tables are written by hand, of Megatron's rules (MoE parallel folding, arXiv:2504.14960) and of
+data parallelism's.  Non-goals: numbers, and what a run sends (`end_to_end/test_five_axes.py`).
 """
 
 from math import prod
@@ -31,10 +32,14 @@ OWN_AXIS = dedent("""
     }
     state { zero 1 over dp, ep, cp }
 """)
-"""Five axes in the mesh: the experts have one of their own, which also shards the batch, and leave cp alone."""
+"""Five axes in the mesh: the experts have one of their own, which also shards the batch, and
+leave cp alone.
+"""
 
 SPLIT = ("wte", "wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down", "head")
-"""Matrices that Megatron splits over tp: vocabulary, heads, and the width of the expert that all tokens share."""
+"""Matrices that Megatron splits over tp: vocabulary, heads, and the width of the expert that
+all tokens share.
+"""
 WHOLE = ("norm1", "norm2", "norm", "router")
 EXPERTS = ("e_gate", "e_up", "e_down")
 
@@ -59,17 +64,24 @@ SUMS: dict[str, dict[Axes, tuple[Axes, Axes]]] = {  # of these parameters: summe
 
 
 def source(name: str) -> Source:
-    return load(path) if (path := PLANS / f"{name}.scale").exists() else Source(str(PLANS / "own.scale"), OWN_AXIS)
+    return (
+        load(path)
+        if (path := PLANS / f"{name}.scale").exists()
+        else Source(str(PLANS / "own.scale"), OWN_AXIS)
+    )
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_the_axes_of_each_gradient(name: str) -> None:
-    """Over which it is pending and lies when it is packed, and over which the step then reduces it."""
+    """Over which it is pending and lies when it is packed, and over which the step then reduces
+    it.
+    """
     program = compile_plan(source(name))
     expected = {param: axes for params, axes in SUMS[name].items() for param in params}
     found = {param: _gradient(program, param) for param in expected}
     assert {
-        param: (type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED)) for param, (type, _) in found.items()
+        param: (type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED))
+        for param, (type, _) in found.items()
     } == expected
     assert {param: reduced for param, (_, reduced) in found.items()} == {
         p: {*sums} for p, (sums, _) in expected.items()
@@ -80,7 +92,9 @@ def test_the_axes_of_each_gradient(name: str) -> None:
 
 
 def _gradient(program: Program, param: str) -> tuple[Type, set[str]]:
-    """The type of a parameter's gradient as it is packed, and the axes of the coercions between that and its update."""
+    """The type of a parameter's gradient as it is packed, and the axes of the coercions between
+    that and its update.
+    """
     place = {name: at for bucket in program.buckets for at, name in enumerate(bucket.params)}[param]
     (bucket,) = (bucket.name for bucket in program.buckets if param in bucket.params)
     packs = (op for op in program.ops if op.kind == "pack" and op.get("bucket") == bucket)
@@ -99,7 +113,9 @@ def _reader(program: Program, value: str) -> Op:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "ranks"), [("tiny_five", (36, 36)), ("an axis of experts", (72, 108))])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("tiny_five", (36, 36)), ("an axis of experts", (72, 108))]
+)
 def test_the_step_is_that_of_one_device(name: str, ranks: tuple[int, ...]) -> None:
     """For every rank of two meshes in which each axis is once 2 and once 3."""
     model = compile_plan(source(name), "resolve")

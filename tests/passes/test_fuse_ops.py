@@ -21,7 +21,14 @@ from scalec.compiler.syntax.source import Source
 ONE = Plan(train=FUSED)
 TP = Plan(mesh="tp = 2", shard=NO_DP, train=FUSED)
 NEW = {
-    *(CONTRACTS.name, LINEAR_CROSS_ENTROPY.name, LINEAR_PARTS.name, LOGIT_PARTS.name, REJOINED.name, ROPE_PAIR.name),
+    *(
+        CONTRACTS.name,
+        LINEAR_CROSS_ENTROPY.name,
+        LINEAR_PARTS.name,
+        LOGIT_PARTS.name,
+        REJOINED.name,
+        ROPE_PAIR.name,
+    ),
     *GATES.values(),
     *NORMS.values(),
 }
@@ -56,7 +63,11 @@ def test_a_llama_on_one_rank() -> None:
 
 
 def test_a_llama_whose_vocabulary_is_shared_out() -> None:
-    assert kinds(evolve(DP_TP, train=FUSED)) == [*LAYER, "linear_softmax_stats", "rescale_to_global_max"]
+    assert kinds(evolve(DP_TP, train=FUSED)) == [
+        *LAYER,
+        "linear_softmax_stats",
+        "rescale_to_global_max",
+    ]
 
 
 def test_one_product_has_the_weights_in_their_order() -> None:
@@ -90,7 +101,8 @@ def test_the_sum_and_the_norm_of_layers() -> None:
 
 def test_the_head_has_the_losses_options_and_the_cap() -> None:
     head = HEAD.replace("cross_entropy(", "cross_entropy(softcap(").replace(
-        "@ head[hidden -> vocab], labels)", "@ head[hidden -> vocab], 2), labels, smoothing=0.1, z=0.25)"
+        "@ head[hidden -> vocab], labels)",
+        "@ head[hidden -> vocab], 2), labels, smoothing=0.1, z=0.25)",
     )
     op = only(evolve(ONE, body=LLAMA.replace(HEAD, head)), "linear_cross_entropy")
     assert dict(op.attrs) == {"inner": ("hidden",), "smoothing": 0.1, "z": 0.25, "cap": 2.0}
@@ -101,7 +113,10 @@ def test_the_head_has_the_losses_options_and_the_cap() -> None:
         "cap": 2.0,
         "as": "vocab_shares",
     }
-    assert dict(only(parts, "rescale_to_global_max").attrs) == {"smoothing": 0.1, "classes": "vocab"}
+    assert dict(only(parts, "rescale_to_global_max").attrs) == {
+        "smoothing": 0.1,
+        "classes": "vocab",
+    }
 
 
 def test_what_ranks_share_out_has_a_dim_of_one_for_each() -> None:
@@ -126,7 +141,9 @@ APART = {
         "y = tanh(x @ w[hidden -> heads, head_dim]) @ a[heads, head_dim -> hidden]"
         " z = tanh(x @ u[hidden -> ffn]) @ b[ffn -> hidden] x = x + y * z"
     ),
-    "products with one weight": "x = x + exp(x @ w[hidden -> ffn]) @ v[ffn -> hidden] + tanh(x @ w) @ v",
+    "products with one weight": (
+        "x = x + exp(x @ w[hidden -> ffn]) @ v[ffn -> hidden] + tanh(x @ w) @ v"
+    ),
     "a rotation of one operand": "q = x @ w[hidden -> heads, head_dim]"
     " x = x + attention(rope(q, theta), q, q, causal) @ o[heads, head_dim -> hidden]",
     "rotations by different angles": "q = x @ w[hidden -> heads, head_dim]"
@@ -143,7 +160,8 @@ def test_what_is_not_fused(what: str) -> None:
 def test_products_with_weights_over_different_axes_are_apart() -> None:
     """One of a matrix that is whole, and one of a part of another."""
     statement = (
-        "x = x + tanh(x @ w[hidden -> ffn]) @ v[ffn -> hidden] + (x @ u[hidden -> blocks]) @ t[blocks -> hidden]"
+        "x = x + tanh(x @ w[hidden -> ffn]) @ v[ffn -> hidden] + (x @ u[hidden -> blocks]) @"
+        " t[blocks -> hidden]"
     )
     assert "contracts" in kinds(body(statement))
     assert "contracts" not in kinds(body(statement, evolve(TP, shard="ffn over tp")))
@@ -206,7 +224,9 @@ def test_a_cap_alone_goes_into_the_loss() -> None:
     one, parts = (evolve(plan, body=f"{START} {head}") for plan in (ONE, TP))
     assert dict(only(one, "cross_entropy").attrs) == {"z": 0.25, "cap": 2.0}
     assert dict(only(parts, "logit_softmax_stats").attrs) == {"cap": 2.0, "as": "vocab_shares"}
-    assert "softcap" not in {op.kind for plan in (one, parts) for op in walk(fused(plan).region.body)}
+    assert "softcap" not in {
+        op.kind for plan in (one, parts) for op in walk(fused(plan).region.body)
+    }
 
 
 def test_a_cap_of_what_serves_two_losses_stands_by_itself() -> None:
@@ -215,16 +235,23 @@ def test_a_cap_of_what_serves_two_losses_stands_by_itself() -> None:
         assert only(evolve(plan, body=f"{START} {head}"), "softcap").get("cap") == 2
 
 
-@pytest.mark.parametrize(("precision", "kind"), [("fp16", "cross_entropy"), ("bf16", "linear_cross_entropy")])
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("fp16", "cross_entropy"), ("bf16", "linear_cross_entropy")]
+)
 def test_a_cap_in_few_bits(precision: str, kind: str) -> None:
     """Of float16 the product is made, where each rank has the whole vocabulary."""
     head = "loss = cross_entropy(softcap(x @ head[hidden -> vocab], 2), labels)"
     train = f"precision = {precision}  kernels = triton  logits = chunk"
     assert only(evolve(ONE, body=f"{START} {head}", train=train), kind).get("cap") == 2
-    assert kinds(evolve(TP, body=f"{START} {head}", train=train)) == ["linear_softmax_stats", "rescale_to_global_max"]
+    assert kinds(evolve(TP, body=f"{START} {head}", train=train)) == [
+        "linear_softmax_stats",
+        "rescale_to_global_max",
+    ]
 
 
-@pytest.mark.parametrize(("again", "kind"), [("softcap", "logit_softmax_stats"), ("silu", "linear_softmax_stats")])
+@pytest.mark.parametrize(
+    ("again", "kind"), [("softcap", "logit_softmax_stats"), ("silu", "linear_softmax_stats")]
+)
 def test_a_cap_that_backward_does_again_stands_by_itself(again: str, kind: str) -> None:
     head = "loss = cross_entropy(softcap(silu(x) @ head[hidden -> vocab], 2), labels)"
     plan = evolve(TP, body=f"{START} {head}", train=f"{FUSED}  recompute = selective({again})")
@@ -243,7 +270,9 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("rule", "train", "forward", "backward"), CALLS)
-def test_keys_and_values_travel_side_by_side(rule: str, train: str, forward: int, backward: int) -> None:
+def test_keys_and_values_travel_side_by_side(
+    rule: str, train: str, forward: int, backward: int
+) -> None:
     program = Plan(mesh="cp = 2", shard=f"seq {rule}", train=train).program()
     found = Counter(each.where for each in collectives(program) if each.use == "activations")
     assert (found["forward"], found["backward"]) == (forward, backward)
@@ -257,7 +286,9 @@ def test_without_kernels_nothing_is_fused(kernels: str) -> None:
 def test_a_gpu_for_which_kernels_are_written_has_them() -> None:
     text = DP_TP.text()
     found = {
-        gpu: compile_plan(Source("tiny.scale", f"{text}\ncluster {{ gpu = {gpu} }}"), "resolve").train.kernels
+        gpu: compile_plan(
+            Source("tiny.scale", f"{text}\ncluster {{ gpu = {gpu} }}"), "resolve"
+        ).train.kernels
         for gpu in ("h100_sxm", "t4", "unheard_of  memory = 64GiB")
     }
     assert [*found.values()] == ["triton", "torch", "torch"]
@@ -269,11 +300,17 @@ def test_what_backward_does_again_by_name_stays_what_it_is() -> None:
 
 
 def test_what_backward_does_again_by_turns_is_fused() -> None:
-    assert kinds(evolve(ONE, train=f"{FUSED}  recompute = full")) == [*LAYER, "linear_cross_entropy"]
+    assert kinds(evolve(ONE, train=f"{FUSED}  recompute = full")) == [
+        *LAYER,
+        "linear_cross_entropy",
+    ]
 
 
 def test_stages_of_a_pipeline_are_fused_too() -> None:
-    plan = f"{evolve(ONE, mesh='pp = 2').text()} shard {{ layers over pp }} pipeline {{ schedule = 1f1b }}"
+    plan = (
+        f"{evolve(ONE, mesh='pp = 2').text()} shard {{ layers over pp }} pipeline {{ schedule"
+        f" = 1f1b }}"
+    )
     plan = plan.replace("shard {  }", "", 1)
     program = compile_plan(Source("tiny.scale", plan), "fuse_ops")
     assert [op.kind for op in program.ops if op.kind in NEW] == [*LAYER, "linear_cross_entropy"]
@@ -297,7 +334,9 @@ TWICE = f"x = x + (attention(q, k, v, mask=causal) + attention(q, k2, v, mask=ca
     ],
     ids=["used between", "of two attentions", "taken already"],
 )
-def test_rotations_that_something_else_needs_earlier_stand_by_themselves(statements: str, pairs: int) -> None:
+def test_rotations_that_something_else_needs_earlier_stand_by_themselves(
+    statements: str, pairs: int
+) -> None:
     assert kinds(body(statements)).count("rope_pair") == pairs
 
 
@@ -362,12 +401,16 @@ def test_chunks_need_kernels() -> None:
         compile_plan(Source("torch.scale", text), "resolve")
     (found,) = raised.value.diagnostics
     assert found.code == "E0414"
-    assert found.span.line == next(i for i, line in enumerate(text.splitlines(), 1) if "logits = chunk" in line)
+    assert found.span.line == next(
+        i for i, line in enumerate(text.splitlines(), 1) if "logits = chunk" in line
+    )
 
 
 def test_a_head_of_fewer_classes_than_tokens_reads_back() -> None:
     plan = evolve(
-        ONE, dims=f"{DIMS}  classes = 5", body=LLAMA.replace("head[hidden -> vocab]", "head[hidden -> classes]")
+        ONE,
+        dims=f"{DIMS}  classes = 5",
+        body=LLAMA.replace("head[hidden -> vocab]", "head[hidden -> classes]"),
     )
     source = Source("few.scale", plan.text())
     assert "    vocab=CLASSES," in emit(compile_plan(source), source)["train.py"]

@@ -1,4 +1,5 @@
-"""Buckets of which each layer of a repeat has a buffer of its own: what stands where, and what is no legal program.
+"""Buckets of which each layer of a repeat has a buffer of its own: what stands where, and what is
+no legal program.
 
 Non-goals: that such steps are right (`tests/proof`), texts of them (`test_text`, of all plans).
 """
@@ -37,10 +38,15 @@ MOVED = {
     "others: I→S in step, S→R in step, P→S in step",
     "zero 2 over dp": "layers: I→S in step, S→R in step, P→S in backward layer; "
     "others: I→S in step, S→R in step, P→S in step",
-    "zero 3 over dp": "layers: I→S in step, S→R in forward layer, S→R in backward layer, P→S in backward layer; "
-    "others: I→S in step, S→R in step, P→S in step",
-    "parameters, optimizer over dp": "layers: I→S in step, S→R in forward layer, S→R in backward layer, "
-    "begin in backward layer, P→S in step; others: I→S in step, S→R in step, P→S in step",
+    "zero 3 over dp": (
+        "layers: I→S in step, S→R in forward layer, S→R in backward layer, P→S in backward"
+        " layer; "
+        "others: I→S in step, S→R in step, P→S in step"
+    ),
+    "parameters, optimizer over dp": (
+        "layers: I→S in step, S→R in forward layer, S→R in backward layer, "
+        "begin in backward layer, P→S in step; others: I→S in step, S→R in step, P→S in step"
+    ),
 }
 
 
@@ -55,12 +61,18 @@ def test_each_stage_gathers_and_reduces_in_its_place(state: str) -> None:
         for where, op in inside(program.region):
             if op.kind == "begin" and op.get("bucket") == bucket.name:
                 kind.setdefault(f"begin in {where}", Counter())[bucket.name] += 1
-            elif op.kind == "coerce" and bucket.dim in known[op.inputs[0]].dims and "dp" in op.names("axes"):
+            elif (
+                op.kind == "coerce"
+                and bucket.dim in known[op.inputs[0]].dims
+                and "dp" in op.names("axes")
+            ):
                 way = f"{str(op.get('from'))[0]}→{str(op.get('to'))[0]} in {where}"
                 kind.setdefault(way, Counter())[bucket.name] += 1
     assert "; ".join(f"{kind}: {', '.join(ways)}" for kind, ways in words.items()) == MOVED[state]
     for kind, ways in words.items():
-        own = {bucket.name for bucket in program.buckets if bool(bucket.layers) == (kind == "layers")}
+        own = {
+            bucket.name for bucket in program.buckets if bool(bucket.layers) == (kind == "layers")
+        }
         assert len(own) > 1
         assert all(count == dict.fromkeys(own, 1) for count in ways.values()), ways
 
@@ -82,7 +94,9 @@ def test_turns_in_turns_have_a_buffer_each() -> None:
 # ---- what is not legal
 
 
-def changed(program: Program, change: Callable[[Op], tuple[Op, ...]], of: Callable[[Op], bool]) -> Program:
+def changed(
+    program: Program, change: Callable[[Op], tuple[Op, ...]], of: Callable[[Op], bool]
+) -> Program:
     """The program with the first op of which `of` is true replaced."""
     done: list[Op] = []
 
@@ -112,11 +126,17 @@ def is_turns_unpack(op: Op) -> bool:
 
 
 def is_gather(op: Op) -> bool:
-    return op.kind == "coerce" and op.inputs[0].startswith("w_layers") and str(op.get("from")).startswith("S")
+    return (
+        op.kind == "coerce"
+        and op.inputs[0].startswith("w_layers")
+        and str(op.get("from")).startswith("S")
+    )
 
 
 def is_turns_reduction(op: Op) -> bool:
-    return op.kind == "coerce" and op.inputs[0].startswith("g_layers") and str(op.get("from")) == "P"
+    return (
+        op.kind == "coerce" and op.inputs[0].startswith("g_layers") and str(op.get("from")) == "P"
+    )
 
 
 def stacked(op: Op) -> tuple[Op]:
@@ -129,7 +149,9 @@ def other_bucket(op: Op) -> tuple[Op]:
 
 
 def renamed(op: Op, source: str) -> Op:
-    return evolve(op, inputs=(source,), outputs=(Value(f"{op.outputs[0].name}.9", op.outputs[0].type),))
+    return evolve(
+        op, inputs=(source,), outputs=(Value(f"{op.outputs[0].name}.9", op.outputs[0].type),)
+    )
 
 
 WHOLE, TURN = "zero 1 over dp", "zero 3 over dp"
@@ -137,12 +159,24 @@ WRONG: dict[str, tuple[str, Callable[[Op], tuple[Op, ...]], Callable[[Op], bool]
     "begun in another order": (WHOLE, lambda op: (evolve(op, inputs=op.inputs[::-1]),), is_begin),
     "begun in part": (WHOLE, lambda op: (evolve(op, inputs=op.inputs[:-1]),), is_begin),
     "begun for another bucket": (WHOLE, other_bucket, is_begin),
-    "begun for a bucket that is not there": (WHOLE, lambda op: (evolve(op, attrs=(("bucket", "dq"),)),), is_begin),
+    "begun for a bucket that is not there": (
+        WHOLE,
+        lambda op: (evolve(op, attrs=(("bucket", "dq"),)),),
+        is_begin,
+    ),
     "begun twice": (WHOLE, lambda op: (op, op), is_begin),
-    "begun with a result": (WHOLE, lambda op: (evolve(op, outputs=(Value("b", Type("f64", ())),)),), is_begin),
+    "begun with a result": (
+        WHOLE,
+        lambda op: (evolve(op, outputs=(Value("b", Type("f64", ())),)),),
+        is_begin,
+    ),
     "parameters of all layers out of one layer's buffer": (TURN, stacked, is_turns_unpack),
     "parameters of another bucket": (TURN, other_bucket, is_turns_unpack),
-    "parameters exchanged": (TURN, lambda op: (evolve(op, outputs=op.outputs[::-1]),), is_turns_unpack),
+    "parameters exchanged": (
+        TURN,
+        lambda op: (evolve(op, outputs=op.outputs[::-1]),),
+        is_turns_unpack,
+    ),
     "a gather left out": (TURN, lambda op: (), is_gather),
     "gathered twice": (TURN, lambda op: (op, renamed(op, op.outputs[0].name)), is_gather),
     "a reduction left out": (TURN, lambda op: (), is_turns_reduction),
@@ -161,11 +195,21 @@ def test_wrong_turns_are_refused(what: str) -> None:
 
 def test_what_begins_in_a_turn_begins_once_in_it() -> None:
     """Not in each layer of a repeat inside of it, where its gradient is known too."""
-    program = evolve(PLANS["shared parameters, nested repeats"], state=f"zero 1 over dp  {APART}").program()
-    (begin,) = [op for _, op in inside(program.region) if op.kind == "begin" and "d_wq" in op.inputs]
+    program = evolve(
+        PLANS["shared parameters, nested repeats"], state=f"zero 1 over dp  {APART}"
+    ).program()
+    (begin,) = [
+        op for _, op in inside(program.region) if op.kind == "begin" and "d_wq" in op.inputs
+    ]
     without = changed(program, lambda op: (), lambda op: op is begin)
     with pytest.raises(AssertionError, match="not of what the step packs"):
-        check(changed(without, lambda op: (op, begin), lambda op: [v.name for v in op.outputs] == ["d_w_down"]))
+        check(
+            changed(
+                without,
+                lambda op: (op, begin),
+                lambda op: [v.name for v in op.outputs] == ["d_w_down"],
+            )
+        )
 
 
 def test_a_buffer_of_all_turns_has_the_size_of_its_turns() -> None:

@@ -1,4 +1,6 @@
-"""Ops beside exchanges of rows, in the IR and in programs; the order of a run is in `end_to_end`."""
+"""Ops beside exchanges of rows, in the IR and in programs; the order of a run is in
+`end_to_end`.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -25,7 +27,9 @@ TWO = PLAN.replace(
     x = x + y + z
 """,
 )
-PARTS = AFTER.replace("dp = 2", "dp = 2  tp = 2").replace("batch over dp", "batch over dp  ffn over tp")
+PARTS = AFTER.replace("dp = 2", "dp = 2  tp = 2").replace(
+    "batch over dp", "batch over dp  ffn over tp"
+)
 FUSED = AFTER.replace("steps = 1", "steps = 1  kernels = triton  precision = bf16")
 USED_WITHIN = BEFORE.replace("    x = x + y + s", "    x = x + y * s")
 
@@ -35,7 +39,9 @@ def program(text: str) -> Program:
 
 
 def beside(body: Sequence[Stmt]) -> list[list[str]]:
-    """The kinds of ops that run beside each exchange of a repeat, in their order; counts of choices apart."""
+    """The kinds of ops that run beside each exchange of a repeat, in their order; counts of
+    choices apart.
+    """
     (repeat,) = regions_in(body)
     found: list[list[str]] = []
     is_under_way = False
@@ -58,12 +64,19 @@ def beside(body: Sequence[Stmt]) -> list[list[str]]:
         (PARTS, [["coerce", "contract", "silu", "contract"], ["mul", "contract", "coerce"]]),
         (FUSED, [["contracts"], ["silu_mul", "contract"]]),
         (PLAN, [[]]),
-        (TWO, [["contract"], ["top", "sort_by_expert", "exchange_counts", "dispatch"], ["combine"]]),
+        (
+            TWO,
+            [["contract"], ["top", "sort_by_expert", "exchange_counts", "dispatch"], ["combine"]],
+        ),
     ],
     ids=["before", "after", "used within", "of parts", "fused", "alone", "two routes"],
 )
-def test_ops_that_depend_on_no_rows_run_beside_exchanges(text: str, forward: list[list[str]]) -> None:
-    """The half that comes first beside the exchange to the experts, the other beside the one back."""
+def test_ops_that_depend_on_no_rows_run_beside_exchanges(
+    text: str, forward: list[list[str]]
+) -> None:
+    """The half that comes first beside the exchange to the experts, the other beside the one
+    back.
+    """
     assert beside(blocks(program(text).microbatches)[0].body) == forward
 
 
@@ -83,7 +96,9 @@ SIZES = [(1, 1), (2, 2), (2, 8), (8, 2), (64, 256)]
     ids=["one activation", "an activation before", "a norm before"],
 )
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_where_an_op_runs_depends_on_no_sizes(sizes: tuple[int, int], expert: str, forward: list[list[str]]) -> None:
+def test_where_an_op_runs_depends_on_no_sizes(
+    sizes: tuple[int, int], expert: str, forward: list[list[str]]
+) -> None:
     """The proof compiles the same model at small sizes, and the two have to be the same ops."""
     hidden, ffn = sizes
     line = f"    s = {expert} @ s_down[ffn -> hidden]"
@@ -123,9 +138,15 @@ def _moved(text: str, line: str, to: str) -> str:
 
 WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     "awaited before": (lambda text: _moved(text, "y = wait(y)", "y = exchange("), "awaited before"),
-    "awaited later": (lambda text: _moved(text, "s = linear(", "y_2 = linear("), "runs beside an exchange"),
+    "awaited later": (
+        lambda text: _moved(text, "s = linear(", "y_2 = linear("),
+        "runs beside an exchange",
+    ),
     "begun later": (lambda text: _moved(text, "y = exchange(", "y_2 = linear("), "awaited before"),
-    "awaited at once": (lambda text: text.replace("held, async_op=True)", "held)"), "nothing in the IR does"),
+    "awaited at once": (
+        lambda text: text.replace("held, async_op=True)", "held)"),
+        "nothing in the IR does",
+    ),
 }
 
 

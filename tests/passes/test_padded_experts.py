@@ -1,6 +1,8 @@
-"""Padded rows of experts: how many there are, where they are sent and gathered, and which plans have none.
+"""Padded rows of experts: how many there are, where they are sent and gathered, and which plans
+have none.
 
-Sizes are written by hand: of 16 positions with 2 of 8 experts a capacity of 1.25 leaves each expert ⌈1.25 · 4⌉ = 5.
+Sizes are written by hand: of 16 positions with 2 of 8 experts a capacity of 1.25 leaves each expert
+⌈1.25 · 4⌉ = 5.
 """
 
 from pathlib import Path
@@ -43,7 +45,9 @@ Shape = tuple[int, ...]
 
 
 def _compiled(rules: str, capacity: str = "1.25") -> Program:
-    return compile_plan(Source("plan.scale", PLAN.replace("RULES", rules).replace("1.25", capacity)))
+    return compile_plan(
+        Source("plan.scale", PLAN.replace("RULES", rules).replace("1.25", capacity))
+    )
 
 
 def _shapes(program: Program, kind: str) -> list[Shape]:
@@ -54,9 +58,17 @@ def _shapes(program: Program, kind: str) -> list[Shape]:
 
 def _sent(program: Program, *ops: str) -> list[tuple[str, tuple[str, ...], Shape]]:
     """What forward sends of rows: the collective, its axes, the shape that goes in."""
-    rows = [it for it in collectives(program) if it.where == "forward" and it.line == "plan.scale:8"]
-    rows += [it for it in collectives(program) if it.where == "forward" and it.line == "plan.scale:7"]
-    return [(it.op, it.axes, it.shape) for it in rows if it.op in ops and it.dtype == "f32" and 32 in it.shape]
+    rows = [
+        it for it in collectives(program) if it.where == "forward" and it.line == "plan.scale:8"
+    ]
+    rows += [
+        it for it in collectives(program) if it.where == "forward" and it.line == "plan.scale:7"
+    ]
+    return [
+        (it.op, it.axes, it.shape)
+        for it in rows
+        if it.op in ops and it.dtype == "f32" and 32 in it.shape
+    ]
 
 
 SHARES = "batch over dp  seq over cp, tp"
@@ -74,20 +86,42 @@ SHARES = "batch over dp  seq over cp, tp"
         ("experts over dp  batch over dp, cp, tp", "9", (8, 2 * 16, 32), (4, 2 * 2 * 16, 16)),
         ("experts over cp, tp  batch over dp", "1.25", (2, 2 * 5, 32), (2, 2 * 5, 16)),
         # parts of experts
-        (f"experts over dp  expert_ffn over tp  {SHARES}", "1.25", (8, 2 * 4, 32), (4, 2 * 2 * 2 * 4, 8)),
-        (f"experts over dp  expert_ffn over cp, tp  {SHARES}", "1.25", (8, 2 * 4, 32), (4, 2 * 4 * 2 * 4, 4)),
+        (
+            f"experts over dp  expert_ffn over tp  {SHARES}",
+            "1.25",
+            (8, 2 * 4, 32),
+            (4, 2 * 2 * 2 * 4, 8),
+        ),
+        (
+            f"experts over dp  expert_ffn over cp, tp  {SHARES}",
+            "1.25",
+            (8, 2 * 4, 32),
+            (4, 2 * 4 * 2 * 4, 4),
+        ),
         ("expert_ffn over tp  batch over dp, cp, tp", "1.25", (8, 2 * 5, 32), (8, 2 * 2 * 5, 8)),
-        ("experts over cp  expert_ffn over tp  batch over dp, cp", "1.25", (8, 2 * 5, 32), (4, 2 * 2 * 5, 8)),
+        (
+            "experts over cp  expert_ffn over tp  batch over dp, cp",
+            "1.25",
+            (8, 2 * 5, 32),
+            (4, 2 * 2 * 5, 8),
+        ),
     ],
 )
-def test_rows_of_each_expert(rules: str, capacity: str, dispatched: Shape, multiplied: Shape) -> None:
+def test_rows_of_each_expert(
+    rules: str, capacity: str, dispatched: Shape, multiplied: Shape
+) -> None:
     program = _compiled(rules, capacity)
     assert {*_shapes(program, "dispatch")} == {dispatched}
     assert {*_shapes(program, "silu")} == {multiplied}
-    assert not [op for op in program.ops if op.kind in ("exchange", "exchange_back", "exchange_counts")]
+    assert not [
+        op for op in program.ops if op.kind in ("exchange", "exchange_back", "exchange_counts")
+    ]
     assert not [it for it in collectives(program) if it.ragged]
     verify(
-        program, compile_plan(Source("plan.scale", PLAN.replace("RULES", rules).replace("1.25", capacity)), "resolve")
+        program,
+        compile_plan(
+            Source("plan.scale", PLAN.replace("RULES", rules).replace("1.25", capacity)), "resolve"
+        ),
     )
 
 
@@ -110,7 +144,11 @@ def _refused(text: str) -> str:
 @pytest.mark.parametrize(
     ("rules", "axes"),
     [
-        ("experts over dp  expert_ffn over tp  batch over dp  seq over cp  seq over tp as zigzag", "tp"),
+        (
+            "experts over dp  expert_ffn over tp  batch over dp  seq over cp  seq over tp as"
+            " zigzag",
+            "tp",
+        ),
         ("expert_ffn over dp, tp  batch over dp  seq over tp  vocab over cp", "tp"),
     ],
 )
@@ -124,7 +162,9 @@ def test_rows_that_would_not_come_apart_as_they_came_together(rules: str, axes: 
 def test_rows_without_a_bound(tmp_path: Path) -> None:
     rules = f"experts over dp  expert_ffn over tp  {SHARES}"
     text = PLAN.replace("RULES", rules)
-    assert "error[E0417]: padded experts need a `capacity`" in _refused(text.replace(", capacity=1.25", ""))
+    assert "error[E0417]: padded experts need a `capacity`" in _refused(
+        text.replace(", capacity=1.25", "")
+    )
     error = _refused(text.replace("  experts = padded", ""))
     assert "error[E0612]: rows of experts cannot be gathered over `tp`" in error
     assert "; or write `experts = padded` in `train`" in error
@@ -134,21 +174,31 @@ def test_rows_without_a_bound(tmp_path: Path) -> None:
 
 def test_what_padding_has_no_effect_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start, _, rest = PLAN.partition("    route")
-    text = start + "    y = silu(y)" + rest.partition("    }")[2].replace("experts over", "batch over")
+    text = (
+        start + "    y = silu(y)" + rest.partition("    }")[2].replace("experts over", "batch over")
+    )
     for old, new, warned in (
         (text, "batch over dp, cp, tp", "`experts` has no effect"),
-        (PLAN.replace("experts = padded", "experts = padded  room = 2"), SHARES, "`room` has no effect"),
+        (
+            PLAN.replace("experts = padded", "experts = padded  room = 2"),
+            SHARES,
+            "`room` has no effect",
+        ),
     ):
         (tmp_path / "m.scale").write_text(old.replace("RULES", new))
         assert cli.main(["check", str(tmp_path / "m.scale")]) == 0
         assert f"warning[W0912]: {warned}" in capsys.readouterr().err
 
 
-def test_padded_and_dropless_experts_make_the_same_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_padded_and_dropless_experts_make_the_same_update(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = PLAN.replace("RULES", f"experts over dp  {SHARES}")
     for name, each in {"a": text, "b": text.replace("  experts = padded", "")}.items():
         (tmp_path / f"{name}.scale").write_text(each)
-    assert cli.main(["verify", str(tmp_path / "a.scale"), str(tmp_path / "b.scale")]) == 0, capsys.readouterr().err
+    assert cli.main(["verify", str(tmp_path / "a.scale"), str(tmp_path / "b.scale")]) == 0, (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Where models are cut: the layers and parameters of stages, and what crosses from one to the next."""
+"""Where models are cut: the layers and parameters of stages, and what crosses from one to the
+next.
+"""
 
 from collections.abc import Mapping
 
@@ -15,12 +17,18 @@ from scalec.compiler.proof import verify
 from scalec.compiler.syntax.source import Source
 
 SKIP = {"  repeat layers": "  skip = x * 2\n  repeat layers"}
-REST = {"layers over pp": "layers, rest over pp", "  loss": "  repeat rest { x = x * tanh(g[hidden]) }\n  loss"}
+REST = {
+    "layers over pp": "layers, rest over pp",
+    "  loss": "  repeat rest { x = x * tanh(g[hidden]) }\n  loss",
+}
 BRANCHES = {
-    "repeat layers {": "repeat layers as i { if i < 2 { x = x * tanh(g[hidden]) } else { x = x + tanh(b[hidden]) }"
+    "repeat layers {": "repeat layers as i { if i < 2 { x = x * tanh(g[hidden]) } else { x = x +"
+    " tanh(b[hidden]) }"
 }
 NESTED = {
-    "repeat layers {\n": "repeat layers { repeat inner { x = x + tanh(x @ a[hidden -> ffn]) @ b[ffn -> hidden] }\n"
+    "repeat layers {\n": (
+        "repeat layers { repeat inner { x = x + tanh(x @ a[hidden -> ffn]) @ b[ffn -> hidden] }\n"
+    )
 }
 
 
@@ -45,7 +53,9 @@ def sized(layers: str, stage_to_rank: int = 4) -> dict[str, str]:
     ],
     ids=["layers", "two ranks", "a large head", "chunks", "two repeats"],
 )
-def test_stages_are_as_equally_dear_as_turns_allow(edits: dict[str, str], layers: tuple[int, ...]) -> None:
+def test_stages_are_as_equally_dear_as_turns_allow(
+    edits: dict[str, str], layers: tuple[int, ...]
+) -> None:
     program, pipeline = cut(edits)
     assert pipeline.layers == layers
     assert len(pipeline.stage_to_rank) == len(layers)
@@ -86,11 +96,17 @@ def carries(program: Program, pipeline: Pipeline) -> list[list[str]]:
 
 
 def captured(program: Program, pipeline: Pipeline) -> set[str]:
-    """The floats that repeats that are cut read besides, at any depth, and that are no parameters."""
+    """The floats that repeats that are cut read besides, at any depth, and that are no
+    parameters.
+    """
     _, repeats = groups(pipeline, program.region.body)
     read = {name for repeat in repeats for name in uses(evolve(repeat, args=()))}
     own = {value.name for repeat in repeats for value in values(repeat)}
-    leaves = {stmt.outputs[0].name for stmt in program.region.body if isinstance(stmt, Op) and stmt.kind == "leaf"}
+    leaves = {
+        stmt.outputs[0].name
+        for stmt in program.region.body
+        if isinstance(stmt, Op) and stmt.kind == "leaf"
+    }
     return {name for name in read - own - leaves if program.types[name].dtype in FLOATS}
 
 
@@ -101,8 +117,10 @@ def captured(program: Program, pipeline: Pipeline) -> set[str]:
         ({**SKIP, "x @ head": "(x + skip) @ head"}, [2]),  # used behind
         ({**SKIP, "x = x + silu": "x = skip + silu"}, [2]),  # used inside
         ({**SKIP, "x = x + silu": "x = skip + silu", "x @ head": "(x + skip) @ head"}, [2]),
-        ({**SKIP, **REST, "tanh(g[hidden])": "tanh(g[hidden]) + skip"}, [2, 2]),  # in the second repeat only
-        ({**SKIP, **REST, "x @ head": "(x + skip + skip) @ head"}, [2, 2]),  # through both, used twice
+        # in the second repeat only
+        ({**SKIP, **REST, "tanh(g[hidden])": "tanh(g[hidden]) + skip"}, [2, 2]),
+        # through both, used twice
+        ({**SKIP, **REST, "x @ head": "(x + skip + skip) @ head"}, [2, 2]),
         ({**SKIP, **NESTED, "tanh(x @ a": "tanh(skip * x @ a"}, [2]),  # in a repeat inside
         ({"x @ head[hidden -> vocab]": "x @ wte"}, [1]),  # parameters do not cross
     ],
@@ -124,12 +142,16 @@ def test_what_later_statements_read_is_carried(edits: dict[str, str], count: lis
         ("[5, 2]", [["z"]]),
     ],
 )
-def test_what_crosses_is_of_the_repeat_in_which_a_cut_lies(layers: str, crosses: list[list[str]]) -> None:
+def test_what_crosses_is_of_the_repeat_in_which_a_cut_lies(
+    layers: str, crosses: list[list[str]]
+) -> None:
     """Of one that lies between two, of the second; behind the last one's layers, of the last."""
     text = unlike(f"1f1b  stages = {layers}").replace("pp = 2", f"pp = {layers.count(',') + 1}")
     program = compile_plan(Source("plan.scale", text))
     assert program.pipeline
-    assert [[base(value.name) for value in values] for values in crossing(program, program.pipeline)] == crosses
+    assert [
+        [base(value.name) for value in values] for values in crossing(program, program.pipeline)
+    ] == crosses
 
 
 @pytest.mark.parametrize(
@@ -152,7 +174,9 @@ def test_cut_models_are_proved(edits: dict[str, str]) -> None:
 
 
 def test_which_stages_have_a_parameter() -> None:
-    _, pipeline = cut({"x = x + silu": "x = x * g[hidden] + silu", "  repeat": "  x = x * n[hidden]\n  repeat"})
+    _, pipeline = cut(
+        {"x = x + silu": "x = x * g[hidden] + silu", "  repeat": "  x = x * n[hidden]\n  repeat"}
+    )
     assert dict(pipeline.param_stages) == {"wte": (0,), "n": (0,), "head": (3,)}
     _, tied = cut({"x @ head[hidden -> vocab]": "x @ wte"})
     assert (tied.param_stages, tied.ranks_of("wte")) == ((("wte", (0, 3)),), (0, 3))

@@ -1,4 +1,6 @@
-"""Layers are divided by seconds where the cluster's GPU is known, and no plan's step is slower for it."""
+"""Layers are divided by seconds where the cluster's GPU is known, and no plan's step is slower
+for it.
+"""
 
 from pathlib import Path
 
@@ -48,7 +50,9 @@ def test_no_step_is_slower_than_by_operations(text: str, monkeypatch: pytest.Mon
 
 
 def test_a_step_of_long_sequences_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention and what backward recomputes weigh more against the head than operations of forward say."""
+    """Attention and what backward recomputes weigh more against the head than operations of
+    forward say.
+    """
     text = f"{TEXTS[0]}cluster {{ gpu = h100_pcie  gpus_per_node = 8  nodes = 16 }}\n"
     assert _layers(_compiled(text)) == (4,) * 8
     assert _layers(_by_operations(text, monkeypatch)) == (4, 4, 4, 4, 4, 4, 5, 3)
@@ -73,7 +77,10 @@ def test_messages_of_an_automatic_schedule_take_time() -> None:
     times = stage_times(program, _without_rows(pipeline), on)
     assert max(times.forward) == 1
     assert 0 < times.send < 1
-    assert stage_times(program, _without_rows(pipeline), evolve(on, network=on.network / 2)).send > times.send
+    assert (
+        stage_times(program, _without_rows(pipeline), evolve(on, network=on.network / 2)).send
+        > times.send
+    )
 
 
 def _without_rows(pipeline: Pipeline) -> Pipeline:

@@ -1,7 +1,8 @@
-"""Whole steps: what no proof says of them: calculus, stages on the way, types of gradients, counts of collectives.
+"""Whole steps: what no proof says of them: calculus, stages on the way, types of gradients, counts
+of collectives.
 
-Non-goals: that sharded steps equal the single device's (`tests/proof/test_proof.py`, which has the same plans); single
-ops and coercions (`test_op_rules`, `test_coercions`); the emitted program.
+Non-goals: that sharded steps equal the single device's (`tests/proof/test_proof.py`, which has the
+same plans); single ops and coercions (`test_op_rules`, `test_coercions`); the emitted program.
 """
 
 import numpy as np
@@ -9,7 +10,17 @@ import pytest
 from attrs import evolve
 
 from helpers.plan_table import DP_TP, NO_DP, PLANS
-from helpers.small_plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, MLP, PARALLEL_BLOCK, START, WITH_SEQ, Plan
+from helpers.small_plans import (
+    ALL_OVER_TP,
+    ATTENTION,
+    DIMS,
+    HEAD,
+    MLP,
+    PARALLEL_BLOCK,
+    START,
+    WITH_SEQ,
+    Plan,
+)
 from scalec.compiler.ir import Leave, Region, Type, Value, base, walk
 from scalec.compiler.ir.placements import dual_type
 from scalec.compiler.proof.inputs import Inputs, scene
@@ -26,10 +37,14 @@ from scalec.testing.float64 import Reals
 
 
 def single(plan: Plan, nudge: float = 0.0) -> tuple[Inputs, Outcome]:
-    """The step of a model in float64; `nudge` is how far its parameters go in an imaginary direction."""
+    """The step of a model in float64; `nudge` is how far its parameters go in an imaginary
+    direction.
+    """
     model, numbers = plan.program("resolve"), Reals(0)
     start = scene(model, numbers)
-    params = {name: _along(value, name, nudge) if nudge else value for name, value in start.params.items()}
+    params = {
+        name: _along(value, name, nudge) if nudge else value for name, value in start.params.items()
+    }
     start = evolve(start, params=params)
     return start, Reference(model, numbers).run(start)
 
@@ -44,7 +59,9 @@ def _slope(value: Tensor, name: str, grad: Tensor) -> float:
     return float((grad.array * along.onto(grad.dims)).sum())
 
 
-def direction(name: str, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def direction(
+    name: str, shape: tuple[int, ...]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Random numbers of a name."""
     return np.random.default_rng([*name.encode()]).normal(size=shape)
 
@@ -53,7 +70,9 @@ def square(x: Tensor) -> float:
     return float((x.array**2).sum())
 
 
-@pytest.mark.parametrize("name", {plan.body: name for name, plan in reversed(PLANS.items())}.values())
+@pytest.mark.parametrize(
+    "name", {plan.body: name for name, plan in reversed(PLANS.items())}.values()
+)
 def test_the_single_device_step_is_calculus(name: str) -> None:
     """⟨gradients, v⟩ is the loss' derivative along v, by a complex step (Squire and Trapp 1998)."""
     of, tiny = PLANS[name], 1e-30
@@ -62,7 +81,9 @@ def test_the_single_device_step_is_calculus(name: str) -> None:
     slope = sum(_slope(start.params[name], name, grad) for name, grad in outcome.gradients.items())
     assert slope == pytest.approx(np.imag(nudged.metrics["loss"].array.item()) / tiny, rel=1e-10)
     assert outcome.metrics["count"].array.item() == (start.inputs["labels"].array >= 0).sum()
-    assert outcome.metrics["norm"].array.item() ** 2 == pytest.approx(sum(map(square, outcome.gradients.values())))
+    assert outcome.metrics["norm"].array.item() ** 2 == pytest.approx(
+        sum(map(square, outcome.gradients.values()))
+    )
 
 
 def test_clipping_bounds_the_step() -> None:
@@ -77,7 +98,9 @@ def test_clipping_bounds_the_step() -> None:
 # ---- steps that no table of right plans has
 
 
-@pytest.mark.parametrize("name", ["data, tensor, sequence", "two key/value heads on four ranks", "tied embedding"])
+@pytest.mark.parametrize(
+    "name", ["data, tensor, sequence", "two key/value heads on four ranks", "tied embedding"]
+)
 def test_steps_are_right_before_their_buckets_are_fused(name: str) -> None:
     program, model = PLANS[name].program("place_state"), PLANS[name].program("resolve")
     for axes in meshes(program):
@@ -90,17 +113,27 @@ DOUBTFUL = {
     "sequence before vocabulary": evolve(
         DP_TP, shard="batch over dp  heads, kv_heads, ffn over tp  seq over tp  vocab over tp"
     ),
-    "key/value heads before heads": evolve(DP_TP, shard="batch over dp  kv_heads over tp  heads over tp"),
+    "key/value heads before heads": evolve(
+        DP_TP, shard="batch over dp  kv_heads over tp  heads over tp"
+    ),
     "head dim": evolve(DP_TP, shard="batch over dp  head_dim over tp"),
     "hidden": evolve(DP_TP, shard="batch over dp  hidden over tp"),
     "sequence in attention": Plan(mesh="cp = 2", shard="seq over cp"),
-    "key/value heads over the inner axis": Plan(mesh="a = 2  b = 2", shard="heads over a, b  kv_heads over b"),
-    "key/value heads over the outer axis": Plan(mesh="a = 2  b = 2", shard="heads over a, b  kv_heads over a"),
+    "key/value heads over the inner axis": Plan(
+        mesh="a = 2  b = 2", shard="heads over a, b  kv_heads over b"
+    ),
+    "key/value heads over the outer axis": Plan(
+        mesh="a = 2  b = 2", shard="heads over a, b  kv_heads over a"
+    ),
     "a carried value replaced": evolve(
-        DP_TP, body=f"{START} y = silu(x) repeat layers {{ y = silu(x * c[hidden])  x = x + y }} x = x + y {HEAD}"
+        DP_TP,
+        body=f"{START} y = silu(x) repeat layers {{ y = silu(x * c[hidden])  x = x + y }} x = x"
+        f" + y {HEAD}",
     ),
     "matrices of other dims": evolve(
-        DP_TP, body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ (u[ffn -> hidden] * s[ffn, hidden]) {HEAD}"
+        DP_TP,
+        body=f"{START} x = x + silu(x @ w[hidden -> ffn]) @ (u[ffn -> hidden] * s[ffn, hidden])"
+        f" {HEAD}",
     ),
     "a parameter without gradient": Plan(f"{START} y = x @ w[hidden -> ffn] {HEAD}"),
 }
@@ -120,14 +153,23 @@ def test_refused_or_right(name: str) -> None:
 @pytest.mark.sample(37)
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_are_placed_by_the_dual(name: str) -> None:
-    """Every `d_x` has the type that is dual to one that a value named `x` has; that of a stack may be its slices'."""
+    """Every `d_x` has the type that is dual to one that a value named `x` has; that of a stack
+    may be its slices'.
+    """
     program = PLANS[name].program()
     forward: dict[str, set[Type]] = {}
     for value in values(program.region):
         forward.setdefault(base(value.name), set()).add(evolve(value.type, dtype=""))
-    forward = {name: types | {p.type for p in program.params if p.name == name} for name, types in forward.items()}
+    forward = {
+        name: types | {p.type for p in program.params if p.name == name}
+        for name, types in forward.items()
+    }
     for value in values(program.region):
-        known = forward.get(base(value.name).removeprefix("d_"), set()) if value.name.startswith("d_") else set()
+        known = (
+            forward.get(base(value.name).removeprefix("d_"), set())
+            if value.name.startswith("d_")
+            else set()
+        )
         dims, places = value.type.dims, value.type.places
         alike = {type for type in known if type.dims == dims}
         slices = {type for type in known if type.dims == dims[1:]}
@@ -192,19 +234,43 @@ MEAN = f"{START} repeat layers {{ {ATTENTION} {MLP} x = x - mean(x, over=[hidden
 
 LAYERS = {
     "tp": (Plan(mesh="tp = 2", shard=NO_DP), "reduce 2", "reduce 2"),
-    "tp with few key/value heads": (Plan(mesh="tp = 2", shard=NO_DP, dims=KV), "reduce 2", "reduce 2"),
+    "tp with few key/value heads": (
+        Plan(mesh="tp = 2", shard=NO_DP, dims=KV),
+        "reduce 2",
+        "reduce 2",
+    ),
     "dp, tp": (Plan(mesh="dp = 2  tp = 2", shard=ALL_OVER_TP, ranks=2), "reduce 2", "reduce 2"),
     "tp, sequence": (DP_TP, "gather 2, scatter 2", "gather 2, scatter 2"),
-    "tp, sequence with few key/value heads": (evolve(DP_TP, dims=KV), "gather 2, scatter 2", "gather 2, scatter 2"),
-    "tp, recompute": (evolve(DP_TP, train="recompute = full"), "gather 2, scatter 2", "gather 4, scatter 3"),
+    "tp, sequence with few key/value heads": (
+        evolve(DP_TP, dims=KV),
+        "gather 2, scatter 2",
+        "gather 2, scatter 2",
+    ),
+    "tp, recompute": (
+        evolve(DP_TP, train="recompute = full"),
+        "gather 2, scatter 2",
+        "gather 4, scatter 3",
+    ),
     "tp, recompute up to a mean": (
         evolve(DP_TP, body=MEAN, train="recompute = full"),
         "gather 2, scatter 2",
         "gather 4, scatter 3",
     ),
-    "tp, regather": (evolve(DP_TP, train="gathered = regather"), "gather 2, scatter 2", "gather 4, scatter 2"),
-    "tp, parallel block": (evolve(DP_TP, body=PARALLEL_BLOCK, shard=ALL_OVER_TP), "reduce 1", "reduce 1"),
-    "tp, sequence, parallel block": (evolve(DP_TP, body=PARALLEL_BLOCK), "gather 1, scatter 1", "gather 1, scatter 1"),
+    "tp, regather": (
+        evolve(DP_TP, train="gathered = regather"),
+        "gather 2, scatter 2",
+        "gather 4, scatter 2",
+    ),
+    "tp, parallel block": (
+        evolve(DP_TP, body=PARALLEL_BLOCK, shard=ALL_OVER_TP),
+        "reduce 1",
+        "reduce 1",
+    ),
+    "tp, sequence, parallel block": (
+        evolve(DP_TP, body=PARALLEL_BLOCK),
+        "gather 1, scatter 1",
+        "gather 1, scatter 1",
+    ),
     "dp": (Plan(mesh="dp = 2", shard="batch over dp", ranks=2), "", ""),
 }
 
@@ -217,7 +283,9 @@ def test_collectives_of_a_layer(name: str) -> None:
 
 
 def test_collectives_of_embedding_and_loss() -> None:
-    """One maximum and two small sums for the loss, one sum for the embedding; backward only `f` before the head."""
+    """One maximum and two small sums for the loss, one sum for the embedding; backward only `f`
+    before the head.
+    """
     forward, backward = blocks(Plan(mesh="tp = 2", shard=NO_DP))
     assert counted(split(forward)[0]) == "reduce 4"
     assert counted(split(backward)[0]) == "reduce 1"
@@ -228,14 +296,19 @@ def test_collectives_of_embedding_and_loss() -> None:
 
 def test_smoothing_and_a_z_loss_need_no_more_collectives() -> None:
     smoothed, plain = (
-        [counted(split(block)[0]) for block in blocks(plan)] for plan in (PLANS["smoothing and z-loss"], DP_TP)
+        [counted(split(block)[0]) for block in blocks(plan)]
+        for plan in (PLANS["smoothing and z-loss"], DP_TP)
     )
     assert smoothed == plain == ["gather 1, reduce 3, scatter 1", "gather 1, scatter 1"]
 
 
 def test_no_rank_holds_all_logits() -> None:
     forward, backward = blocks(DP_TP)
-    logits = [v.type for v in (*values(forward), *values(backward)) if "vocab" in v.type.dims and "seq" in v.type.dims]
+    logits = [
+        v.type
+        for v in (*values(forward), *values(backward))
+        if "vocab" in v.type.dims and "seq" in v.type.dims
+    ]
     assert logits
     assert all(type.axes_of("vocab") == ("tp",) for type in logits)
 
@@ -245,8 +318,12 @@ def test_no_rank_holds_all_logits() -> None:
     [(ALL_OVER_TP, {("dp",): 2}), (WITH_SEQ, {("dp",): 1, ("dp", "tp"): 1})],
     ids=["tp", "tp, sequence"],
 )
-def test_one_reduction_of_gradients_per_step_and_placement(shard: str, want: dict[tuple[str, ...], int]) -> None:
-    """One bucket per placement; over tp only under sequence parallelism, and then only the norms'."""
+def test_one_reduction_of_gradients_per_step_and_placement(
+    shard: str, want: dict[tuple[str, ...], int]
+) -> None:
+    """One bucket per placement; over tp only under sequence parallelism, and then only the
+    norms'.
+    """
     program = evolve(DP_TP, shard=shard).program()
     made = {value.name: op for op in program.ops for value in op.outputs}
     reduced = [
@@ -266,7 +343,10 @@ def test_a_turn_that_is_done_again_keeps_what_enters_it() -> None:
 
 
 def test_an_op_that_is_done_again_keeps_its_operands() -> None:
-    plain, again = (_stacks(evolve(DP_TP, train=f"recompute = {how}")) for how in ("none", "selective(attention)"))
+    plain, again = (
+        _stacks(evolve(DP_TP, train=f"recompute = {how}"))
+        for how in ("none", "selective(attention)")
+    )
     plain.remove("_o")
     assert again == plain
     assert {"q", "k", "v"} <= {*again}

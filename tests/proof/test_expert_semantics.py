@@ -1,4 +1,6 @@
-"""The meanings of a route's ops in float64 against plain torch, every gradient against autograd, on one rank."""
+"""The meanings of a route's ops in float64 against plain torch, every gradient against
+autograd, on one rank.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +18,11 @@ from scalec.compiler.proof.tensors import Tensor
 from scalec.testing.float64 import Reals
 
 SIZES = {"batch": 2, "seq": 5, "hidden": 3, "ffn": 4, "experts": 6, "scored": 6, "chosen": 2}
-LOGITS, IDS, BY_SEQUENCE = ("batch", "seq", "scored"), ("batch", "seq", "chosen"), ("batch", "scored")
+LOGITS, IDS, BY_SEQUENCE = (
+    ("batch", "seq", "scored"),
+    ("batch", "seq", "chosen"),
+    ("batch", "scored"),
+)
 ORDER = ("experts", *IDS)
 X, ROWS = ("batch", "seq", "hidden"), ("experts", "batch", "seq", "hidden")
 RNG = np.random.default_rng(3)
@@ -28,7 +34,14 @@ def drawn(dims: Sequence[str]) -> np.ndarray[Any, Any]:
     return RNG.standard_normal([SIZES[dim] for dim in dims])
 
 
-def top(logits: torch.Tensor, score: str, normalise: bool, scale: float = 1.0, groups: int = 1, among: int = 1) -> Any:
+def top(
+    logits: torch.Tensor,
+    score: str,
+    normalise: bool,
+    scale: float = 1.0,
+    groups: int = 1,
+    among: int = 1,
+) -> Any:
     scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
     by_group = scores.unflatten(-1, (groups, -1))
     best = by_group.topk(2, dim=-1).values.sum(-1).topk(among, dim=-1).indices
@@ -39,7 +52,11 @@ def top(logits: torch.Tensor, score: str, normalise: bool, scale: float = 1.0, g
 
 def balance(logits: torch.Tensor, ids: torch.Tensor, score: str) -> torch.Tensor:
     counts = torch.nn.functional.one_hot(ids, 6).sum((1, 2)).double() * 6 / (2 * 5)
-    scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
+    scores = (
+        logits.softmax(-1)
+        if score == "softmax"
+        else logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
+    )
     return 0.25 * (counts * scores.mean(1)).sum()
 
 
@@ -72,13 +89,25 @@ def padded_products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 NONE = drawn(ROWS) * HOT.sum(-1)[..., None]  # rows are zero where no token chose the expert
-CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], dict[str, Any], Callable[..., Any]]] = {
+CASES: dict[
+    str,
+    tuple[
+        str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], dict[str, Any], Callable[..., Any]
+    ],
+] = {
     **{
         f"top {score} {normalise} {groups}": (
             "top",
             [(LOGITS, drawn(LOGITS))],
             IDS,
-            {"to": "chosen", "score": score, "normalise": normalise, "scale": 2.5, "groups": groups, "from": among},
+            {
+                "to": "chosen",
+                "score": score,
+                "normalise": normalise,
+                "scale": 2.5,
+                "groups": groups,
+                "from": among,
+            },
             lambda x, s=score, on=normalise == "on", g=groups, a=among: top(x, s, on, 2.5, g, a),
         )
         for score in ("softmax", "sigmoid")
@@ -126,7 +155,11 @@ CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], 
     "combine": ("combine", [(ROWS, NONE), (IDS, drawn(IDS)), (ORDER, HOT)], X, {}, combine),
     "products": (
         "grouped_contract",
-        [(ROWS, NONE), (("experts", "ffn", "hidden"), drawn(("experts", "ffn", "hidden"))), (ORDER, HOT)],
+        [
+            (ROWS, NONE),
+            (("experts", "ffn", "hidden"), drawn(("experts", "ffn", "hidden"))),
+            (ORDER, HOT),
+        ],
         ("experts", "batch", "seq", "ffn"),
         {"over": ("hidden",)},
         products,
@@ -159,11 +192,22 @@ CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], 
 def test_rows_past_the_padded_ones_are_no_rows(padded: int, rows: int) -> None:
     """The first ones of each expert are, for each of two sequences as many."""
     program = frame({"tp": 1}, SIZES)
-    dims = tuple(evolve(dim, chosen="chosen", padded=padded) if dim.name == "experts" else dim for dim in program.dims)
+    dims = tuple(
+        evolve(dim, chosen="chosen", padded=padded) if dim.name == "experts" else dim
+        for dim in program.dims
+    )
     program, result = evolve(program, dims=dims), Value("order", Type("i64", ORDER))
     op = Op("sort_by_expert", ("ids",), (result,), (("to", "experts"),), span=program.region.span)
-    ids = np.where(IDS_OF_TOKENS == 3, 0, IDS_OF_TOKENS)  # some of which chose the first expert twice
-    call = Call(program, SimulatedMesh.of(program), Reals(1), op, [Tensor(IDS, ids[None, None])], [Type("i64", IDS)])
+    # some of which chose the first expert twice
+    ids = np.where(IDS_OF_TOKENS == 3, 0, IDS_OF_TOKENS)
+    call = Call(
+        program,
+        SimulatedMesh.of(program),
+        Reals(1),
+        op,
+        [Tensor(IDS, ids[None, None])],
+        [Type("i64", IDS)],
+    )
     (found,) = MEANINGS["sort_by_expert"].value(call)
     wanted = np.zeros((6, 20), dtype=int)
     for expert in range(6):
@@ -175,11 +219,22 @@ def test_rows_past_the_padded_ones_are_no_rows(padded: int, rows: int) -> None:
 def test_values_and_gradients_are_torchs(name: str) -> None:
     kind, operands, dims, attrs, formula = CASES[name]
     program = frame({"tp": 1}, SIZES)
-    choices = tuple(evolve(dim, chosen="chosen") if dim.name == "experts" else dim for dim in program.dims)
+    choices = tuple(
+        evolve(dim, chosen="chosen") if dim.name == "experts" else dim for dim in program.dims
+    )
     program = evolve(program, dims=choices)
     types = [Type("i64" if x.dtype.kind == "i" else "f64", own) for own, x in operands]
-    results = (Value("y", Type("f64", dims)), *([Value("ids", Type("i64", IDS))] if kind == "top" else []))
-    op = Op(kind, tuple(f"x{i}" for i in range(len(types))), results, tuple(attrs.items()), span=program.region.span)
+    results = (
+        Value("y", Type("f64", dims)),
+        *([Value("ids", Type("i64", IDS))] if kind == "top" else []),
+    )
+    op = Op(
+        kind,
+        tuple(f"x{i}" for i in range(len(types))),
+        results,
+        tuple(attrs.items()),
+        span=program.region.span,
+    )
     args = [Tensor(own, x[None, None]) for own, x in operands]
     call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
     found = MEANINGS[kind].value(call)
@@ -207,7 +262,9 @@ def test_choices_of_each_sequence_are_counted() -> None:
     types = [Type("i64", BY_SEQUENCE), Type("i64", IDS)]
     call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
     (found,) = MEANINGS["add_choices"].value(call)
-    counts = [[(of_sequence == expert).sum() for expert in range(6)] for of_sequence in IDS_OF_TOKENS]
+    counts = [
+        [(of_sequence == expert).sum() for expert in range(6)] for of_sequence in IDS_OF_TOKENS
+    ]
     assert (found.array[0, 0] == before + counts).all()
 
 
@@ -218,7 +275,10 @@ def test_a_load_has_the_layers_before_and_the_counts_of_this_one() -> None:
     ids[0, 2, 1] = -1
     load = Value("y", Type("i64", ("layers", "scored")))
     op = Op("add_load", ("x0", "x1"), (load,), (), span=program.region.span)
-    args = [Tensor(("layers", "scored"), Reals(1).constant(before[None, None]).array), Tensor(IDS, ids[None, None])]
+    args = [
+        Tensor(("layers", "scored"), Reals(1).constant(before[None, None]).array),
+        Tensor(IDS, ids[None, None]),
+    ]
     types = [load.type, Type("i64", IDS)]
     call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
     (found,) = MEANINGS["add_load"].value(call)
@@ -230,12 +290,24 @@ def test_biases_choose_and_are_no_part_of_gates() -> None:
     """Of groups too: those with the largest sums of their two best scores with biases."""
     logits, bias = torch.from_numpy(drawn(LOGITS)), torch.from_numpy(RNG.standard_normal(6))
     program = frame({"tp": 1}, SIZES)
-    attrs = {"to": "chosen", "score": "sigmoid", "normalise": "on", "scale": 2.5, "groups": 3, "from": 2}
+    attrs = {
+        "to": "chosen",
+        "score": "sigmoid",
+        "normalise": "on",
+        "scale": 2.5,
+        "groups": 3,
+        "from": 2,
+    }
     results = (Value("y", Type("f64", IDS)), Value("ids", Type("i64", IDS)))
     op = Op("top", ("x0", "x1"), results, tuple(attrs.items()), span=program.region.span)
-    args = [Tensor(LOGITS, logits.numpy()[None, None]), Tensor(("scored",), bias.numpy()[None, None])]
+    args = [
+        Tensor(LOGITS, logits.numpy()[None, None]),
+        Tensor(("scored",), bias.numpy()[None, None]),
+    ]
     types = [Type("f64", LOGITS), Type("f32", ("scored",))]
-    gates, ids = MEANINGS["top"].value(Call(program, SimulatedMesh.of(program), Reals(1), op, args, types))
+    gates, ids = MEANINGS["top"].value(
+        Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+    )
     scores = logits.sigmoid()
     by_group = (scores + bias).unflatten(-1, (3, 2))
     best = by_group.sum(-1).topk(2, dim=-1).indices
@@ -243,15 +315,27 @@ def test_biases_choose_and_are_no_part_of_gates() -> None:
     want = by_group.masked_fill(left == 0, -torch.inf).flatten(-2).topk(2, dim=-1).indices
     picked = scores.gather(-1, want)
     assert ids.array[0, 0].tolist() == want.tolist()
-    assert np.allclose(gates.array[0, 0], (2.5 * picked / picked.sum(-1, keepdim=True)).numpy(), rtol=1e-12)
+    assert np.allclose(
+        gates.array[0, 0], (2.5 * picked / picked.sum(-1, keepdim=True)).numpy(), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_biases_move_to_the_mean_load(count: int) -> None:
     program, dims = frame({"tp": 1}, {**SIZES, "layers": 2}), ("layers", "scored")
     bias, load = RNG.standard_normal((2, 6)), np.array([[3, 1, 2, 2, 4, 0], [5, 5, 5, 5, 5, 5]])
-    op = Op("balanced", ("b", "l", "n"), (Value("y", Type("f32", dims)),), (("rate", 0.25),), span=program.region.span)
-    args = [Tensor(dims, bias[None, None]), Reals(1).constant(load[None, None], dims), Tensor((), np.array([[count]]))]
+    op = Op(
+        "balanced",
+        ("b", "l", "n"),
+        (Value("y", Type("f32", dims)),),
+        (("rate", 0.25),),
+        span=program.region.span,
+    )
+    args = [
+        Tensor(dims, bias[None, None]),
+        Reals(1).constant(load[None, None], dims),
+        Tensor((), np.array([[count]])),
+    ]
     call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, [Type("f32", dims)] * 3)
     (found,) = MEANINGS["balanced"].value(call)
     want = bias + 0.25 * np.array([[-1, 1, 0, 0, -1, 1], [0] * 6]) * bool(count)

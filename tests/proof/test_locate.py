@@ -1,4 +1,6 @@
-"""Messages on a step that is not the single device's: the first wrong value, and the coercion that it lacks."""
+"""Messages on a step that is not the single device's: the first wrong value, and the coercion
+that it lacks.
+"""
 
 from collections.abc import Mapping
 
@@ -43,7 +45,9 @@ def _reading(stmt: Stmt, op: Op, names: Mapping[str, str]) -> Stmt:
 def coercions(program: Program) -> list[Op]:
     """All that do something to numbers."""
     same = ("replicate", "invariant")
-    return [op for op in program.ops if op.kind == "coerce" and coercion_of(op).function not in same]
+    return [
+        op for op in program.ops if op.kind == "coerce" and coercion_of(op).function not in same
+    ]
 
 
 def said(program: Program, model: Program) -> Diagnostic:
@@ -58,7 +62,9 @@ def said(program: Program, model: Program) -> Diagnostic:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [SP, "two key/value heads on four ranks"])
 def test_each_coercion_that_is_left_out_is_the_one_that_is_missed(name: str) -> None:
-    """With its operand or what it came from, its placements and its axes: or at least the value that goes wrong."""
+    """With its operand or what it came from, its placements and its axes: or at least the value
+    that goes wrong.
+    """
     model, program = programs(name)
     named = 0
     for op in coercions(program):
@@ -117,9 +123,15 @@ def test_the_smallest_mesh_is_shown() -> None:
     """Three axes, and one of them suffices."""
     model, program = programs("three axes")
     op = next(op for op in coercions(program) if op.outputs[0].name == "sum_exp.1")
-    assert said(without(program, op), model).message == "on tp 2 the step is not that of a single device"
+    assert (
+        said(without(program, op), model).message
+        == "on tp 2 the step is not that of a single device"
+    )
     op = next(op for op in coercions(program) if op.outputs[0].name == "num_tokens.1")
-    assert said(without(program, op), model).message == "on replica 2 the step is not that of a single device"
+    assert (
+        said(without(program, op), model).message
+        == "on replica 2 the step is not that of a single device"
+    )
 
 
 def test_a_step_that_is_wrong_without_ranks() -> None:

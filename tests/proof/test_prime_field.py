@@ -1,7 +1,9 @@
-"""The field's arithmetic against Python's own integers, and what its functions must be for the argument to hold.
+"""The field's arithmetic against Python's own integers, and what its functions must be for the
+argument to hold.
 
-Purpose: sums, products, inverses and exponents are exact; hashes give the same for the same and tell the rest apart.
-Non-goals: what is computed with it (`test_meanings`), the bound as stated by a proof (`test_proof`).
+Purpose: sums, products, inverses and exponents are exact; hashes give the same for the same and
+tell the rest apart.  Non-goals: what is computed with it (`test_meanings`), the bound as stated by
+a proof (`test_proof`).
 """
 
 from collections.abc import Sequence
@@ -15,11 +17,15 @@ from hypothesis import strategies as st
 from scalec.compiler.proof.prime_field import Field, P, Q, Word
 from scalec.compiler.proof.tensors import RANDOM, Array, Degree, Tensor
 
-RESIDUES = st.sampled_from([0, 1, 2, 0xFFFF, 0x10000, 0x7FFEFFFF, P - 2, P - 1]) | st.integers(0, P - 1)
+RESIDUES = st.sampled_from([0, 1, 2, 0xFFFF, 0x10000, 0x7FFEFFFF, P - 2, P - 1]) | st.integers(
+    0, P - 1
+)
 FEW = settings(max_examples=50)
 
 MOST = 2**17
-"""How many products of two residues may be summed: halves of 16 bits times 31 bits leave 17 of 64."""
+"""How many products of two residues may be summed: halves of 16 bits times 31 bits leave 17 of
+64.
+"""
 
 
 def field(trials: int = 1, seed: int = 0) -> Field:
@@ -70,32 +76,50 @@ def test_elementwise_arithmetic_is_that_of_integers(triples: list[tuple[int, int
 
 @FEW
 @given(table(3, 4), table(2, 4), st.lists(RESIDUES, min_size=4, max_size=4))
-def test_products_of_named_dims_are_sums_of_products(a: list[list[int]], b: list[list[int]], c: list[int]) -> None:
+def test_products_of_named_dims_are_sums_of_products(
+    a: list[list[int]], b: list[list[int]], c: list[int]
+) -> None:
     n = field()
-    x, y = Tensor(("i", "k"), np.array([a], Word), RANDOM), Tensor(("j", "k"), np.array([b], Word), RANDOM)
+    x, y = (
+        Tensor(("i", "k"), np.array([a], Word), RANDOM),
+        Tensor(("j", "k"), np.array([b], Word), RANDOM),
+    )
     found = n.product(("j", "i"), x, y, Tensor(("k",), np.array([c], Word), RANDOM))
-    expected = [[sum(p * q * r for p, q, r in zip(row, other, c, strict=True)) % P for row in a] for other in b]
+    expected = [
+        [sum(p * q * r for p, q, r in zip(row, other, c, strict=True)) % P for row in a]
+        for other in b
+    ]
     assert found.array[0].tolist() == expected
     assert found.degree == n.degree == Degree(3)
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 8, 32, 33, 36])
 def test_products_of_matrices_are_those_of_integers(count: int) -> None:
-    """Largest numbers, in stacks of matrices; the sum is over two dims, and over one that a factor alone has."""
+    """Largest numbers, in stacks of matrices; the sum is over two dims, and over one that a
+    factor alone has.
+    """
     n, stacks, rows, columns = field(), 2, 3, 2
     x = np.full((1, stacks, rows, count, 2, 2), P - 1, Word)
     y = np.full((1, 2, columns, stacks, count), P - 1, Word)
     x[0, 1, 2, 0], y[0, 1, 1, 0] = 5, 7
-    left, right = Tensor(("s", "i", "k", "l", "alone"), x, RANDOM), Tensor(("l", "j", "s", "k"), y, RANDOM)
+    left, right = (
+        Tensor(("s", "i", "k", "l", "alone"), x, RANDOM),
+        Tensor(("l", "j", "s", "k"), y, RANDOM),
+    )
     found = n.product(("j", "s", "i"), left, right)
     for j, s, i in np.ndindex(columns, stacks, rows):
-        terms = ((x[0, s, i, k, m, alone], y[0, m, j, s, k]) for k, m, alone in np.ndindex(count, 2, 2))
+        terms = (
+            (x[0, s, i, k, m, alone], y[0, m, j, s, k]) for k, m, alone in np.ndindex(count, 2, 2)
+        )
         assert int(found.array[0, j, s, i]) == sum(int(p) * int(q) for p, q in terms) % P
 
 
 def test_a_dim_of_size_one_is_as_long_as_the_other_factors() -> None:
     n = field()
-    x, y = Tensor(("i", "k"), np.array([[[2], [3]]], Word)), Tensor(("k",), np.array([[5, 6, 7]], Word))
+    x, y = (
+        Tensor(("i", "k"), np.array([[[2], [3]]], Word)),
+        Tensor(("k",), np.array([[5, 6, 7]], Word)),
+    )
     assert numbers(n.product(("i",), x, y)) == [2 * 18, 3 * 18]
     assert numbers(n.product(("i",), y, x)) == [2 * 18, 3 * 18]
 
@@ -138,12 +162,16 @@ def test_exponents_add(xyz: tuple[int, int, int]) -> None:
     n, (x, y, z) = field(), (vector([value]) for value in xyz)
     there = n.product(("i",), n.exponential(x, y), n.exponential(y, z))
     assert numbers(there) == numbers(n.exponential(x, z))
-    assert numbers(n.product(("i",), n.exponential(x, y), n.exponential(y))) == numbers(n.exponential(x))
+    assert numbers(n.product(("i",), n.exponential(x, y), n.exponential(y))) == numbers(
+        n.exponential(x)
+    )
     assert numbers(n.exponential(x, x)) == [1]
 
 
 def test_exponentials_are_squares_of_the_full_order() -> None:
-    """Powers of 4, whose order is Q; different arguments have different powers, none of them 1 or 0."""
+    """Powers of 4, whose order is Q; different arguments have different powers, none of them 1
+    or 0.
+    """
     n = field()
     found = numbers(n.exponential(vector(range(1000))))
     assert all(pow(value, Q, P) == 1 for value in found)
@@ -166,7 +194,9 @@ def hashed(n: Field, what: str, values: Array) -> Array:
 @pytest.mark.parametrize("what", ["silu", "exp"])
 @pytest.mark.parametrize("spread", [1, 2**14], ids=["neighbours", "far apart"])
 def test_different_arguments_collide_nowhere(what: str, spread: int) -> None:
-    """Each argument differs from every other in all trials alike, by little or in high bits only."""
+    """Each argument differs from every other in all trials alike, by little or in high bits
+    only.
+    """
     found = hashed(field(4), what, (np.arange(COUNT, dtype=Word) * Word(spread) % Word(P))[None])
     assert len(np.unique(found, axis=1).T) == COUNT
     assert len(np.unique(found[:2], axis=1).T) == COUNT
@@ -174,7 +204,9 @@ def test_different_arguments_collide_nowhere(what: str, spread: int) -> None:
 
 @pytest.mark.parametrize("what", ["silu", "exp"])
 def test_hashes_are_uniform(what: str) -> None:
-    """A chi-square over 64 classes in each trial, of arguments in a row: within five deviations of its mean."""
+    """A chi-square over 64 classes in each trial, of arguments in a row: within five deviations
+    of its mean.
+    """
     for row in hashed(field(3), what, np.arange(COUNT, dtype=Word)[None]):
         counts = np.bincount((row * Word(64) // Word(P)).astype(int), minlength=64)
         chi = ((counts - COUNT / 64) ** 2 / (COUNT / 64)).sum()
@@ -183,7 +215,9 @@ def test_hashes_are_uniform(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["silu", "exp"])
 def test_trials_are_hashed_together(what: str) -> None:
-    """Arguments that are equal in all trials but one have other values in all trials: none agrees by itself."""
+    """Arguments that are equal in all trials but one have other values in all trials: none
+    agrees by itself.
+    """
     n, x = field(4), np.arange(4 * 1000, dtype=Word).reshape(4, 1000)
     other = x.copy()
     other[2] += Word(1)
@@ -220,7 +254,9 @@ def test_functions_differ_by_name_constants_order_and_seed() -> None:
 
 
 def test_ranks_are_a_total_order_of_each_trial() -> None:
-    """The same keys for the same numbers wherever they stand, no two numbers of one key, and 0 not always the least."""
+    """The same keys for the same numbers wherever they stand, no two numbers of one key, and 0
+    not always the least.
+    """
     n, x = field(3), np.arange(COUNT, dtype=Word)[None]
     keys = n.rank(Tensor(("i",), x, RANDOM))
     assert keys.shape == (3, COUNT)
@@ -235,14 +271,19 @@ def test_ranks_are_a_total_order_of_each_trial() -> None:
 
 def polynomial(n: Field, t: int) -> Tensor:
     """Ring operations on arguments that are linear in t."""
-    line = [Tensor(("i",), (n.random((3,), f"a{i}") + n.random((3,), f"b{i}") * Word(t)) % P, RANDOM) for i in range(3)]
+    line = [
+        Tensor(("i",), (n.random((3,), f"a{i}") + n.random((3,), f"b{i}") * Word(t)) % P, RANDOM)
+        for i in range(3)
+    ]
     x = n.product(("i",), *line)
     y = n.total(("i",), x, n.negative(n.product(("i",), line[0], line[1])))
     return n.product((), y, x, n.ratio(1, 3))
 
 
 def test_degrees_are_bounds() -> None:
-    """In one variable of which all arguments are linear functions, the differences of that order vanish."""
+    """In one variable of which all arguments are linear functions, the differences of that
+    order vanish.
+    """
     degree = polynomial(field(), 0).degree.all
     values = [int(polynomial(field(), t).array[0]) for t in range(degree + 2)]
     orders = [values]

@@ -1,8 +1,8 @@
 """Every plan proves equal to its single-device step; a program with one planted error does not.
 
-Purpose: `proof` on the table of plans and on those that ship: equality, the bound, the reduced program; then the
-evaluator's teeth, on errors planted by hand in the IR.
-Non-goals: all mutants (`scalec verify --audit`), what the user is told (`locate`), random plans (`test_properties`).
+Purpose: `proof` on the table of plans and on those that ship: equality, the bound, the reduced
+program; then the evaluator's teeth, on errors planted by hand in the IR.  Non-goals: all mutants
+(`scalec verify --audit`), what the user is told (`locate`), random plans (`test_properties`).
 """
 
 from collections.abc import Callable
@@ -60,7 +60,13 @@ def test_plans_prove_equal(name: str) -> None:
     assert proof.gradients == proof.parameters == len(compiled(name)[0].params)
 
 
-REDUCED = "three axes", "two key/value heads on eight ranks", "one key/value head", "nested repeats", "tied embedding"
+REDUCED = (
+    "three axes",
+    "two key/value heads on eight ranks",
+    "one key/value head",
+    "nested repeats",
+    "tied embedding",
+)
 
 
 @pytest.mark.parametrize("name", [*REDUCED, DP_TP, "llama3_405b"])
@@ -99,7 +105,9 @@ def test_steps_agree_in_float64_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*REDUCED, DP_TP, "one device", "sequence alone", "tiny_llama"])
 def test_what_a_step_begins_with_tells_mistakes(name: str) -> None:
-    """Every microbatch has labels, the first of them more; there are several in all; no token follows itself."""
+    """Every microbatch has labels, the first of them more; there are several in all; no token
+    follows itself.
+    """
     for i in range(len(meshes(compiled(name)[0]))):
         small = case(name, i)
         inputs = small.scene(Field(1, len(small.program.axes))).inputs
@@ -114,7 +122,11 @@ def test_what_a_step_begins_with_tells_mistakes(name: str) -> None:
 @pytest.mark.parametrize("name", [DP_TP, "one device", "clipped", "tiny_llama"])
 def test_a_step_without_labels_updates_nothing(name: str) -> None:
     small = case(name)
-    program, numbers, world = small.program, Field(2, len(small.program.axes)), SimulatedMesh.of(small.program)
+    program, numbers, world = (
+        small.program,
+        Field(2, len(small.program.axes)),
+        SimulatedMesh.of(small.program),
+    )
     start = small.scene(numbers)
     labels = start.inputs["labels"]
     start.inputs["labels"] = Tensor(labels.dims, np.full_like(labels.array, -1))
@@ -142,7 +154,12 @@ def test_rope_may_turn_many_of_the_last_dim() -> None:
 
 def test_an_axis_may_be_named_as_if_it_were_a_factor() -> None:
     proof = proved(
-        Plan(mesh="tp_2 = 2  tp = 4", shard="batch over tp_2  heads, kv_heads, ffn over tp", ranks=2, microbatches=1)
+        Plan(
+            mesh="tp_2 = 2  tp = 4",
+            shard="batch over tp_2  heads, kv_heads, ffn over tp",
+            ranks=2,
+            microbatches=1,
+        )
     )
     assert [*proof.meshes[0]] == ["tp_2", "tp_0", "tp_1"]
 
@@ -152,7 +169,9 @@ TWO_REPEATS = f"{START} repeat layers {{ x = x * 0.5 }} repeat blocks {{ x = x *
 
 def test_a_repeat_does_not_turn_as_often_as_another() -> None:
     """Every repeat over the other's dim, which types do not see: no value in them has it."""
-    model = compile_plan(Source("plan.scale", Plan(TWO_REPEATS, "tp = 2", "vocab over tp").text()), "resolve")
+    model = compile_plan(
+        Source("plan.scale", Plan(TWO_REPEATS, "tp = 2", "vocab over tp").text()), "resolve"
+    )
     program = lower(model)
     other = {"layers": "blocks", "blocks": "layers"}
 
@@ -192,7 +211,9 @@ def edited(program: Program, change: Change) -> Program:
     """The program with every op replaced by what `change` makes of it."""
 
     def body(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(evolve(s, body=body(s.body)) if isinstance(s, Region) else change(s) for s in stmts)
+        return tuple(
+            evolve(s, body=body(s.body)) if isinstance(s, Region) else change(s) for s in stmts
+        )
 
     return evolve(program, region=evolve(program.region, body=body(program.region.body)))
 
@@ -208,7 +229,8 @@ def identity(op: Op) -> Op:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "name", [DP_TP, "data, tensor", "two key/value heads on four ranks", "tied embedding", "three axes"]
+    "name",
+    [DP_TP, "data, tensor", "two key/value heads on four ranks", "tied embedding", "three axes"],
 )
 def test_every_collective_is_needed(name: str) -> None:
     small = case(name)
@@ -231,8 +253,12 @@ def on(kind: str, change: Change) -> Change:
 
 
 def of(kind: str, wrt: str, change: Change) -> Change:
-    """A change of ops that make the gradient of an operand, and perhaps of others, of ops of one kind."""
-    return on("vjp", lambda op: change(op) if op.get("of") == kind and wrt in op.names("wrt") else op)
+    """A change of ops that make the gradient of an operand, and perhaps of others, of ops of
+    one kind.
+    """
+    return on(
+        "vjp", lambda op: change(op) if op.get("of") == kind and wrt in op.names("wrt") else op
+    )
 
 
 def named(value: str, change: Change) -> Change:
@@ -254,19 +280,31 @@ PLANTED: dict[str, Change] = {
     "residual branch dropped forward": named("x.2", less_one),
     "residual branch dropped backward": named("d_x.3", less_one),
     "one of three gradients dropped": named("d_a.3", less_one),
-    "rotated forward in backward": of("rope", "x", lambda op: evolve(op, kind="rope", attrs=op.attrs[2:])),
+    "rotated forward in backward": of(
+        "rope", "x", lambda op: evolve(op, kind="rope", attrs=op.attrs[2:])
+    ),
     "a bucket left out of the norm": on("grad_norm", less_one),
     "loss not divided by the count": named("loss.3", identity),
-    "gradients not divided by the count": named("inv_num_tokens.1", lambda op: evolve(op, kind="zeros")),
+    "gradients not divided by the count": named(
+        "inv_num_tokens.1", lambda op: evolve(op, kind="zeros")
+    ),
     "two gradients exchanged in their bucket": named("g_matrices", lambda op: swapped(op, 5, 6)),
     "two parameters exchanged in the update": named("norm1.4", lambda op: swapped(op, 3, 4)),
-    "another eps in backward": of("rmsnorm", "x", lambda op: evolve(op, attrs=(*op.attrs[:2], ("eps", 1e-6)))),
+    "another eps in backward": of(
+        "rmsnorm", "x", lambda op: evolve(op, attrs=(*op.attrs[:2], ("eps", 1e-6)))
+    ),
     "another theta": named("q", lambda op: evolve(op, attrs=(("theta", 1e5),))),
-    "gradients of z and t exchanged": of("local_softmax_stats", "logits", lambda op: swapped(op, 0, 1)),
+    "gradients of z and t exchanged": of(
+        "local_softmax_stats", "logits", lambda op: swapped(op, 0, 1)
+    ),
     "queries for keys in backward": of("attention", "q", lambda op: swapped(op, 1, 4)),
     "clipped to another norm": on("clip_scale", lambda op: evolve(op, attrs=(("max", 1.0),))),
-    "labels for tokens": of("embedding", "table", lambda op: evolve(op, inputs=(op.inputs[0], "labels", op.inputs[2]))),
-    "weight of the other projection": named("d_m", lambda op: evolve(op, inputs=(op.inputs[0], "w_gate.3"))),
+    "labels for tokens": of(
+        "embedding", "table", lambda op: evolve(op, inputs=(op.inputs[0], "labels", op.inputs[2]))
+    ),
+    "weight of the other projection": named(
+        "d_m", lambda op: evolve(op, inputs=(op.inputs[0], "w_gate.3"))
+    ),
 }
 
 
@@ -279,7 +317,9 @@ def test_a_planted_error_is_caught(what: str) -> None:
 
 
 def test_a_program_is_held_against_its_own_forward() -> None:
-    """Where there is no model, as for IR text edited by hand: an error in backward or in the step is an error."""
+    """Where there is no model, as for IR text edited by hand: an error in backward or in the
+    step is an error.
+    """
     program = compiled(DP_TP)[0]
     assert prove(program, program).bound <= BOUND
     wrong = edited(program, PLANTED["one of three gradients dropped"])
@@ -292,7 +332,9 @@ def test_a_program_is_held_against_its_own_forward() -> None:
 
 
 def test_what_is_chosen_for_attention_at_the_plans_sizes_is_kept_at_others() -> None:
-    """On three ranks of cp, whose heads are divisible, `auto` by itself would choose another strategy."""
+    """On three ranks of cp, whose heads are divisible, `auto` by itself would choose another
+    strategy.
+    """
     plan = Plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp via auto", ranks=2)
     model = compile_plan(Source("plan.scale", plan.text()), "resolve")
     program = lower(model)

@@ -1,6 +1,7 @@
 """Every mutant is caught: random models, meshes, rules and ways to train.
 
-Non-goals: every mutant of a plan (`test_audit`); that the plans themselves are equal (`end_to_end/random_models`).
+Non-goals: every mutant of a plan (`test_audit`); that the plans themselves are equal
+(`end_to_end/random_models`).
 """
 
 from attrs import evolve
@@ -27,7 +28,9 @@ from scalec.testing.float64 import Reals
 @settings(max_examples=5)
 @given(plans(), st.integers(0, 2**20))
 def test_whatever_is_mutated_is_caught(plan: str, choice: int) -> None:
-    """One mutant of each of many plans: it differs in the field, or in no number of float64 either."""
+    """One mutant of each of many plans: it differs in the field, or in no number of float64
+    either.
+    """
     model = compile_plan(Source("plan.scale", plan), "resolve")
     program = lower(model)
     made = [*mutants(program)]
@@ -36,7 +39,8 @@ def test_whatever_is_mutated_is_caught(plan: str, choice: int) -> None:
     cases = [case_of(program, model, axes) for axes in meshes(program)]
     axes = len(program.axes)
     if not is_wrong(cases, mutant.program, Field(4, axes)):
-        assume(not is_wrong(cases, program, Reals(axes)))  # a model that overflows float64 says nothing there
+        # a model that overflows float64 says nothing there
+        assume(not is_wrong(cases, program, Reals(axes)))
         assert not is_wrong(cases, mutant.program, Reals(axes))
 
 
@@ -49,7 +53,9 @@ def parts(case: Case, program: Program, numbers: Numbers) -> bool:
     start, world = case.scene(numbers), SimulatedMesh.of(program)
     expected = Reference(case.single, numbers).run(start)
     try:
-        found = Interpreter(program, world, numbers, meanings=MEANINGS | FAULTS).run(start.on(program, world, numbers))
+        found = Interpreter(program, world, numbers, meanings=MEANINGS | FAULTS).run(
+            start.on(program, world, numbers)
+        )
     except (ShapeError, AssertionError):
         return True
     return bool(differences(program, world, numbers, found, expected))

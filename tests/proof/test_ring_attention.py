@@ -1,7 +1,8 @@
 """The ring: hop by hop it is attention, which is what it means in a step.
 
-Purpose: the lemma that the proof of a step takes for granted.  Scores are exponents: a weight is w^s, a merge is a sum,
-and all is exact.  Which pairs are computed follows from the numbers of chunks, never from positions.
+Purpose: the lemma that the proof of a step takes for granted.  Scores are exponents: a weight is
+w^s, a merge is a sum, and all is exact.  Which pairs are computed follows from the numbers of
+chunks, never from positions.
 """
 
 from collections.abc import Iterator
@@ -41,12 +42,16 @@ def seen(ahead: int, causal: bool, window: int) -> bool:
 
 
 def pairs(query: int, key: int, causal: bool, window: int) -> Iterator[tuple[int, int]]:
-    """The places in two chunks that see each other, of chunks of these numbers; none where none can."""
+    """The places in two chunks that see each other, of chunks of these numbers; none where none
+    can.
+    """
     shift = (query - key) * CHUNK
     most, least = shift + CHUNK - 1, shift - CHUNK + 1
     if (causal and most < 0) or (window and (least > window - 1 or most < 1 - window)):
         return
-    yield from ((i, j) for i, j in product(range(CHUNK), repeat=2) if seen(shift + i - j, causal, window))
+    yield from (
+        (i, j) for i, j in product(range(CHUNK), repeat=2) if seen(shift + i - j, causal, window)
+    )
 
 
 @pytest.mark.parametrize("ranks", range(1, 6))
@@ -56,23 +61,35 @@ def test_hops_are_attention(ranks: int, zigzag: bool, causal: bool) -> None:
     """Forward, and the gradients, which travel with their keys and end where these belong."""
     count = ranks * (2 if zigzag else 1)
     rng = np.random.default_rng(ranks)
-    scores, values, grads = (rng.integers(0, 50, (count * CHUNK, width)) for width in (count * CHUNK, 1, 1))
+    scores, values, grads = (
+        rng.integers(0, 50, (count * CHUNK, width)) for width in (count * CHUNK, 1, 1)
+    )
     weights = np.array([[pow(BASE, int(s), PRIME) for s in row] for row in scores], dtype=object)
     for window in WINDOWS:
         last = hops(ranks, count * CHUNK, window if window < count * CHUNK else 0, causal, zigzag)
-        mask = [[seen(i - j, causal, window) for j in range(count * CHUNK)] for i in range(count * CHUNK)]
+        mask = [
+            [seen(i - j, causal, window) for j in range(count * CHUNK)]
+            for i in range(count * CHUNK)
+        ]
         whole = np.where(mask, weights, 0)
         sums, total = np.zeros(len(scores), dtype=object), np.zeros(len(scores), dtype=object)
-        travelling = [np.zeros(len(chunks(r, ranks, zigzag)) * CHUNK, dtype=object) for r in range(ranks)]
+        travelling = [
+            np.zeros(len(chunks(r, ranks, zigzag)) * CHUNK, dtype=object) for r in range(ranks)
+        ]
         for hop in range(last + 1):
             for rank in range(ranks):
-                own, theirs = chunks(rank, ranks, zigzag), chunks((rank - hop) % ranks, ranks, zigzag)
+                own, theirs = (
+                    chunks(rank, ranks, zigzag),
+                    chunks((rank - hop) % ranks, ranks, zigzag),
+                )
                 for query, (at, key) in product(own, enumerate(theirs)):
                     for i, j in pairs(query, key, causal, window):
                         row, column = query * CHUNK + i, key * CHUNK + j
                         sums[row] += weights[row, column] * int(values[column, 0])
                         total[row] += weights[row, column]
-                        travelling[rank][at * CHUNK + j] += weights[row, column] * int(grads[row, 0])
+                        travelling[rank][at * CHUNK + j] += weights[row, column] * int(
+                            grads[row, 0]
+                        )
             if hop < last:
                 travelling = [travelling[rank - 1] for rank in range(ranks)]
         home = [travelling[(rank + last) % ranks] for rank in range(ranks)]
@@ -80,7 +97,9 @@ def test_hops_are_attention(ranks: int, zigzag: bool, causal: bool) -> None:
         assert [*(total % PRIME)] == [*(whole.sum(1) % PRIME)]
         expected = whole.T @ grads[:, 0].astype(object) % PRIME
         for rank, found in enumerate(home):
-            places = [chunk * CHUNK + j for chunk in chunks(rank, ranks, zigzag) for j in range(CHUNK)]
+            places = [
+                chunk * CHUNK + j for chunk in chunks(rank, ranks, zigzag) for j in range(CHUNK)
+            ]
             assert [*(found % PRIME)] == [*expected[places]], (window, rank)
 
 
@@ -95,14 +114,21 @@ def test_a_hop_less_would_not_do() -> None:
             for query, key in product(chunks(rank, ranks, zigzag), chunks(source, ranks, zigzag))
             if [*pairs(query, key, causal, window)]
         )
-        assert hops(ranks, count * CHUNK, window, causal, zigzag) == needed, (ranks, zigzag, causal, window)
+        assert hops(ranks, count * CHUNK, window, causal, zigzag) == needed, (
+            ranks,
+            zigzag,
+            causal,
+            window,
+        )
 
 
 # ---- in the proof
 
 
 def program(layout: str, mask: str) -> Program:
-    plan = Plan(mesh="dp = 2  cp = 4", shard=f"batch over dp  seq over cp{layout} via ring", ranks=2, seq=16)
+    plan = Plan(
+        mesh="dp = 2  cp = 4", shard=f"batch over dp  seq over cp{layout} via ring", ranks=2, seq=16
+    )
     plan = evolve(plan, word="bidirectional" if mask == "full" else "")
     return compile_plan(Source("plan.scale", plan.text().replace("mask=causal", f"mask={mask}")))
 
@@ -115,20 +141,30 @@ def test_it_means_attention_to_all_keys(layout: str, mask: str) -> None:
     world, numbers, rng = SimulatedMesh.of(it), Reals(len(it.axes)), np.random.default_rng(0)
     types = it.operands(op)
     drawn = [rng.normal(size=(1, 1, 1, *(it.size(dim) for dim in type.dims))) for type in types]
-    placed = [world.spread(Tensor(type.dims, x), type) for type, x in zip(types, drawn, strict=True)]
+    placed = [
+        world.spread(Tensor(type.dims, x), type) for type, x in zip(types, drawn, strict=True)
+    ]
     ring = Call(it, world, numbers, op, placed, types)
-    whole = tuple(evolve(type, places=tuple(p for p in type.places if p[0] != "cp")) for type in types)
+    whole = tuple(
+        evolve(type, places=tuple(p for p in type.places if p[0] != "cp")) for type in types
+    )
     alone = evolve(op, kind="attention", attrs=tuple((k, v) for k, v in op.attrs if k != "ring"))
     gathered = [world.coerced(x, ("cp",), sharded("seq"), REPLICATED, numbers) for x in placed]
     attention = Call(it, world, numbers, alone, gathered, whole)
-    (found,), (expected,) = MEANINGS["ring_attention"].value(ring), MEANINGS["attention"].value(attention)
+    (found,), (expected,) = (
+        MEANINGS["ring_attention"].value(ring),
+        MEANINGS["attention"].value(attention),
+    )
     _assert_parts(world, numbers, found, expected)
     grad = Tensor(found.dims, rng.normal(size=found.array.shape))
     every = world.coerced(grad, ("cp",), sharded("seq"), REPLICATED, numbers)
     own, theirs = MEANINGS["ring_attention"].gradients, MEANINGS["attention"].gradients
     assert own
     assert theirs
-    parts, wholes = own(evolve(ring, results=[found]), [grad]), theirs(evolve(attention, results=[expected]), [every])
+    parts, wholes = (
+        own(evolve(ring, results=[found]), [grad]),
+        theirs(evolve(attention, results=[expected]), [every]),
+    )
     for part, full in zip(parts, wholes, strict=True):
         assert part
         assert full
@@ -137,7 +173,9 @@ def test_it_means_attention_to_all_keys(layout: str, mask: str) -> None:
 
 def _assert_parts(world: SimulatedMesh, numbers: Reals, part: Tensor, whole: Tensor) -> None:
     found: Array = world.coerced(part, ("cp",), sharded("seq"), REPLICATED, numbers).array
-    np.testing.assert_allclose(found, np.broadcast_to(whole.array, found.shape), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        found, np.broadcast_to(whole.array, found.shape), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_what_it_sends_is_hops() -> None:

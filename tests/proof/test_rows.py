@@ -1,8 +1,10 @@
-"""Steps with a pipeline prove equal, as their ranks' rows are done action by action; wrong rows do not.
+"""Steps with a pipeline prove equal, as their ranks' rows are done action by action; wrong rows do
+not.
 
-Purpose: every schedule, every place of a cut, parameters that several stages hold; each mistake of the mutants' list
-found at rows of every kind; and the same verdict as that of the schedules' own check, which runs nothing.
-Non-goals: rows as such (`tests/schedules`), programs without a pipeline (`test_proof`).
+Purpose: every schedule, every place of a cut, parameters that several stages hold; each mistake of
+the mutants' list found at rows of every kind; and the same verdict as that of the schedules' own
+check, which runs nothing.  Non-goals: rows as such (`tests/schedules`), programs without a pipeline
+(`test_proof`).
 """
 
 from collections import Counter
@@ -37,7 +39,16 @@ from scalec.testing.audit import Bench, Fate, audit
 from scalec.testing.audit.mutants import Mutant, row_mutants
 from scalec.testing.audit.mutants.rows import EVALUATED, FAMILIES, FREED
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "interleaved_zero_bubble", "zbv")
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "breadth_first",
+    "zb_h1",
+    "zb_h2",
+    "interleaved_zero_bubble",
+    "zbv",
+)
 MUTATED = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
 TIED = "tied embedding"
 
@@ -71,7 +82,9 @@ def test_every_schedule_proves_equal(schedule: str, pp: int) -> None:
 
 
 def test_a_schedule_that_needs_many_microbatches_gets_them() -> None:
-    text = piped("three microbatches", "dualpipev", layers=6).replace("global_batch = 12", "global_batch = 32")
+    text = piped("three microbatches", "dualpipev", layers=6).replace(
+        "global_batch = 12", "global_batch = 32"
+    )
     program, model = compiled(text)
     prove(program, model)
     assert [rows_of(small(text, i).program).microbatches for i in (0, 1)] == [4, 6]
@@ -120,13 +133,19 @@ PLANS = (
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble"])
 @pytest.mark.parametrize("name", PLANS)
 def test_whatever_crosses_the_cuts(name: str, schedule: str) -> None:
-    """Values that later stages need, draws and documents of their own, state that ranks share out within a stage."""
+    """Values that later stages need, draws and documents of their own, state that ranks share
+    out within a stage.
+    """
     schedule = "zb_h1" if name == "a repeat of one" and schedule != "1f1b" else schedule
     prove(*compiled(piped(name, schedule)))
 
 
 MODELS = {
-    "gpt2": ("vocab = 24  hidden = 8  heads = 4  ffn = 16  layers = 4", "vocab, heads, ffn", "layers"),
+    "gpt2": (
+        "vocab = 24  hidden = 8  heads = 4  ffn = 16  layers = 4",
+        "vocab, heads, ffn",
+        "layers",
+    ),
     "gemma2": (
         "vocab = 24  hidden = 8  heads = 4  kv_heads = 2  head_dim = 4  ffn = 16  pairs = 4",
         "vocab, heads, kv_heads, ffn",
@@ -145,7 +164,10 @@ MODELS = {
 @pytest.mark.parametrize("file", MODELS)
 def test_models_with_a_tied_embedding(file: str, schedule: str) -> None:
     program, model = compiled(of_model(file, *MODELS[file], schedule, pp=2))
-    assert dict(pipeline_of(program).param_stages)["wte"] == (0, len(pipeline_of(program).stage_to_rank) - 1)
+    assert dict(pipeline_of(program).param_stages)["wte"] == (
+        0,
+        len(pipeline_of(program).stage_to_rank) - 1,
+    )
     assert prove(program, model).bound <= BOUND
 
 
@@ -168,12 +190,17 @@ def test_copies_are_shared_among_as_many_kinds_of_ranks() -> None:
 
 
 def test_small_pipelines_are_cut_where_other_values_cross() -> None:
-    """What crosses the plan's cuts crosses all those of the second mesh; on the first there may be too few cuts."""
+    """What crosses the plan's cuts crosses all those of the second mesh; on the first there may
+    be too few cuts.
+    """
     text = unlike("1f1b  stages = [1, 1, 2, 2, 1]").replace("pp = 2", "pp = 5")
     program, _ = compiled(text)
     found = [small(text, mesh).program for mesh in (0, 1)]
     assert [pipeline_of(each).layers for each in found] == [(3, 3), (1, 1, 2, 3)]
-    assert [[len(values) for values in crossing(each, pipeline_of(each))] for each in found] == [[1], [2, 1, 1]]
+    assert [[len(values) for values in crossing(each, pipeline_of(each))] for each in found] == [
+        [1],
+        [2, 1, 1],
+    ]
     assert (covers(program, found[0]), covers(program, found[1])) == (False, True)
 
 
@@ -187,7 +214,9 @@ def test_stages_at_the_plans_sizes_are_those_of_its_forward(what: str) -> None:
     program, model = compiled(piped(TIED))
     pipeline, rows = pipeline_of(program), rows_of(program)
     wrong = {
-        "held": evolve(pipeline, param_stages=tuple((name, (0,)) for name, _ in pipeline.param_stages)),
+        "held": evolve(
+            pipeline, param_stages=tuple((name, (0,)) for name, _ in pipeline.param_stages)
+        ),
         "rows": evolve(pipeline, schedule=evolve(rows, rows=(rows.rows[0][:-1], *rows.rows[1:]))),
         "stage_to_rank": evolve(pipeline, stage_to_rank=(1, 0)),
     }
@@ -199,7 +228,9 @@ def test_stages_at_the_plans_sizes_are_those_of_its_forward(what: str) -> None:
 
 
 def test_a_stage_waits_for_weights_alone() -> None:
-    """Of a zero-bubble schedule, the weight part is the gradients of matrices, and every op is in one part."""
+    """Of a zero-bubble schedule, the weight part is the gradients of matrices, and every op is
+    in one part.
+    """
     program = small(piped(TIED, "zb_h1")).program
     (region,) = [stmt for stmt in program.region.body if isinstance(stmt, Region)]
     types = {value.name: value.type for op in program.ops for value in op.outputs}
@@ -209,7 +240,12 @@ def test_a_stage_waits_for_weights_alone() -> None:
         then = [op for op in walk(both.weight.body) if op.kind not in ("add", "coerce")]
         assert {dict(op.attrs).get("of", op.kind) for op in then} <= {"contract", "embedding"}
         assert all("w" in op.outputs[0].name for op in then)
-        names = Counter(v.name for part in (both.input, both.weight) for op in walk(part.body) for v in op.outputs)
+        names = Counter(
+            v.name
+            for part in (both.input, both.weight)
+            for op in walk(part.body)
+            for v in op.outputs
+        )
         assert names == Counter(v.name for op in walk(stage.backward.body) for v in op.outputs)
 
 
@@ -238,9 +274,12 @@ def test_what_a_rank_does_not_hold_is_noise() -> None:
     program = small(piped(TIED)).program
     world, n = SimulatedMesh.of(program), Field(2, len(program.axes))
     for param in program.params:
-        x = Tensor(param.type.dims, np.full((1, *world.lead, *world.shape(param.type)), 7, np.uint64))
+        x = Tensor(
+            param.type.dims, np.full((1, *world.lead, *world.shape(param.type)), 7, np.uint64)
+        )
         mask = np.broadcast_to(owned(program, world, param.name).array > 0, x.array.shape)
-        assert mask.any(axis=1).all(), param.name  # some rank of the stages' axis, outermost, holds each element
+        # some rank of the stages' axis, outermost, holds each element
+        assert mask.any(axis=1).all(), param.name
         found = known(program, world, param.name, x, n)
         assert ((found.array == 7) == mask).all(), param.name
         assert (settled(program, world, param.name, found).array == 7).all(), param.name
@@ -257,19 +296,27 @@ def edited(case: Case, kind: str, **attrs: object) -> Case:
         return evolve(op, attrs=tuple((own | attrs).items()))
 
     def body(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(evolve(s, body=body(s.body)) if isinstance(s, Region) else of(s) for s in stmts)
+        return tuple(
+            evolve(s, body=body(s.body)) if isinstance(s, Region) else of(s) for s in stmts
+        )
 
     region = case.program.region
     return evolve(case, program=evolve(case.program, region=evolve(region, body=body(region.body))))
 
 
 def test_sums_over_stages_are_told_apart() -> None:
-    """A copy is counted by the first that holds it, or by another, but not by one that holds none."""
+    """A copy is counted by the first that holds it, or by another, but not by one that holds
+    none.
+    """
     case = small(piped(TIED), 1)
     n = Field(4, len(case.program.axes))
     assert unequal(case, n) == unequal(edited(case, "sum_squares", once=("2",)), n) == []
     assert unequal(edited(case, "sum_squares", once=("1",)), n) == ["norm"]
-    assert unequal(edited(case, "coerce", among=("0", "1")), n) == ["norm", "gradient of wte", "updated wte"]
+    assert unequal(edited(case, "coerce", among=("0", "1")), n) == [
+        "norm",
+        "gradient of wte",
+        "updated wte",
+    ]
 
 
 # ---- rows that are wrong
@@ -328,7 +375,9 @@ def test_each_family_has_the_mutant_that_is_expected_of_it(family: str) -> None:
 
 def test_mistakes_in_evaluation_alone_are_found() -> None:
     on = bench("zb_h1", 0)
-    made = {mutant.what: mutant for mutant in row_mutants(on.case.program) if mutant.family == EVALUATED}
+    made = {
+        mutant.what: mutant for mutant in row_mutants(on.case.program) if mutant.family == EVALUATED
+    }
     assert {what: on.wrong(made[what]) for what in EVALUATIONS} == EVALUATIONS
 
 
@@ -336,7 +385,8 @@ def test_mistakes_in_evaluation_alone_are_found() -> None:
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
 @pytest.mark.parametrize("schedule", [*MUTATED, "zbv"])
 def test_neighbours_change_places_unless_one_needs_the_other(schedule: str, mesh: int) -> None:
-    """The schedules' own check refuses exactly those rows that go wrong, run action by action, or that may hang.
+    """The schedules' own check refuses exactly those rows that go wrong, run action by action, or
+    that may hang.
 
     Rows may hang, though all is computed right, only where two messages were exchanged.
     """
@@ -353,16 +403,21 @@ def test_neighbours_change_places_unless_one_needs_the_other(schedule: str, mesh
             assert all(" waits for " in problem.why for problem in found), rows
         kinds[right, right and hangs] += 1
     assert {(True, False), (False, False)} <= {*kinds}
-    assert kinds[True, True] or (schedule, mesh) == ("zbv", 0), "some exchange makes rows wait for each other"
+    assert kinds[True, True] or (schedule, mesh) == ("zbv", 0), (
+        "some exchange makes rows wait for each other"
+    )
 
 
 def may_hang(schedule: Schedule) -> bool:
     """Whether there is no order of groups of messages of which every row is a part.
 
-    NCCL does what a rank begins one after the other, and a message only when both its ranks have come to it.
+    NCCL does what a rank begins one after the other, and a message only when both its ranks have
+    come to it.
     """
     order = TopologicalSorter[object]()
-    of = {action: [carried(each) for each in group] for group in schedule.groups for action in group}
+    of = {
+        action: [carried(each) for each in group] for group in schedule.groups for action in group
+    }
     for row in schedule.rows:
         begun = [frozenset(of.get(it, [carried(it)])) for it in row if it.work.is_message]
         for before, after in pairwise(dict.fromkeys(begun)):
@@ -375,7 +430,9 @@ def may_hang(schedule: Schedule) -> bool:
 
 
 def neighbours(schedule: Schedule) -> list[tuple[Schedule, tuple[Action, Action]]]:
-    """The rows with two neighbouring actions exchanged, their groups made anew, and these two, for each two."""
+    """The rows with two neighbouring actions exchanged, their groups made anew, and these two,
+    for each two.
+    """
     found: list[tuple[Schedule, tuple[Action, Action]]] = []
     for rank, row in enumerate(schedule.rows):
         for at in range(len(row) - 1):
@@ -405,9 +462,15 @@ def test_the_audit_of_a_program_with_stages() -> None:
 
 def test_a_row_that_stops_is_told_with_its_rank_and_cell() -> None:
     on = bench("1f1b", 0)
-    (mutant,) = [each for each in row_mutants(on.case.program) if each.what == "`1B0` of rank 1 left out"]
+    (mutant,) = [
+        each for each in row_mutants(on.case.program) if each.what == "`1B0` of rank 1 left out"
+    ]
     (said,) = unequal(evolve(on.case, program=mutant.program), Field(2, 2))
-    assert said == "rank 1, cell 3, `1SEND_B0`: the gradient of what leaves of stage 0, microbatch 0 is not there"
+    assert (
+        said
+        == "rank 1, cell 3, `1SEND_B0`: the gradient of what leaves of stage 0, microbatch 0 is"
+        " not there"
+    )
 
 
 def test_what_all_stages_would_do_at_once_is_refused() -> None:
@@ -422,4 +485,7 @@ def test_what_only_stages_show_is_said_of_them() -> None:
     with pytest.raises(PlanError) as caught:
         verify(wrong, model)
     (found,) = caught.value.diagnostics
-    assert (found.code, found.message) == ("E0701", "on pp 2 alone the step is not that of the model")
+    assert (found.code, found.message) == (
+        "E0701",
+        "on pp 2 alone the step is not that of the model",
+    )

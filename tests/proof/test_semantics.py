@@ -1,8 +1,9 @@
-"""The evaluator's own audit: every op's meaning in float64 against plain torch, every gradient against autograd.
+"""The evaluator's own audit: every op's meaning in float64 against plain torch, every gradient
+against autograd.
 
-Purpose: `compiler.verify.meanings` is the only thing the evaluator knows of ops; here each line of it is held against
-the definition, written in torch and not taken from our runtime.
-Non-goals: coercions (`test_world`), arithmetic in the field (`test_field`), whole steps (`test_proof`).
+Purpose: `compiler.verify.meanings` is the only thing the evaluator knows of ops; here each line of
+it is held against the definition, written in torch and not taken from our runtime.  Non-goals:
+coercions (`test_world`), arithmetic in the field (`test_field`), whole steps (`test_proof`).
 """
 
 from collections.abc import Callable, Sequence
@@ -55,28 +56,38 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt((x * x).mean(over, keepdim=True) + eps) * weight
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 0.1) -> Any:
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 0.1
+) -> Any:
     over = tuple(range(-weight.ndim, 0))
     deviation = torch.sqrt(x.var(over, correction=0, keepdim=True) + eps)
     y = (x - x.mean(over, keepdim=True)) / deviation * weight
     return y if bias is None else y + bias
 
 
-def rms_scaled(x: torch.Tensor, weight: torch.Tensor, square: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_scaled(
+    x: torch.Tensor, weight: torch.Tensor, square: torch.Tensor, eps: float
+) -> torch.Tensor:
     return x * weight / torch.sqrt(square + eps).reshape(*square.shape, *[1] * weight.ndim)
 
 
 def rope(x: torch.Tensor, theta: float, seq: int) -> torch.Tensor:
-    """Pairs as complex numbers, turned by position · theta^(-2i/d) (Su et al. 2021); `seq` is the dim of positions."""
+    """Pairs as complex numbers, turned by position · theta^(-2i/d) (Su et al. 2021); `seq` is
+    the dim of positions.
+    """
     half = x.shape[-1] // 2
     position = torch.arange(x.shape[seq]).reshape([-1 if i == seq else 1 for i in range(x.ndim)])
     angle = position * theta ** (-2 * torch.arange(half).double() / x.shape[-1])
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+        torch.ones_like(angle), angle
+    )
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 def kept(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Tensor:
-    """What elements of [batch, *sizes] are multiplied by: the verifier's own hash of everything that it depends on."""
+    """What elements of [batch, *sizes] are multiplied by: the verifier's own hash of everything
+    that it depends on.
+    """
     indices = np.ogrid[tuple(slice(size) for size in (len(draws), *sizes))]
     factors = FUNCTIONS["kept"](draws.numpy().reshape(indices[0].shape), *indices[1:], site, p)
     assert set(np.unique(factors)) <= {0, 1 / (1 - p)}
@@ -84,15 +95,27 @@ def kept(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Ten
 
 
 def dropout(x: torch.Tensor, draws: torch.Tensor, batch: int) -> torch.Tensor:
-    return x * kept(draws, *(size for i, size in enumerate(x.shape) if i != batch), p=0.25).movedim(0, batch)
+    return x * kept(draws, *(size for i, size in enumerate(x.shape) if i != batch), p=0.25).movedim(
+        0, batch
+    )
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor, layout: str, dropout: float = 0
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *rest: torch.Tensor,
+    layout: str,
+    dropout: float = 0,
 ) -> torch.Tensor:
-    """Causal softmax attention; `layout` is that of q (Vaswani et al. 2017; groups: Ainslie et al. 2023)."""
+    """Causal softmax attention; `layout` is that of q (Vaswani et al. 2017; groups: Ainslie et
+    al. 2023).
+    """
     inner = [letter for letter in "bnsd" if letter in layout]
-    to, back = [layout.index(letter) for letter in inner], [inner.index(letter) for letter in layout]
+    to, back = (
+        [layout.index(letter) for letter in inner],
+        [inner.index(letter) for letter in layout],
+    )
     q, k, v = (x.permute(to) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for x in (k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
@@ -112,9 +135,13 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table[ids.clamp(min=0)] * known
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z: float = 0.0) -> torch.Tensor:
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z: float = 0.0
+) -> torch.Tensor:
     flat = logits.flatten(0, -2)
-    loss = F.cross_entropy(flat, labels.flatten(), ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(
+        flat, labels.flatten(), ignore_index=-1, reduction="sum", label_smoothing=smoothing
+    )
     return loss + z * logits.logsumexp(-1)[labels >= 0].pow(2).sum()
 
 
@@ -127,7 +154,11 @@ def local_softmax_stats(
 
 
 def token_loss(
-    z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, peak: torch.Tensor | float = 0.0, z_loss: float = 0.0
+    z: torch.Tensor,
+    t: torch.Tensor,
+    labels: torch.Tensor,
+    peak: torch.Tensor | float = 0.0,
+    z_loss: float = 0.0,
 ) -> torch.Tensor:
     return (z.log() - t + z_loss * (z.log() + peak).pow(2))[labels >= 0].sum()
 
@@ -137,18 +168,28 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def whole(logits: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float) -> torch.Tensor:
+def whole(
+    logits: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float
+) -> torch.Tensor:
     return cross_entropy(capped(logits, cap), labels, **options)
 
 
 def head(
-    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, **options: float
+    x: torch.Tensor,
+    w: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    **options: float,
 ) -> torch.Tensor:
     return whole(F.linear(x, w, bias), labels, **options)
 
 
 def parts_below(
-    m: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, cap: float = 0.0
+    m: torch.Tensor,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    smoothing: float = 0.0,
+    cap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z, relative to m and in a dim of its own, and t, which is relative to nothing."""
     logits = capped(logits, cap)
@@ -164,37 +205,62 @@ def logit_softmax_stats(logits: torch.Tensor, labels: torch.Tensor, **options: f
 
 
 def linear_softmax_stats(
-    x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, **options: float
+    x: torch.Tensor,
+    w: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    **options: float,
 ) -> Any:
     return logit_softmax_stats(F.linear(x, w, bias), labels, **options)
 
 
 def rescale_to_global_max(
-    m: torch.Tensor, z: torch.Tensor, t: torch.Tensor, peak: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+    m: torch.Tensor,
+    z: torch.Tensor,
+    t: torch.Tensor,
+    peak: torch.Tensor,
+    labels: torch.Tensor,
+    smoothing: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Where a label is ignored, t has its smoothing still."""
-    return z[..., 0] * torch.exp(m - peak), t - ((1 - smoothing) * (labels >= 0).double() + smoothing) * peak
+    return z[..., 0] * torch.exp(m - peak), t - (
+        (1 - smoothing) * (labels >= 0).double() + smoothing
+    ) * peak
 
 
 def clip_scale(norm: torch.Tensor, most: float) -> torch.Tensor:
     return (most / norm).clamp(max=1) if most else torch.ones_like(norm)
 
 
-def updated_by_descent(grad: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *params: torch.Tensor) -> Any:
-    """Gradient descent at a rate of a half, from one gradient of all parameters, one behind another."""
+def updated_by_descent(
+    grad: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *params: torch.Tensor
+) -> Any:
+    """Gradient descent at a rate of a half, from one gradient of all parameters, one behind
+    another.
+    """
     parts = grad.flatten().split([param.numel() for param in params])
     pairs = zip(params, parts, strict=True)
-    return tuple(param - 0.5 * scale * part.reshape(param.shape) * (count > 0) for param, part in pairs)
+    return tuple(
+        param - 0.5 * scale * part.reshape(param.shape) * (count > 0) for param, part in pairs
+    )
 
 
-def updated_by_turns(grad: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *params: torch.Tensor) -> Any:
+def updated_by_turns(
+    grad: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *params: torch.Tensor
+) -> Any:
     """The same, each layer of all parameters from a gradient of its own."""
-    layers = [updated_by_descent(grads, scale, count, *own) for grads, *own in zip(grad, *params, strict=True)]
+    layers = [
+        updated_by_descent(grads, scale, count, *own)
+        for grads, *own in zip(grad, *params, strict=True)
+    ]
     return tuple(torch.stack(stack) for stack in zip(*layers, strict=True))
 
 
 def _pulled(
-    formula: Formula, operands: list[torch.Tensor], grads: Sequence[torch.Tensor], wanted: Sequence[int]
+    formula: Formula,
+    operands: list[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    wanted: Sequence[int],
 ) -> Any:
     for i in wanted:
         operands[i].requires_grad_(True)
@@ -210,8 +276,9 @@ def _pulled(
 class Case:
     """What an op takes and gives, in words of letters, and its definition.
 
-    Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers, `.` a scalar.
-    `fh+h` is one flat dim.  Where each layer over `l` has a bucket, `l|fh` is the stack of all, `l/fh` one layer's.
+    Operands: `#bs` token ids or labels, `#.` a count, `0.` the count zero, `+bs` positive numbers,
+    `.` a scalar.  `fh+h` is one flat dim.  Where each layer over `l` has a bucket, `l|fh` is the
+    stack of all, `l/fh` one layer's.
     """
 
     operands: tuple[str, ...]
@@ -245,7 +312,9 @@ def parted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def sum_and_norm(norm: Formula) -> Formula:
-    def both(x: torch.Tensor, y: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def both(
+        x: torch.Tensor, y: torch.Tensor, *weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return x + y, norm(x + y, *weights, eps=0.1)
 
     return both
@@ -273,7 +342,12 @@ LOSSES: list[dict[str, float]] = [
 ]
 """Options of the loss."""
 
-HEADS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "z": 0.25}, {"smoothing": 0.1, "cap": 0.5}]
+HEADS: list[dict[str, float]] = [
+    {},
+    {"cap": 2.0},
+    {"smoothing": 0.1, "z": 0.25},
+    {"smoothing": 0.1, "cap": 0.5},
+]
 """Options of the loss that makes its own logits; its parts have no z-loss."""
 
 PARTS: list[dict[str, float]] = [{}, {"cap": 2.0}, {"smoothing": 0.1, "cap": 0.5}]
@@ -304,7 +378,11 @@ def own_by_row(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 OWN: dict[str, Attr] = {"function": "my_ops:own", "gives": (".. hidden",), "constants": ()}
-BY_ELEMENT = OWN | {"takes": (".. hidden",) * 2, "along": ("batch", "seq", "hidden"), "linear": ("1",)}
+BY_ELEMENT = OWN | {
+    "takes": (".. hidden",) * 2,
+    "along": ("batch", "seq", "hidden"),
+    "linear": ("1",),
+}
 BY_ROW = OWN | {"takes": (".. hidden", "ffn hidden"), "along": ("batch", "seq"), "linear": ("0",)}
 TWO = BY_ELEMENT | {"gives": (".. hidden", ".. hidden")}
 
@@ -332,9 +410,14 @@ FUSED = {
             over=("heads", "head_dim"),
         ),
     ],
-    **{name: [case("bsh bsh -> bsh", gated(f), **attrs) for f, attrs in each] for name, each in GATES.items()},
+    **{
+        name: [case("bsh bsh -> bsh", gated(f), **attrs) for f, attrs in each]
+        for name, each in GATES.items()
+    },
     "linear_cross_entropy": [
-        case(f"{word} -> .", partial(head, **it), **it, **INNER) for word in PRODUCTS for it in HEADS
+        case(f"{word} -> .", partial(head, **it), **it, **INNER)
+        for word in PRODUCTS
+        for it in HEADS
     ],
     "linear_softmax_stats": [
         case(f"{word} -> sb sbo sb", partial(linear_softmax_stats, **it), **it, **SHARED)
@@ -342,12 +425,16 @@ FUSED = {
         for it in PARTS
     ],
     "logit_softmax_stats": [
-        case("sbv #sb -> sb sbo sb", partial(logit_softmax_stats, **it), **it, **SHARE) for it in PARTS
+        case("sbv #sb -> sb sbo sb", partial(logit_softmax_stats, **it), **it, **SHARE)
+        for it in PARTS
     ],
     "rescale_to_global_max": [
         case("sb sbo sb sb #sb -> sb sb", rescale_to_global_max, classes="vocab"),
         case(
-            "sb sbo sb sb #sb -> sb sb", partial(rescale_to_global_max, smoothing=0.1), smoothing=0.1, classes="vocab"
+            "sb sbo sb sb #sb -> sb sb",
+            partial(rescale_to_global_max, smoothing=0.1),
+            smoothing=0.1,
+            classes="vocab",
         ),
     ],
     "rope_pair": [
@@ -359,8 +446,14 @@ FUSED = {
 
 CASES = {
     **FUSED,
-    **{name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in OF_ONE.items()},
-    "add": [case("bsh bsh bsh -> bsh", added), case("h bsh sh -> bsh", added), case(". . -> .", added)],
+    **{
+        name: [case("bsh -> bsh", f, **attrs) for f, attrs in each] for name, each in OF_ONE.items()
+    },
+    "add": [
+        case("bsh bsh bsh -> bsh", added),
+        case("h bsh sh -> bsh", added),
+        case(". . -> .", added),
+    ],
     "attention": [
         case("bsnd bskd bskd -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
         case("sbnd sbkd sbkd -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
@@ -370,7 +463,11 @@ CASES = {
         case("bsnd bskd bskd #bs -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
         case("sbnd sbkd sbkd #sb -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
         case("bsnd bskd bskd #b -> bsnd", partial(attention, layout="bsnd", dropout=0.25), **DROPS),
-        case("sbnd sbkd sbkd #sb #b -> sbnd", partial(attention, layout="sbnd", dropout=0.25), **DROPS),
+        case(
+            "sbnd sbkd sbkd #sb #b -> sbnd",
+            partial(attention, layout="sbnd", dropout=0.25),
+            **DROPS,
+        ),
     ],
     "begin": [case("fh h ->", lambda *xs: (), bucket="flat")],
     "cast": [case("bsh -> bsh", same, dtype="f64")],
@@ -379,7 +476,10 @@ CASES = {
         case("sbh fh -> sbh", own_by_row, **BY_ROW),
         case("bsh bsh -> bsh bsh", own_two, **TWO),
     ],
-    "clip_scale": [case("+. -> .", partial(clip_scale, most=most), max=most) for most in (1e-9, 0.5, 1.0, 1e9, 0.0)],
+    "clip_scale": [
+        case("+. -> .", partial(clip_scale, most=most), max=most)
+        for most in (1e-9, 0.5, 1.0, 1e9, 0.0)
+    ],
     "concat": [
         case("bsf bsd -> bsv", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
         case(
@@ -395,7 +495,10 @@ CASES = {
         case("sbf bsh -> fh", einsum("sbf,bsh->fh"), over=("seq", "batch")),
         case("h h -> .", einsum("h,h->"), over=("hidden",)),
     ],
-    "count_valid": [case("#bs -> .", lambda x: (x >= 0).sum()), case("#sb -> .", lambda x: (x >= 0).sum())],
+    "count_valid": [
+        case("#bs -> .", lambda x: (x >= 0).sum()),
+        case("#sb -> .", lambda x: (x >= 0).sum()),
+    ],
     "cross_entropy": [
         case("bsv #bs -> .", cross_entropy),
         case("sbv #sb -> .", cross_entropy),
@@ -412,7 +515,9 @@ CASES = {
     ],
     "embedding": [case("#bs vh -> bsh", embedding), case("#sb vnd -> sbnd", embedding)],
     "grad_norm": [case("+. +. -> .", lambda *xs: added(*xs).sqrt()), case("+. -> .", torch.sqrt)],
-    "if_below": [case("#. . . -> .", lambda count, loss, limit: torch.where(loss <= limit, count, 0))],
+    "if_below": [
+        case("#. . . -> .", lambda count, loss, limit: torch.where(loss <= limit, count, 0))
+    ],
     "if_finite": [case("#. +. . -> .", lambda count, norm, loss: count)],
     "layernorm": [
         case("bsh h h -> bsh", layer_norm, eps=0.1),
@@ -437,11 +542,20 @@ CASES = {
     ],
     "pack": [
         case("fh h lnd -> .*", lambda *xs: torch.cat([x.flatten() for x in xs]), bucket="flat"),
-        case("l|fh l|h -> l|.*", lambda *xs: torch.cat([x.flatten(1) for x in xs], -1), bucket="flat"),
-        case("lb|h lb|nd -> lb|.*", lambda *xs: torch.cat([x.flatten(2) for x in xs], -1), bucket="flat"),
+        case(
+            "l|fh l|h -> l|.*", lambda *xs: torch.cat([x.flatten(1) for x in xs], -1), bucket="flat"
+        ),
+        case(
+            "lb|h lb|nd -> lb|.*",
+            lambda *xs: torch.cat([x.flatten(2) for x in xs], -1),
+            bucket="flat",
+        ),
         case("l/fh l/h -> .*", lambda *xs: torch.cat([x.flatten() for x in xs]), bucket="flat"),
     ],
-    "reciprocal": [case(f"{word} -> .", lambda n: 1 / n.clamp(min=1).double(), dtype="f64") for word in ("#.", "0.")],
+    "reciprocal": [
+        case(f"{word} -> .", lambda n: 1 / n.clamp(min=1).double(), dtype="f64")
+        for word in ("#.", "0.")
+    ],
     "rmsnorm": [
         case("bsh h -> bsh", partial(rms_norm, eps=0.1), eps=0.1),
         case("sbnd nd -> sbnd", partial(rms_norm, eps=1e-5), eps=1e-5),
@@ -468,7 +582,10 @@ CASES = {
         case("bsh -> h", lambda x: x.sum((0, 1)), over=("batch", "seq")),
         case("bsh -> bs", lambda x: x.sum(-1), over=("hidden",)),
     ],
-    "sum_squares": [case("bsh fh -> .", lambda *xs: sum((x * x).sum() for x in xs)), case("v -> .", lambda x: x @ x)],
+    "sum_squares": [
+        case("bsh fh -> .", lambda *xs: sum((x * x).sum() for x in xs)),
+        case("v -> .", lambda x: x @ x),
+    ],
     "token_loss": [
         case("+sb sb #sb -> .", token_loss),
         case("+bs bs #bs -> .", token_loss),
@@ -488,17 +605,28 @@ CASES = {
         case("l|fh+h . #. l|fh l|h -> l|fh l|h", updated_by_turns, bucket="flat"),
     ],
 }
-"""For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results,
-`loss_scale` and `loss_limit`, any number, `ring_attention`, of several ranks, `zeros` and `one`, which have no
-operands, and `vjp`, which is of all others that have gradients."""
+"""For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct
+results, `loss_scale` and `loss_limit`, any number, `ring_attention`, of several ranks, `zeros` and
+`one`, which have no operands, and `vjp`, which is of all others that have gradients."""
 
 OF_ROUTES = {
-    *("top", "balance", "router_z", "dispatch", "combine", "grouped_contract", "grouped_bias", "balanced"),
+    *(
+        "top",
+        "balance",
+        "router_z",
+        "dispatch",
+        "combine",
+        "grouped_contract",
+        "grouped_bias",
+        "balanced",
+    ),
     *("no_scores", "no_choices", "sum_scores", "add_choices", "aux_loss"),
     *("no_loss", "no_load", "add_load", "limit_capacity", "sort_by_expert"),
     *("exchange_counts", "exchange", "exchange_back", "exchange_padded", "wait"),
 }
-"""Ops of experts: the first line's are held to torch in `test_expert_semantics`, what moves rows by plans alone."""
+"""Ops of experts: the first line's are held to torch in `test_expert_semantics`, what moves
+rows by plans alone.
+"""
 
 OF_PARTS = ("linear_softmax_stats", "logit_softmax_stats")
 """Ops whose first result, a maximum, has no gradient."""
@@ -510,15 +638,32 @@ WITHOUT_GRADIENT = {
     ("local_softmax_stats", 1),
     ("token_loss", 3),
 }
-"""Operands on which the loss does not depend, though the op's own result does: the peak is taken away again."""
+"""Operands on which the loss does not depend, though the op's own result does: the peak is
+taken away again.
+"""
 
-ALL = [pytest.param(kind, it, id=f"{kind} {i}") for kind, them in CASES.items() for i, it in enumerate(them)]
+ALL = [
+    pytest.param(kind, it, id=f"{kind} {i}")
+    for kind, them in CASES.items()
+    for i, it in enumerate(them)
+]
 OF_A_FORWARD = [param for param in ALL if MEANINGS[str(param.values[0])].gradients]
-WITH_VJP = [param for param in ALL if (entry := OPS[str(param.values[0])]).vjp and not entry.adjoint]
+WITH_VJP = [
+    param for param in ALL if (entry := OPS[str(param.values[0])]).vjp and not entry.adjoint
+]
 
 
 def test_every_op_has_a_meaning_and_stands_here() -> None:
-    elsewhere = {"fork", "loss_limit", "loss_scale", "one", "ring_attention", "vjp", "zeros", *OF_ROUTES}
+    elsewhere = {
+        "fork",
+        "loss_limit",
+        "loss_scale",
+        "one",
+        "ring_attention",
+        "vjp",
+        "zeros",
+        *OF_ROUTES,
+    }
     assert set(CASES) | elsewhere == set(MEANINGS) == set(OPS) - {"coerce"}
 
 
@@ -538,7 +683,11 @@ def dims(word: str, sizes: Numbers) -> dict[str, int]:
     word = word.rpartition("/")[2]
     letters = word.lstrip("#0+").replace(".", "")
     if "+" in letters:
-        return {"flat": sum(int(np.prod(list(dims(part, sizes).values()))) for part in letters.split("+"))}
+        return {
+            "flat": sum(
+                int(np.prod(list(dims(part, sizes).values()))) for part in letters.split("+")
+            )
+        }
     return {DIMS[letter]: sizes[letter] for letter in letters}
 
 
@@ -551,7 +700,9 @@ def _layers(word: str) -> str:
 def drawn(word: str, sizes: Numbers, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     shape = list(dims(word, sizes).values())
     if word[0] in "#0":
-        return np.asarray(0 if word[0] == "0" else rng.integers(-1 if len(word) > 2 else 1, sizes["v"], shape))
+        return np.asarray(
+            0 if word[0] == "0" else rng.integers(-1 if len(word) > 2 else 1, sizes["v"], shape)
+        )
     value = rng.normal(size=shape)
     return np.asarray(np.exp(value) if word[0] == "+" else value)
 
@@ -567,27 +718,42 @@ class Drawn:
 
     def call(self) -> Call:
         """The op on one rank in float64."""
-        full = self._bucketed(frame({}, {DIMS[letter]: size for letter, size in self.sizes.items()}))
+        full = self._bucketed(
+            frame({}, {DIMS[letter]: size for letter, size in self.sizes.items()})
+        )
         types = [
-            Type("i64" if word[0] in "#0" else "f64", tuple(dims(word, self.sizes))) for word in self.case.operands
+            Type("i64" if word[0] in "#0" else "f64", tuple(dims(word, self.sizes)))
+            for word in self.case.operands
         ]
         names = tuple(f"x{i}" for i in range(len(types)))
-        results = tuple(Value(f"y{i}", self._result(word)) for i, word in enumerate(self.case.results))
+        results = tuple(
+            Value(f"y{i}", self._result(word)) for i, word in enumerate(self.case.results)
+        )
         op = Op(self.kind, names, results, self.case.attrs, span=full.region.span)
         args = [Tensor(type.dims, x[None]) for type, x in zip(types, self.operands, strict=True)]
         return Call(full, SimulatedMesh.of(full), Reals(0), op, args, types)
 
     def _bucketed(self, full: Program) -> Program:
         """With the parameters of the one bucket that the op speaks of, if it does."""
-        words = {"pack": self.case.operands, "unpack": self.case.results, "update": self.case.operands[3:]}
+        words = {
+            "pack": self.case.operands,
+            "unpack": self.case.results,
+            "update": self.case.operands[3:],
+        }
         if self.kind not in words:
             return full
-        own = [Type("f64", tuple(dims(word.replace("/", "|"), self.sizes))) for word in words[self.kind]]
+        own = [
+            Type("f64", tuple(dims(word.replace("/", "|"), self.sizes)))
+            for word in words[self.kind]
+        ]
         layers = tuple(dims(_layers(words[self.kind][0]), self.sizes))
         params = tuple(
-            evolve(full.params[0], name=f"p{i}", type=type, stacked=0, inner=0) for i, type in enumerate(own)
+            evolve(full.params[0], name=f"p{i}", type=type, stacked=0, inner=0)
+            for i, type in enumerate(own)
         )
-        bucket = Bucket("flat", tuple(param.name for param in params), Type("f64", (*layers, "flat")))
+        bucket = Bucket(
+            "flat", tuple(param.name for param in params), Type("f64", (*layers, "flat"))
+        )
         return evolve(full, params=params, buckets=(bucket,))
 
     def _result(self, word: str) -> Type:
@@ -607,18 +773,25 @@ class Drawn:
     def grads(self) -> list[Tensor]:
         """Gradients of the results, drawn."""
         rng, results = np.random.default_rng(1), zip(self.case.results, self.defined(), strict=True)
-        return [Tensor(self._result(word).dims, rng.normal(size=(1, *result.shape))) for word, result in results]
+        return [
+            Tensor(self._result(word).dims, rng.normal(size=(1, *result.shape)))
+            for word, result in results
+        ]
 
 
 def draw(kind: str, case: Case, sizes: str, seed: int = 0) -> Drawn:
     rng = np.random.default_rng(seed)
-    return Drawn(kind, case, SIZES[sizes], [drawn(word, SIZES[sizes], rng) for word in case.operands])
+    return Drawn(
+        kind, case, SIZES[sizes], [drawn(word, SIZES[sizes], rng) for word in case.operands]
+    )
 
 
 def assert_same(found: Tensor, expected: torch.Tensor, dims: Sequence[str], what: str) -> None:
     assert found.dims == tuple(dims), what
     assert found.array.shape == (1, *expected.shape), what
-    np.testing.assert_allclose(found.array[0], expected.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=what)
+    np.testing.assert_allclose(
+        found.array[0], expected.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=what
+    )
 
 
 # ---- the audit
@@ -629,7 +802,9 @@ def assert_same(found: Tensor, expected: torch.Tensor, dims: Sequence[str], what
 def test_meanings_are_the_definitions(kind: str, case: Case, sizes: str) -> None:
     it = draw(kind, case, sizes)
     call = it.call()
-    for value, found, expected in zip(call.op.outputs, MEANINGS[kind].value(call), it.defined(), strict=True):
+    for value, found, expected in zip(
+        call.op.outputs, MEANINGS[kind].value(call), it.defined(), strict=True
+    ):
         assert_same(found, expected, value.type.dims, f"{kind}: {value.name}")
 
 
@@ -651,8 +826,13 @@ class Tape:
     forward: Call
     held: dict[str, Tensor]
 
-    def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
-        types, names = dict(zip(self.forward.op.inputs, self.forward.types, strict=True)), [f"d_{x}" for x in like]
+    def emit(
+        self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr
+    ) -> tuple[str, ...]:
+        types, names = (
+            dict(zip(self.forward.op.inputs, self.forward.types, strict=True)),
+            [f"d_{x}" for x in like],
+        )
         outputs = tuple(Value(name, types[x]) for name, x in zip(names, like, strict=True))
         op = Op(kind, tuple(inputs), outputs, tuple(attrs.items()), span=self.forward.op.span)
         args = [self.held[name] for name in inputs]
@@ -680,17 +860,28 @@ def test_a_vjp_gives_those_gradients_of_what_it_reads(kind: str, case: Case, siz
     it = draw(kind, case, sizes)
     call, grads = it.call(), it.grads()
     names = [f"dy{i}" for i in range(len(grads))]
-    results = zip((value.name for value in call.op.outputs), MEANINGS[kind].value(call), strict=True)
-    tape = Tape(call, dict(zip((*call.op.inputs, *names), (*call.args, *grads), strict=True)) | dict(results))
+    results = zip(
+        (value.name for value in call.op.outputs), MEANINGS[kind].value(call), strict=True
+    )
+    tape = Tape(
+        call,
+        dict(zip((*call.op.inputs, *names), (*call.args, *grads), strict=True)) | dict(results),
+    )
     without = ["" if kind in OF_PARTS and not i else name for i, name in enumerate(names)]
-    found = [tape.held[name] if name else None for name in written(OPS[kind], call.op, without, tape)]
+    found = [
+        tape.held[name] if name else None for name in written(OPS[kind], call.op, without, tape)
+    ]
     assert_autograd(it, grads, found)
 
 
 def assert_autograd(it: Drawn, grads: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
     """The gradients that autograd makes of an op's operands."""
     types = it.call().types
-    wanted = [i for i, type in enumerate(types) if type.dtype != "i64" and (it.kind, i) not in WITHOUT_GRADIENT]
+    wanted = [
+        i
+        for i, type in enumerate(types)
+        if type.dtype != "i64" and (it.kind, i) not in WITHOUT_GRADIENT
+    ]
     assert [i for i, grad in enumerate(found) if grad] == wanted
     dys = [torch.from_numpy(grad.array)[0] for grad in grads]
     expected = _pulled(it.case.formula, it.tensors(), dys, wanted) if wanted else ()
@@ -703,7 +894,9 @@ def assert_autograd(it: Drawn, grads: Sequence[Tensor], found: Sequence[Tensor |
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.25)])
 def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, z: float) -> None:
-    """Value and gradient through the parts are those of the whole, though none goes through the peak."""
+    """Value and gradient through the parts are those of the whole, though none goes through the
+    peak.
+    """
     rng = np.random.default_rng(0)
     logits, labels = (torch.from_numpy(drawn(word, SIZES[sizes], rng)) for word in ("sbv", "#sb"))
     logits.requires_grad_(True)
@@ -718,7 +911,9 @@ def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, 
 
 
 LARGE = 1e3
-"""Times this, scores and logits are so far apart that the exponential of no difference but 0 is above 0."""
+"""Times this, scores and logits are so far apart that the exponential of no difference but 0 is
+above 0.
+"""
 
 
 @pytest.mark.parametrize("case", CASES["attention"])
@@ -730,7 +925,10 @@ def test_keys_that_are_not_seen_do_not_count_however_large_their_scores(case: Ca
 
 
 def test_a_row_of_softmax_that_sees_nothing_is_zero() -> None:
-    x, seen = (Tensor(("seq", "key"), np.array([rows], float)) for rows in ([[1, 9], [2, 3]], [[1, 0], [0, 0]]))
+    x, seen = (
+        Tensor(("seq", "key"), np.array([rows], float))
+        for rows in ([[1, 9], [2, 3]], [[1, 0], [0, 0]])
+    )
     assert Reals(0).softmax(x, seen).array.tolist() == [[[1, 0], [0, 0]]]
 
 
@@ -738,13 +936,21 @@ def test_padding_does_not_count_however_large_its_logits() -> None:
     program = frame({}, {"batch": 2, "vocab": 4})
     program = evolve(program, dims=(program.dims[0], evolve(program.dims[1], valid=3)))
     type, labels = Type("f64", ("batch", "vocab")), Type("i64", ("batch",))
-    op = Op("cross_entropy", ("x", "labels"), (Value("loss", Type("f64", ())),), (), span=program.region.span)
+    op = Op(
+        "cross_entropy",
+        ("x", "labels"),
+        (Value("loss", Type("f64", ())),),
+        (),
+        span=program.region.span,
+    )
     x, given = np.array([[1.0, 2, 3, LARGE], [3, 2, 1, LARGE]]), np.array([0, 2])
     args = [Tensor(type.dims, x[None]), Tensor(labels.dims, given[None])]
     (found,) = MEANINGS["cross_entropy"].value(
         Call(program, SimulatedMesh.of(program), Reals(0), op, args, [type, labels])
     )
-    assert_same(found, cross_entropy(torch.from_numpy(x[:, :3]), torch.from_numpy(given)), (), "loss")
+    assert_same(
+        found, cross_entropy(torch.from_numpy(x[:, :3]), torch.from_numpy(given)), (), "loss"
+    )
 
 
 # ---- draws, of which those of an iteration are no function that anything relies on
@@ -756,7 +962,13 @@ def test_every_iteration_draws_apart() -> None:
     found = [Tensor(("batch",), np.arange(4)[None])]
     for repeat in ("blocks", "layers"):
         type = Type("i64", (repeat, "batch"))
-        op = Op("fork", ("draws",), (Value("own", type),), (("repeat", repeat),), span=program.region.span)
+        op = Op(
+            "fork",
+            ("draws",),
+            (Value("own", type),),
+            (("repeat", repeat),),
+            span=program.region.span,
+        )
         last = found[-1] if repeat == "blocks" else found[-1].at(1)
         (own,) = MEANINGS["fork"].value(
             Call(program, SimulatedMesh.of(program), Reals(0), op, [last], [type.inside(repeat)])
@@ -772,14 +984,24 @@ def test_every_iteration_draws_apart() -> None:
 
 def changed(optimizer: Optimizer) -> dict[str, Optimizer]:
     """The optimizer with each of its settings changed."""
-    values = {"kind": "sgd", "lr": 2e-3, "betas": (0.8, 0.95), "eps": 1e-7, "momentum": 0.5, "weight_decay": 0.2}
+    values = {
+        "kind": "sgd",
+        "lr": 2e-3,
+        "betas": (0.8, 0.95),
+        "eps": 1e-7,
+        "momentum": 0.5,
+        "weight_decay": 0.2,
+    }
     schedules = {"kind": "cosine", "warmup": 7, "floor": 1e-5}
     groups = [
         ParamGroup("norms", ("w*",), weight_decay=0.3),
         ParamGroup("norms", ("w*",), weight_decay=0.1, lr_scale=2.0),
     ]
     found = {name: evolve(optimizer, **{name: value}) for name, value in values.items()}
-    found |= {f"schedule {n}": evolve(optimizer, schedule=evolve(Schedule(), **{n: v})) for n, v in schedules.items()}
+    found |= {
+        f"schedule {n}": evolve(optimizer, schedule=evolve(Schedule(), **{n: v}))
+        for n, v in schedules.items()
+    }
     found |= {f"group {i}": evolve(optimizer, groups=(group,)) for i, group in enumerate(groups)}
     known = {"spans", "clip", "schedule", "groups", *values}  # clipping is an op of its own
     assert {field.name for field in fields(Optimizer)} == known
@@ -792,7 +1014,9 @@ def field_update(optimizer: Optimizer, name: str) -> np.ndarray[Any, Any]:
     program: Program = frame({}, {"vocab": 3})
     program = evolve(program, train=evolve(program.train, optimizer=optimizer))
     numbers = Field(2, 0)
-    param, grad = (Tensor(("vocab",), numbers.random((3,), word), RANDOM) for word in ("param", "grad"))
+    param, grad = (
+        Tensor(("vocab",), numbers.random((3,), word), RANDOM) for word in ("param", "grad")
+    )
     count = Tensor((), np.ones(1, int))
     return updated(program, numbers, name, param, grad, numbers.ratio(1, 1), count).array
 

@@ -1,6 +1,8 @@
-"""Sharded flat buffers of layers: each rank holds a part, the rest is stale, together they are whole.
+"""Sharded flat buffers of layers: each rank holds a part, the rest is stale, together they are
+whole.
 
-Non-goals: what is packed where in one buffer (`test_meanings`), layouts (`tests/ops/test_padding.py`).
+Non-goals: what is packed where in one buffer (`test_meanings`), layouts
+(`tests/ops/test_padding.py`).
 """
 
 import numpy as np
@@ -30,13 +32,20 @@ def cases(name: str) -> list[Case]:
 
 
 def held(case: Case, bucket: Bucket) -> tuple[list[Tensor], list[Array]]:
-    """What ranks hold of a bucket's parameters at first, and whether each element is the parameter's own."""
+    """What ranks hold of a bucket's parameters at first, and whether each element is the
+    parameter's own.
+    """
     numbers, world = Field(2, len(case.mesh)), SimulatedMesh.of(case.program)
     start = case.scene(numbers)
     types = {param.name: param.type for param in case.program.params}
     found = start.on(case.program, world, numbers)
-    whole = [world.spread(everywhere(start.params[name], world), types[name]) for name in bucket.params]
-    right = [(found[name].array == of.array).all(axis=0) for name, of in zip(bucket.params, whole, strict=True)]
+    whole = [
+        world.spread(everywhere(start.params[name], world), types[name]) for name in bucket.params
+    ]
+    right = [
+        (found[name].array == of.array).all(axis=0)
+        for name, of in zip(bucket.params, whole, strict=True)
+    ]
     return [found[name] for name in bucket.params], right
 
 
@@ -47,7 +56,9 @@ def everywhere(value: Tensor, world: SimulatedMesh) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
-    """Ranks of the bucket's axes hold all of a layer, each element once; ranks of other axes hold the same."""
+    """Ranks of the bucket's axes hold all of a layer, each element once; ranks of other axes
+    hold the same.
+    """
     for case in cases(name):
         shared = [bucket for bucket in case.program.buckets if bucket.shard_axes]
         assert shared
@@ -57,14 +68,20 @@ def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
             _, right = held(case, bucket)
             for own in right:
                 assert (own.sum(axis=at) == 1).all()
-            layers = [own.reshape(*own.shape[: len(case.mesh) + len(bucket.layers)], -1) for own in right]
+            layers = [
+                own.reshape(*own.shape[: len(case.mesh) + len(bucket.layers)], -1) for own in right
+            ]
             parts = np.concatenate(layers, axis=-1).sum(axis=-1)
             most = parts.max(axis=at)
-            assert (most < np.concatenate(layers, axis=-1).shape[-1]).all(), "a rank holds all of a layer"
+            assert (most < np.concatenate(layers, axis=-1).shape[-1]).all(), (
+                "a rank holds all of a layer"
+            )
 
 
 def test_shares_at_small_sizes_have_no_more_padding_than_ranks() -> None:
-    """Shares of whole rows, whose lengths have few common divisors there, would leave most ranks padding alone."""
+    """Shares of whole rows, whose lengths have few common divisors there, would leave most
+    ranks padding alone.
+    """
     for case in (case for name in NAMES for case in cases(name)):
         for bucket in case.program.buckets:
             layout = layout_of(case.program, bucket)
@@ -79,6 +96,8 @@ def test_what_ranks_hold_is_the_whole_together(name: str) -> None:
         types = {param.name: param.type for param in case.program.params}
         for bucket in case.program.buckets:
             tensors, _ = held(case, bucket)
-            for param, all_ in zip(bucket.params, together(case.program, world, bucket, tensors, numbers), strict=True):
+            for param, all_ in zip(
+                bucket.params, together(case.program, world, bucket, tensors, numbers), strict=True
+            ):
                 whole = world.spread(everywhere(start.params[param], world), types[param])
                 assert (all_.array == whole.array).all()

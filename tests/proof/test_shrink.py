@@ -1,7 +1,9 @@
-"""Rows without a name, made for a plan's costs or read from its file, are proved as a part of themselves.
+"""Rows without a name, made for a plan's costs or read from its file, are proved as a part of
+themselves.
 
-Purpose: what `recut` makes of them at small sizes, that it proves equal wherever stages are, and that mistakes in it
-are found.  Non-goals: schedules with names (`test_rows`), `resized` as such (`tests/schedules`).
+Purpose: what `recut` makes of them at small sizes, that it proves equal wherever stages are, and
+that mistakes in it are found.  Non-goals: schedules with names (`test_rows`), `resized` as such
+(`tests/schedules`).
 """
 
 from pathlib import Path
@@ -121,7 +123,9 @@ def test_rows_of_a_file(stage_to_rank: str, seed: int, folder: Path) -> None:
 
 
 def test_few_rows_for_many(folder: Path) -> None:
-    """Eight ranks' rows as those of two and of three: the first stage's and the last one's, and one between."""
+    """Eight ranks' rows as those of two and of three: the first stage's and the last one's, and
+    one between.
+    """
     program, model = filed(SCHEDULES["zb_h1"](8, 3), folder, layers=8)
     demand_part(program, model)
     prove(program, model)
@@ -132,11 +136,17 @@ def test_few_rows_for_many(folder: Path) -> None:
 
 
 def test_few_chunks_for_many() -> None:
-    """Three stages of each rank in place of five; plans that differ in no more than that have equal cases."""
-    five, four = (compiled(piped(TIED, f"interleaved_1f1b(chunks={chunks})", layers=10)) for chunks in (5, 4))
+    """Three stages of each rank in place of five; plans that differ in no more than that have
+    equal cases.
+    """
+    five, four = (
+        compiled(piped(TIED, f"interleaved_1f1b(chunks={chunks})", layers=10)) for chunks in (5, 4)
+    )
     prove(*five)
     small = cases(*five)
-    assert [len(pipeline_of(case.program).layers) // rows_of(case.program).ranks for case in small] == [3, 3]
+    assert [
+        len(pipeline_of(case.program).layers) // rows_of(case.program).ranks for case in small
+    ] == [3, 3]
     assert [problems(rows_of(case.program)) for case in small] == [[], []]
     assert small == cases(*four)
 
@@ -149,7 +159,9 @@ def test_few_chunks_for_many() -> None:
 def test_every_mutant_of_rows_without_a_name_is_killed(schedule: str, folder: Path) -> None:
     rows = shuffled((0, 1, 1, 0), 2, 2, seed=1)
     assert {Work.BACKWARD, Work.WEIGHT} <= {action.work for _, _, action in rows.cells()}
-    made = filed(rows, folder) if schedule == "file" else compiled(piped("data", "auto(memory = 2)"))
+    made = (
+        filed(rows, folder) if schedule == "file" else compiled(piped("data", "auto(memory = 2)"))
+    )
     case, *_ = cases(*made)
     on = Bench(case, Field(2, len(case.program.axes)))
     mutants = [*row_mutants(case.program)]

@@ -1,7 +1,9 @@
-"""The effect of a coercion on ranks' tensors: each entry of the table against numpy, and the adjoint identity.
+"""The effect of a coercion on ranks' tensors: each entry of the table against numpy, and the
+adjoint identity.
 
-Purpose: `SimulatedMesh.coerced` on meshes of one to three axes and on joint groups, on copies that agree and on such as
-do not. Non-goals: which coercions are legal and in what order (`tests/ir/test_coercions.py`).
+Purpose: `SimulatedMesh.coerced` on meshes of one to three axes and on joint groups, on copies that
+agree and on such as do not. Non-goals: which coercions are legal and in what order
+(`tests/ir/test_coercions.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,8 +19,16 @@ from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.testing.float64 import Reals
 
-EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
-ENTRIES = [(EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d"))) for a, b in COERCIONS]
+EXAMPLES = {
+    Kind.INVARIANT: INVARIANT,
+    Kind.REPLICATED: REPLICATED,
+    Kind.PARTIAL: PARTIAL,
+    Kind.MAXIMUM: MAXIMUM,
+}
+ENTRIES = [
+    (EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d")))
+    for a, b in COERCIONS
+]
 WITH_GRADIENT = [(a, b) for a, b in ENTRIES if a != MAXIMUM]
 
 GROUPS = {
@@ -33,7 +43,9 @@ GROUPS = {
 ParamGroup = tuple[dict[str, int], tuple[str, ...]]
 
 LOCAL = (12, 24)
-"""Of the dims d and e on each rank before a coercion, so that each may be split over twelve ranks."""
+"""Of the dims d and e on each rank before a coercion, so that each may be split over twelve
+ranks.
+"""
 
 
 def ids(entry: tuple[Placement, Placement]) -> str:
@@ -70,7 +82,9 @@ def scattered(parts: list[Array], rank: int, source: Placement, target: Placemen
 
 
 def exchanged(parts: list[Array], rank: int, source: Placement, target: Placement) -> Array:
-    return np.concatenate([cut(part, len(parts), rank, target) for part in parts], axis=axis_of(source))
+    return np.concatenate(
+        [cut(part, len(parts), rank, target) for part in parts], axis=axis_of(source)
+    )
 
 
 def sliced(parts: list[Array], rank: int, source: Placement, target: Placement) -> Array:
@@ -78,7 +92,9 @@ def sliced(parts: list[Array], rank: int, source: Placement, target: Placement) 
 
 
 def padded(parts: list[Array], rank: int, source: Placement, target: Placement) -> Array:
-    return np.concatenate([part * (i == rank) for i, part in enumerate(parts)], axis=axis_of(source))
+    return np.concatenate(
+        [part * (i == rank) for i, part in enumerate(parts)], axis=axis_of(source)
+    )
 
 
 def once(parts: list[Array], rank: int, source: Placement, target: Placement) -> Array:
@@ -112,13 +128,18 @@ def groups(axes: dict[str, int], over: tuple[str, ...]) -> Iterator[list[tuple[i
     rest = [axis for axis in axes if axis not in over]
     for fixed in product(*(range(axes[axis]) for axis in rest)):
         at = dict(zip(rest, fixed, strict=True))
-        inner = (at | dict(zip(over, place, strict=True)) for place in product(*(range(axes[a]) for a in over)))
+        inner = (
+            at | dict(zip(over, place, strict=True))
+            for place in product(*(range(axes[a]) for a in over))
+        )
         yield [tuple(each[axis] for axis in axes) for each in inner]
 
 
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("entry", ENTRIES, ids=ids)
-def test_coercions_are_what_they_are_called(entry: tuple[Placement, Placement], group: ParamGroup) -> None:
+def test_coercions_are_what_they_are_called(
+    entry: tuple[Placement, Placement], group: ParamGroup
+) -> None:
     """Also of copies that should agree and do not: every rank's numbers are its own."""
     axes, over = group
     x = np.random.default_rng(0).normal(size=(1, *axes.values(), *LOCAL))
@@ -128,7 +149,9 @@ def test_coercions_are_what_they_are_called(entry: tuple[Placement, Placement], 
         parts = [x[0][place] for place in places]
         for rank, place in enumerate(places):
             expected = DEFINITIONS[ids(entry)](parts, rank, *entry)
-            result = np.broadcast_to(found.array, (1, *axes.values(), *found.array.shape[-2:]))[0][place]
+            result = np.broadcast_to(found.array, (1, *axes.values(), *found.array.shape[-2:]))[0][
+                place
+            ]
             np.testing.assert_allclose(result, expected, rtol=1e-14)
 
 
@@ -149,7 +172,9 @@ def test_adjoint_identity(entry: tuple[Placement, Placement], group: ParamGroup)
     assert inner(g, forward, group, target) == inner(backward, x, group, source)
 
 
-def held(n: Field, name: str, group: ParamGroup, place: Placement, local: tuple[int, ...]) -> Tensor:
+def held(
+    n: Field, name: str, group: ParamGroup, place: Placement, local: tuple[int, ...]
+) -> Tensor:
     """Random parts of all ranks, alike in each group where the placement says so."""
     axes, over = group
     x = n.random((*axes.values(), *local), name)
@@ -164,7 +189,9 @@ def inner(u: Tensor, v: Tensor, group: ParamGroup, place: Placement) -> list[int
     """⟨u, v⟩ over all ranks in each trial; where v, and so u, is invariant, a group counts once."""
     axes, over = group
     x, y = np.broadcast_arrays(u.array, v.array)
-    full = np.broadcast_to(x.astype(object) * y.astype(object), (len(x), *axes.values(), *x.shape[-2:]))
+    full = np.broadcast_to(
+        x.astype(object) * y.astype(object), (len(x), *axes.values(), *x.shape[-2:])
+    )
     if place == INVARIANT:
         for axis in over:
             full = full.take([0], axis=1 + list(axes).index(axis))

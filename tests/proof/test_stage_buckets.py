@@ -1,4 +1,5 @@
-"""Buckets that move around a pipeline's stages, action by action: too early or too late, it is found.
+"""Buckets that move around a pipeline's stages, action by action: too early or too late, it is
+found.
 
 Non-goals: rows (`test_rows`).
 """
@@ -38,6 +39,8 @@ def _bench(schedule: str, mesh: int) -> Bench:
 def test_what_moves_too_early_or_too_late_is_found(schedule: str, mesh: int) -> None:
     on = _bench(schedule, mesh)
     made = [*chunk_mutants(on.case.program)]
-    fates = {family: {on.runs(mutant) for mutant in made if mutant.family == family} for family in CHUNKS}
+    fates = {
+        family: {on.runs(mutant) for mutant in made if mutant.family == family} for family in CHUNKS
+    }
     assert fates == FATES
     assert len(made) == len(CHUNKS) * sum(map(len, chunks(on.case.program)))

@@ -1,4 +1,6 @@
-"""An example of every code as it is told, letter for letter; those of runs and files are in the tests of these."""
+"""An example of every code as it is told, letter for letter; those of runs and files are in the
+tests of these.
+"""
 
 import re
 from collections.abc import Callable
@@ -51,7 +53,10 @@ def diagnostics(make: Callable[[], Any]) -> tuple[Diagnostic, ...]:
     except PlanError as error:
         return error.diagnostics
     needs = account(program)
-    return (*advice(program), *([too_large(program, needs, "")] if fits(program, needs) is False else []))
+    return (
+        *advice(program),
+        *([too_large(program, needs, "")] if fits(program, needs) is False else []),
+    )
 
 
 def written(text: str, target: str = "") -> Callable[[], Any]:
@@ -68,7 +73,10 @@ def makers() -> dict[str, Callable[[], Any]]:
     for code, edit in EDITS.items():
         assert edit[0] in PLAN
         found[code] = written(PLAN.replace(*edit, 1))
-    ring = (("tp = 2", "cp = 2"), ("vocab, heads, kv_heads, ffn over tp  seq over tp", "seq over cp via ring"))
+    ring = (
+        ("tp = 2", "cp = 2"),
+        ("vocab, heads, kv_heads, ffn over tp  seq over tp", "seq over cp via ring"),
+    )
     dropped = PLAN.replace("mask=causal", "mask=causal, dropout=0.1")
     for before, after in ring:
         dropped = dropped.replace(before, after)
@@ -101,7 +109,9 @@ def test_each_code_as_it_is_told(
 def test_every_code_has_an_example() -> None:
     tests = Path(__file__).parents[1]
     shown = {
-        code for path in tests.glob("golden/**/*.txt") for code in re.findall(r"\[([EW]\d{4})\]", path.read_text())
+        code
+        for path in tests.glob("golden/**/*.txt")
+        for code in re.findall(r"\[([EW]\d{4})\]", path.read_text())
     }
     for code, test in ELSEWHERE.items():
         assert code in (tests / test).read_text(), f"{code} is not in {test}"

@@ -62,7 +62,9 @@ def test_every_code_is_explained(code: str, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.startswith(f"{code}: {CODES[code]}\n")
 
 
-def test_words_of_several_lines_are_indented_as_in_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_of_several_lines_are_indented_as_in_a_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(("explain", "E0707")) == 0
     assert (
         ", 2) {\n    m = silu(m @ e_in[hidden -> expert_ffn]) @ e_out[expert_ffn -> hidden]\n  }\n"

@@ -33,19 +33,32 @@ train {
   data text { files = [python_stdlib] }
 }
 """
-RIGHT = WRONG.replace("tp = 3", "tp = 2").replace("wamup", "warmup") + "cluster { reserve = 1GiB }\n"
+RIGHT = (
+    WRONG.replace("tp = 3", "tp = 2").replace("wamup", "warmup") + "cluster { reserve = 1GiB }\n"
+)
 
-TEXT = {"type": "object", "properties": {"text": {"type": "string", "minLength": 1}}, "required": ["text"]}
+TEXT = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 1}},
+    "required": ["text"],
+}
 LEVEL = {"enum": ["none", "note", "warning", "error"]}
 FROM_1 = {"type": "integer", "minimum": 1}
 
 
 def _closed(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
 
 
 FILE = _closed(["uri"], uri={"type": "string", "pattern": r"^[!-~]+$"})
-REGION = _closed(["startLine"], startLine=FROM_1, startColumn=FROM_1, endLine=FROM_1, endColumn=FROM_1)
+REGION = _closed(
+    ["startLine"], startLine=FROM_1, startColumn=FROM_1, endLine=FROM_1, endColumn=FROM_1
+)
 PLACE = _closed(
     [],
     physicalLocation=_closed(["artifactLocation"], artifactLocation=FILE, region=REGION),
@@ -101,7 +114,10 @@ SARIF = _closed(
                         message=TEXT,
                         locations={"type": "array", "items": PLACE},
                         relatedLocations={"type": "array", "items": PLACE, "uniqueItems": True},
-                        fixes={"type": "array", "items": _closed(["artifactChanges"], artifactChanges=CHANGES)},
+                        fixes={
+                            "type": "array",
+                            "items": _closed(["artifactChanges"], artifactChanges=CHANGES),
+                        },
                     ),
                 },
             ),
@@ -128,14 +144,18 @@ def told(form: str, name: str, capsys: pytest.CaptureFixture[str], *words: str) 
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_errors(form: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+def test_errors(
+    form: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
     status, out = told(form, "wrong.scale", capsys)
     assert status == 1
     golden(f"diagnostics/errors.{form}", out)
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_warnings(form: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+def test_warnings(
+    form: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
     status, out = told(form, "right.scale", capsys)
     assert status == 0
     golden(f"diagnostics/warnings.{form}", out)
@@ -154,7 +174,9 @@ def test_positions_are_those_of_the_words(capsys: pytest.CaptureFixture[str]) ->
     for each in found:
         start, end = each["range"]["start"], each["range"]["end"]
         assert start["line"] == end["line"]
-        words[each["code"]] = WRONG.splitlines()[start["line"] - 1][start["column"] - 1 : end["column"] - 1]
+        words[each["code"]] = WRONG.splitlines()[start["line"] - 1][
+            start["column"] - 1 : end["column"] - 1
+        ]
     assert words == {"E0510": "vocab", "E0401": "wamup"}
 
 
@@ -172,10 +194,16 @@ def test_sarif_is_as_its_schema_says(name: str, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["wrong.scale", "right.scale", "none.scale"])
-def test_sarif_is_as_the_schema_of_oasis_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole schema, which a package of npm has; the part of it above is the same for all that it names."""
+def test_sarif_is_as_the_schema_of_oasis_says(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole schema, which a package of npm has; the part of it above is the same for all
+    that it names.
+    """
     schema = json.loads(
-        (modules() / "@microsoft" / "jest-sarif" / "lib" / "schemas" / "sarif-2.1.0-rtm.5.json").read_text()
+        (
+            modules() / "@microsoft" / "jest-sarif" / "lib" / "schemas" / "sarif-2.1.0-rtm.5.json"
+        ).read_text()
     )
     Draft4Validator.check_schema(schema)
     log = json.loads(told("sarif", name, capsys)[1])
@@ -187,7 +215,9 @@ def test_sarif_is_as_the_schema_of_oasis_says(name: str, capsys: pytest.CaptureF
 def test_a_file_as_a_whole_has_no_range(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = json.loads(told("json", "none.scale", capsys)[1])["diagnostics"]
     assert (found["code"], found["file"], "range" in found) == ("E0101", "none.scale", False)
-    assert told("github", "none.scale", capsys)[1].startswith("::error file=none.scale,title=E0101%3A ")
+    assert told("github", "none.scale", capsys)[1].startswith(
+        "::error file=none.scale,title=E0101%3A "
+    )
 
 
 def test_compile_writes_and_tells_no_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +229,10 @@ def test_compile_writes_and_tells_no_more(folder: Path, capsys: pytest.CaptureFi
 
 def test_must_fit(capsys: pytest.CaptureFixture[str]) -> None:
     status, out = told("json", "right.scale", capsys, "check", "--must-fit")
-    assert (status, [each["code"] for each in json.loads(out)["diagnostics"]]) == (1, ["W0916", "W0915"])
+    assert (status, [each["code"] for each in json.loads(out)["diagnostics"]]) == (
+        1,
+        ["W0916", "W0915"],
+    )
 
 
 WORDS = st.text(st.sampled_from("%%:,\r\n=;25aA0D\u2028é😀"))
@@ -218,11 +251,14 @@ def test_a_workflow_command_is_one_line_that_reads_back(path: str, message: str,
     command, _, rest = info.partition(" ")
     assert command == "error"
     properties = {
-        key: unescaped(value, COLON, COMMA) for key, value in (each.split("=", 1) for each in rest.split(","))
+        key: unescaped(value, COLON, COMMA)
+        for key, value in (each.split("=", 1) for each in rest.split(","))
     }
     place = {"line": "1", "endLine": "1", "col": "3", "endColumn": "6"}
     assert properties == {"file": path, **place, "title": f"E0104: {CODES['E0104']}"}
-    assert unescaped(data) == "\n".join((message, "note: seen", *([f"help: {help}"] if help else [])))
+    assert unescaped(data) == "\n".join(
+        (message, "note: seen", *([f"help: {help}"] if help else []))
+    )
 
 
 COLON, COMMA = ("%3A", ":"), ("%2C", ",")
@@ -238,6 +274,11 @@ def unescaped(text: str, *more: tuple[str, str]) -> str:
 def test_any_diagnostic_has_a_form(message: str, path: str, note: str) -> None:
     """A path may have bytes that are no text."""
     span = Source(f"{path}\udcff", "ab\ncd").span(1, 4)
-    found = Diagnostic("W0916", f"m{message}", span, notes=(Note(span, f"n{note}"), Note(None, note)))
-    assert json.loads(FORMATS["json"]([found]))["diagnostics"][0]["range"]["end"] == {"line": 2, "column": 2}
+    found = Diagnostic(
+        "W0916", f"m{message}", span, notes=(Note(span, f"n{note}"), Note(None, note))
+    )
+    assert json.loads(FORMATS["json"]([found]))["diagnostics"][0]["range"]["end"] == {
+        "line": 2,
+        "column": 2,
+    }
     assert Draft202012Validator(SARIF).is_valid(json.loads(FORMATS["sarif"]([found])))

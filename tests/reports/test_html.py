@@ -1,4 +1,6 @@
-"""`scalec report`: its numbers are those of `scalec explain`, and the page is whole, small and needs nothing else."""
+"""`scalec report`: its numbers are those of `scalec explain`, and the page is whole, small and
+needs nothing else.
+"""
 
 import re
 from collections.abc import Callable
@@ -43,7 +45,9 @@ def page(*names: str) -> str:
 
 
 class Words(HTMLParser):
-    """The words of a page, a line for each element, and whether its elements are closed in order."""
+    """The words of a page, a line for each element, and whether its elements are closed in
+    order.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -114,7 +118,11 @@ def test_drawings_are_well_formed_and_no_words_leave_them(each: str) -> None:
     for drawing in drawings(page(each)):
         width = float(drawing.get("viewBox", "").split()[2])
         for text in drawing.iter(f"{SPACE}text"):
-            x, long, named = float(text.get("x", "")), len(text.text or "") * LETTER, text.get("class", "").split()
+            x, long, named = (
+                float(text.get("x", "")),
+                len(text.text or "") * LETTER,
+                text.get("class", "").split(),
+            )
             long *= 9.5 / 11 if "small" in named else 1
             left = x - long / 2 if "mid" in named else x - long if "end" in named else x
             assert left > -3, text.text
@@ -123,8 +131,15 @@ def test_drawings_are_well_formed_and_no_words_leave_them(each: str) -> None:
 
 def test_every_class_of_a_drawing_has_a_style(each: str) -> None:
     text = page(each)
-    used = {name for it in drawings(text) for shape in it.iter() for name in shape.get("class", "").split()}
-    assert used - {"drawing", "act", "s7", "p7"} <= {*re.findall(r"\.(\w+)", text.partition("</style>")[0])}
+    used = {
+        name
+        for it in drawings(text)
+        for shape in it.iter()
+        for name in shape.get("class", "").split()
+    }
+    assert used - {"drawing", "act", "s7", "p7"} <= {
+        *re.findall(r"\.(\w+)", text.partition("</style>")[0])
+    }
 
 
 @pytest.mark.parametrize("name", [*SEVERAL, "llama3_8b", "gemma2_9b", "mixtral_8x7b"])
@@ -149,7 +164,9 @@ def test_memory_is_that_of_explain(name: str) -> None:
     ],
 )
 def test_memory_is_drawn_in_time(name: str, parts: list[str]) -> None:
-    """A microbatch and the update, or a row, are as long as `explain time` says; moments follow each other."""
+    """A microbatch and the update, or a row, are as long as `explain time` says; moments follow
+    each other.
+    """
     of = plan(name)
     found = memory(of, pipeline(of))
     assert of.time
@@ -175,24 +192,34 @@ def test_memory_without_seconds_is_drawn_by_ops() -> None:
 
 def test_calls_are_those_of_explain(each: str) -> None:
     of = plan(each)
-    most = max((collectives(of.program, rank) for rank in places(of.program)), key=lambda it: sum(map(sent, it)))
+    most = max(
+        (collectives(of.program, rank) for rank in places(of.program)),
+        key=lambda it: sum(map(sent, it)),
+    )
     assert [call.sent for call in busiest(by_rank(of))] == [*map(sent, most)]
 
 
 def test_every_call_is_in_the_drawing(each: str) -> None:
-    """At its place, or in the table; of a pipeline those of other ranks too, at places where this one has none."""
+    """At its place, or in the table; of a pipeline those of other ranks too, at places where
+    this one has none.
+    """
     of = plan(each)
     ranks = by_rank(of)
     found, known = model.model(of.program, busiest(ranks), ranks), busiest(ranks)
     rows = [row for stretch in found.stretches for row in stretch.rows]
     drawn = [call for row in rows for call in (*row.calls, *row.back)]
-    sums = {use: sum(call.sent for call in known if call.use == use) for use in ("activations", "totals")}
+    sums = {
+        use: sum(call.sent for call in known if call.use == use)
+        for use in ("activations", "totals")
+    }
     if not of.program.pipeline:
         assert sum(call.sent for call in drawn) == sums["activations"]
-    assert {(it.value, it.where) for own in by_rank(of) for it in own if it.use == "activations"} >= {
-        (it.value, it.where) for it in drawn
-    }
-    assert sum(call.sent for call in found.state) == sum(call.sent for call in known) - sum(sums.values())
+    assert {
+        (it.value, it.where) for own in by_rank(of) for it in own if it.use == "activations"
+    } >= {(it.value, it.where) for it in drawn}
+    assert sum(call.sent for call in found.state) == sum(call.sent for call in known) - sum(
+        sums.values()
+    )
 
 
 def test_every_parameter_is_in_the_drawing(each: str) -> None:
@@ -210,7 +237,9 @@ def test_a_long_layer_is_drawn_in_parts_that_are_legible_on_paper() -> None:
     assert len(parts) == len(it.stretches) + 1
     assert max(heights) < 900
     assert [">layers_1 × 58, drawn once; continued<" in part for part in parts].count(True) == 1
-    assert len(re.findall(">contract", "".join(parts))) == len(re.findall(">contract", model.drawn(it, {}).svg("")))
+    assert len(re.findall(">contract", "".join(parts))) == len(
+        re.findall(">contract", model.drawn(it, {}).svg(""))
+    )
 
 
 def test_layers_of_two_dims_are_cut_into_stages_together() -> None:
@@ -234,7 +263,9 @@ def test_the_groups_of_a_mesh() -> None:
     found = mesh(plan("llama3_70b"), busiest(by_rank(plan("llama3_70b"))))
     dp, tp = found.groups
     assert (dp.axis, dp.crosses, dp.more) == ("dp", True, 60)
-    assert [(node.number, {*node.group}) for node in dp.nodes] == [(at, {8 * at, 8 * at + 4}) for at in range(4)]
+    assert [(node.number, {*node.group}) for node in dp.nodes] == [
+        (at, {8 * at, 8 * at + 4}) for at in range(4)
+    ]
     assert (tp.axis, tp.crosses, tp.more) == ("tp", False, 0)
     assert {*tp.nodes[0].group} == {*range(4)}
 
@@ -246,7 +277,12 @@ def test_notes_are_those_of_a_line_of_its_own_file_where_two_have_one_name(tmp_p
     own, used = texts(of, busiest(by_rank(of)))
     assert (own.name, used.name) == ("llama.scale", "models/llama.scale")
     assert not any(line.badge for line in own.lines)
-    assert {line.text.split()[0] for line in own.lines if line.notes} == {"mesh", "batch", "vocab,", "seq"}
+    assert {line.text.split()[0] for line in own.lines if line.notes} == {
+        "mesh",
+        "batch",
+        "vocab,",
+        "seq",
+    }
     same = plan("tiny_llama")
     assert used.lines == texts(same, busiest(by_rank(same)))[1].lines
 
@@ -269,7 +305,9 @@ def test_a_column_has_its_highest_point() -> None:
     assert columns([(0.0, 1), (0.1, 5), (0.2, 2), (0.9, 3)], 2) == [1, 3]
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = str(PLANS / "tiny_llama.scale")
     for options in ((), ("--no-verify",), ("-o", "tiny_llama.html", "--tokens", "15T")):

@@ -28,26 +28,37 @@ train {
 
 def warned(ranks: int, microbatches: int, order: str = "1f1b") -> list[Diagnostic]:
     """The warnings of a plan with these sizes."""
-    text = PLAN.replace("RANKS", f"{ranks}").replace("COUNT", f"{microbatches}").replace("ORDER", order)
+    text = (
+        PLAN.replace("RANKS", f"{ranks}")
+        .replace("COUNT", f"{microbatches}")
+        .replace("ORDER", order)
+    )
     return [*idle_pipeline(compile_plan(Source("plan.scale", text)))]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("times", [1, 1.5, 2, 3, 4, 5])
-def test_one_forward_one_backward_warns_below_two_microbatches_a_rank(ranks: int, times: float) -> None:
-    """Its bubble is (p - 1)/(m + p - 1) (arXiv 2006.09503): more than a third for p > 2 and m = p, not for m = 2p."""
+def test_one_forward_one_backward_warns_below_two_microbatches_a_rank(
+    ranks: int, times: float
+) -> None:
+    """Its bubble is (p - 1)/(m + p - 1) (arXiv 2006.09503): more than a third for p > 2 and m =
+    p, not for m = 2p.
+    """
     microbatches = int(ranks * times)
     expected = (ranks - 1) / (microbatches + ranks - 1)
     found = warned(ranks, microbatches)
     assert bool(found) == (expected > 1 / 3)
     if found:
         assert found[0].message == (
-            f"ranks of `pp` wait {expected:.0%} of the step: {ranks} ranks have only {microbatches} microbatches"
+            f"ranks of `pp` wait {expected:.0%} of the step: {ranks} ranks have only"
+            f" {microbatches} microbatches"
         )
 
 
 def test_the_help_has_the_shares_of_the_papers() -> None:
-    """With f = b = w = 1, p = m = 8: (p - 1)(f + b - w) beside 3m for zero bubbles, by its chunks for two of them."""
+    """With f = b = w = 1, p = m = 8: (p - 1)(f + b - w) beside 3m for zero bubbles, by its
+    chunks for two of them.
+    """
     ranks = microbatches = 8
     (found,) = warned(ranks, microbatches)
     enough = ENOUGH * ranks
@@ -56,7 +67,9 @@ def test_the_help_has_the_shares_of_the_papers() -> None:
     more, first, second = (found.help or "").split("\n")
     assert more.startswith("make at least 32 microbatches")
     assert more.endswith(f": {left:.0%}")
-    assert first.startswith(f"or write `schedule = interleaved_zero_bubble(chunks=2)`: {chunked:.0%}")
+    assert first.startswith(
+        f"or write `schedule = interleaved_zero_bubble(chunks=2)`: {chunked:.0%}"
+    )
     assert second.startswith("or write `schedule = ")
 
 
@@ -80,7 +93,9 @@ def test_stages_of_the_plan_are_kept() -> None:
 
 
 def test_messages_take_no_time() -> None:
-    """The rows of a plan have messages; those of a named schedule have none: both have the same bubble."""
+    """The rows of a plan have messages; those of a named schedule have none: both have the same
+    bubble.
+    """
     text = PLAN.replace("RANKS", "4").replace("COUNT", "4").replace("ORDER", "1f1b")
     program = compile_plan(Source("plan.scale", text))
     assert program.pipeline

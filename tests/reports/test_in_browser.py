@@ -1,4 +1,5 @@
-"""Pages in a real browser, where there is one: nothing leaves its place, no words cover others, all looks as before.
+"""Pages in a real browser, where there is one: nothing leaves its place, no words cover others, all
+looks as before.
 
 `SCALEC_BROWSER` names a Chromium that is not on the path.
 """
@@ -55,7 +56,13 @@ def page(name: str) -> str:
 
 
 def browse(path: Path, *options: str) -> str:
-    common = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={path.parent}/user")
+    common = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={path.parent}/user",
+    )
     line = [BROWSER, *common, *options, path.as_uri()]
     return subprocess.run(line, check=True, capture_output=True, text=True, timeout=120).stdout
 
@@ -67,7 +74,9 @@ def test_everything_is_in_its_place(name: str, size: str, tmp_path: Path) -> Non
     path.write_text(page(name).replace("</body>", LOOK), encoding="utf-8")
     dom = browse(path, f"--window-size={WIDTHS[size]},2000", "--dump-dom")
     (text,) = re.findall(r'data-found="([^"]*)"', dom)
-    found = json.loads(text.replace("&quot;", '"').replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+    found = json.loads(
+        text.replace("&quot;", '"').replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")
+    )
     assert found["wide"] <= WIDTHS[size]
     assert found["left"] == []
     assert found["over"] == []
@@ -75,18 +84,29 @@ def test_everything_is_in_its_place(name: str, size: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", PAGES)
-def test_pictures_look_as_before(name: str, scheme: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """By the brightness of squares of 20 pixels, from 0 to 9: fonts differ a little from one machine to another."""
-    path, golden = tmp_path / "page.html", ROOT / "tests" / "golden" / "report" / f"{name}.{scheme}.txt"
+def test_pictures_look_as_before(
+    name: str, scheme: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """By the brightness of squares of 20 pixels, from 0 to 9: fonts differ a little from one
+    machine to another.
+    """
+    path, golden = (
+        tmp_path / "page.html",
+        ROOT / "tests" / "golden" / "report" / f"{name}.{scheme}.txt",
+    )
     path.write_text(page(name), encoding="utf-8")
-    browse(path, *SCHEMES[scheme], "--window-size=1280,2000", f"--screenshot={tmp_path / 'shot.png'}")
+    browse(
+        path, *SCHEMES[scheme], "--window-size=1280,2000", f"--screenshot={tmp_path / 'shot.png'}"
+    )
     rows = ["".join(map(str, row)) for row in coarse(tmp_path / "shot.png")]
     if request.config.getoption("--update-golden"):
         golden.write_text("\n".join(rows) + "\n")
     before = golden.read_text().split()
     assert [len(row) for row in rows] == [len(row) for row in before]
     pairs = [
-        abs(int(a) - int(b)) for one, other in zip(rows, before, strict=True) for a, b in zip(one, other, strict=True)
+        abs(int(a) - int(b))
+        for one, other in zip(rows, before, strict=True)
+        for a, b in zip(one, other, strict=True)
     ]
     assert np.mean(np.array(pairs) > 1) < 0.02
 
@@ -112,7 +132,10 @@ def decoded(png: bytes) -> "np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
         data += part if kind == b"IDAT" else b""
         at += size + 12
     lines = np.frombuffer(zlib.decompress(data), np.uint8).reshape(height, width * channels + 1)
-    above, found = np.zeros((width, channels), np.uint8), np.zeros((height, width, channels), np.uint8)
+    above, found = (
+        np.zeros((width, channels), np.uint8),
+        np.zeros((height, width, channels), np.uint8),
+    )
     for row, line in enumerate(lines):
         above = found[row] = unfiltered(int(line[0]), line[1:].reshape(width, channels), above)
     return found
@@ -129,11 +152,17 @@ def unfiltered(
         return np.cumsum(line, axis=0, dtype=np.uint8)
     if kind == 2:
         return line + above
-    made, left, corner = line.astype(np.int64), np.zeros(line.shape[1], np.int64), np.zeros(line.shape[1], np.int64)
+    made, left, corner = (
+        line.astype(np.int64),
+        np.zeros(line.shape[1], np.int64),
+        np.zeros(line.shape[1], np.int64),
+    )
     for x, up in enumerate(above.astype(np.int64)):
         guess = left + up - corner
         far = np.abs(guess - np.array([left, up, corner]))
-        paeth = np.where((far[0] <= far[1]) & (far[0] <= far[2]), left, np.where(far[1] <= far[2], up, corner))
+        paeth = np.where(
+            (far[0] <= far[1]) & (far[0] <= far[2]), left, np.where(far[1] <= far[2], up, corner)
+        )
         left = made[x] = (made[x] + ((left + up) // 2 if kind == 3 else paeth)) % 256
         corner = up
     return made.astype(np.uint8)

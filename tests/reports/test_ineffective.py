@@ -1,4 +1,6 @@
-"""A setting changes the program, or a warning says that it has no effect: every setting, in plans of many kinds."""
+"""A setting changes the program, or a warning says that it has no effect: every setting, in
+plans of many kinds.
+"""
 
 import re
 from typing import Any
@@ -33,11 +35,18 @@ PLANS: dict[str, dict[str, str]] = {
 }
 
 SETTINGS: dict[tuple[str, str], tuple[dict[str, str], dict[str, str]]] = {
-    # the parts of a plan with the setting, and those of one without it, where that is not the plan itself
+    # the parts of a plan with the setting, and those of one without it, where that is not the plan
+    # itself
     ("Train", "seed"): ({"train": "seed = 3"}, {}),
     ("Train", "precision"): ({"train": "precision = bf16"}, {}),
-    ("Train", "master"): ({"train": "precision = fp16  master = bf16"}, {"train": "precision = fp16"}),
-    ("Train", "reduce"): ({"train": "precision = bf16  reduce = bf16"}, {"train": "precision = bf16"}),
+    ("Train", "master"): (
+        {"train": "precision = fp16  master = bf16"},
+        {"train": "precision = fp16"},
+    ),
+    ("Train", "reduce"): (
+        {"train": "precision = bf16  reduce = bf16"},
+        {"train": "precision = bf16"},
+    ),
     ("Train", "kernels"): ({"train": "kernels = triton"}, {}),
     ("Train", "compile"): ({"train": "compile = on"}, {}),
     ("Train", "gathered"): ({"train": "gathered = regather"}, {}),
@@ -62,9 +71,18 @@ SETTINGS: dict[tuple[str, str], tuple[dict[str, str], dict[str, str]]] = {
     ("Optimizer", "eps"): ({"optimizer": "eps = 1e-6"}, {}),
     ("Optimizer", "weight_decay"): ({"optimizer": "weight_decay = 0.1"}, {}),
     ("Optimizer", "clip"): ({"optimizer": "clip = 1"}, {}),
-    ("Optimizer", "group"): ({"optimizer": 'group norms { params = ["*norm*"]  lr_scale = 2 }'}, {}),
-    ("Schedule", "warmup"): ({"optimizer": "schedule = cosine(warmup=3)"}, {"optimizer": "schedule = cosine"}),
-    ("Schedule", "floor"): ({"optimizer": "schedule = cosine(floor=1e-4)"}, {"optimizer": "schedule = cosine"}),
+    ("Optimizer", "group"): (
+        {"optimizer": 'group norms { params = ["*norm*"]  lr_scale = 2 }'},
+        {},
+    ),
+    ("Schedule", "warmup"): (
+        {"optimizer": "schedule = cosine(warmup=3)"},
+        {"optimizer": "schedule = cosine"},
+    ),
+    ("Schedule", "floor"): (
+        {"optimizer": "schedule = cosine(floor=1e-4)"},
+        {"optimizer": "schedule = cosine"},
+    ),
     ("Data", "holdout"): ({"data": "data text { files = [python_stdlib]  holdout = 5% }"}, {}),
     ("Data", "as_is"): ({"data": "data text { files = [python_stdlib]  as_is = on }"}, {}),
     ("Data", "dtype"): (
@@ -72,8 +90,14 @@ SETTINGS: dict[tuple[str, str], tuple[dict[str, str], dict[str, str]]] = {
         {"data": 'data tokens { files = ["a"] }'},
     ),
     ("DataSet", "weight"): (
-        {"data": "data text { set a { files = [python_stdlib]  weight = 2 }  set b { files = [python_stdlib] } }"},
-        {"data": "data text { set a { files = [python_stdlib] }  set b { files = [python_stdlib] } }"},
+        {
+            "data": "data text { set a { files = [python_stdlib]  weight = 2 }  set b { files ="
+            " [python_stdlib] } }"
+        },
+        {
+            "data": "data text { set a { files = [python_stdlib] }  set b { files ="
+            " [python_stdlib] } }"
+        },
     ),
     ("DataSet", "holdout"): (
         {"data": "data text { set a { files = [python_stdlib]  holdout = 5% } }"},
@@ -82,7 +106,9 @@ SETTINGS: dict[tuple[str, str], tuple[dict[str, str], dict[str, str]]] = {
 }
 
 NOT_HERE = {
-    "seq global_batch microbatch steps lr kind optimizer data files schedule set": "every plan has them",
+    "seq global_batch microbatch steps lr kind optimizer data files schedule set": (
+        "every plan has them"
+    ),
     "separator masked mask_token": "a plan whose model does not take them is refused",
     "momentum": "a setting of sgd alone",
     "tokenizer": "there is one",
@@ -117,7 +143,9 @@ train {{
 
 
 def _compiled(plan: dict[str, str], change: dict[str, str]) -> tuple[str, str] | None:
-    """The program without comments and hashes, and all warnings; None for a plan that is refused."""
+    """The program without comments and hashes, and all warnings; None for a plan that is
+    refused.
+    """
     both = {**plan, **change}
     if "state" in plan and "state" in change:
         both["state"] = f"{plan['state']}  {change['state']}"
@@ -128,7 +156,9 @@ def _compiled(plan: dict[str, str], change: dict[str, str]) -> tuple[str, str] |
     except PlanError:
         return None
     text = re.sub(r"#.*|[0-9a-f]{12,}", "", text)
-    return re.sub(r'^""".*?"""', "", text, flags=re.DOTALL), "\n".join(each.message for each in advice(program))
+    return re.sub(r'^""".*?"""', "", text, flags=re.DOTALL), "\n".join(
+        each.message for each in advice(program)
+    )
 
 
 @pytest.mark.sample(1)
@@ -145,20 +175,28 @@ def test_a_setting_changes_the_program_or_is_said_to_have_no_effect(name: str) -
         has_effect = found[0] != plain[base][0]
         is_said = f"`{key}` has no effect" in found[1]
         where = f"{section}.{key} in {name}"
-        known = (section, key) in {("Train", "room")} and not is_said  # the memory account alone is another
+        # the memory account alone is another
+        known = (section, key) in {("Train", "room")} and not is_said
         known = known or (section, key) in SAVED
-        assert has_effect != is_said or known, f"{where}: the program {'changes' if has_effect else 'stays as it is'}"
+        assert has_effect != is_said or known, (
+            f"{where}: the program {'changes' if has_effect else 'stays as it is'}"
+        )
 
 
 SAVED = {("Train", "keep_every"), ("Train", "save_every"), ("Watch", "copies")}
-"""Settings that are numbers in any program: whether they act is up to the run, as the tests below say."""
+"""Settings that are numbers in any program: whether they act is up to the run, as the tests
+below say.
+"""
 
 
 def test_every_setting_of_a_run_is_tried_or_has_a_reason() -> None:
     excused = {name for names in NOT_HERE for name in names.split()}
     tried = {key for _, key in SETTINGS}
     sections = (Train, Flow, Watch, Optimizer, Schedule, Data, DataSet)
-    settings = {field.key for section in sections for field in fields_of(section)} - {"name", "group"}
+    settings = {field.key for section in sections for field in fields_of(section)} - {
+        "name",
+        "group",
+    }
     assert settings - tried - excused == set()
     assert tried & excused == set()
 
@@ -171,21 +209,38 @@ WITHOUT: dict[str, tuple[str, dict[str, str]]] = {
     "save_every, before the end": ("", {"train": "save_every = 29"}),
     "copies on one rank": ("copies", {"extra": "watch { copies every 2 }"}),
     "copies on two ranks": ("", {"extra": "watch { copies every 2 }", "mesh": "dp = 2"}),
-    "a group like the optimizer": ("group norms", {"optimizer": 'group norms { params = ["*norm*"] }'}),
+    "a group like the optimizer": (
+        "group norms",
+        {"optimizer": 'group norms { params = ["*norm*"] }'},
+    ),
     "a group with the same decay": (
         "group norms",
-        {"optimizer": 'weight_decay = 0.1  group norms { params = ["*norm*"]  weight_decay = 0.1 }'},
+        {
+            "optimizer": (
+                'weight_decay = 0.1  group norms { params = ["*norm*"]  weight_decay = 0.1 }'
+            )
+        },
     ),
     "a group with another decay": (
         "",
-        {"optimizer": 'weight_decay = 0.1  group norms { params = ["*norm*"]  weight_decay = 0.0 }'},
+        {
+            "optimizer": (
+                'weight_decay = 0.1  group norms { params = ["*norm*"]  weight_decay = 0.0 }'
+            )
+        },
     ),
     "a holdout that each set has": (
         "holdout",
         {"data": "data text { holdout = 5%  set a { files = [python_stdlib]  holdout = 1% } }"},
     ),
-    "a holdout that a set takes": ("", {"data": "data text { holdout = 5%  set a { files = [python_stdlib] } }"}),
-    "the weight of one set": ("weight", {"data": "data text { set a { files = [python_stdlib]  weight = 2 } }"}),
+    "a holdout that a set takes": (
+        "",
+        {"data": "data text { holdout = 5%  set a { files = [python_stdlib] } }"},
+    ),
+    "the weight of one set": (
+        "weight",
+        {"data": "data text { set a { files = [python_stdlib]  weight = 2 } }"},
+    ),
 }
 
 

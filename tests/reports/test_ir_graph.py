@@ -1,4 +1,6 @@
-"""`scalec ir --graph`: nodes and edges of every level, in formats that networkx reads back; imported when asked."""
+"""`scalec ir --graph`: nodes and edges of every level, in formats that networkx reads back;
+imported when asked.
+"""
 
 import json
 import re
@@ -37,7 +39,12 @@ def test_every_op_is_a_node_and_every_use_an_edge(plan: str, stage: str) -> None
 
 def test_a_repeat_is_a_cycle_through_its_node_and_without_regions_there_is_none() -> None:
     graph = ir_graph(program("tiny_llama", "resolve"))
-    regions = {node for node, parent in graph.nodes(data="parent") for node in (parent,) if node is not None}
+    regions = {
+        node
+        for node, parent in graph.nodes(data="parent")
+        for node in (parent,)
+        if node is not None
+    }
     assert {graph.nodes[node]["label"] for node in regions} == {"model", "repeat layers"}
     assert not nx.is_directed_acyclic_graph(graph)
     graph.remove_nodes_from(regions)
@@ -47,27 +54,38 @@ def test_a_repeat_is_a_cycle_through_its_node_and_without_regions_there_is_none(
 def test_a_buffer_is_a_node() -> None:
     graph = ir_graph(program("deepseek_v3", "resolve"))
     (bias,) = (node for node, kind in graph.nodes(data="kind") if kind == "buffer")
-    assert graph.nodes[bias] == {"kind": "buffer", "label": "buffer r_bias", "line": "models/deepseek_v3.scale:43"}
+    assert graph.nodes[bias] == {
+        "kind": "buffer",
+        "label": "buffer r_bias",
+        "line": "models/deepseek_v3.scale:43",
+    }
     assert {graph.nodes[to]["label"] for to in graph.successors(bias)} >= {"repeat layers_1"}
 
 
 def test_an_edge_says_what_it_carries_and_how_it_enters() -> None:
     graph = ir_graph(program("tiny_llama", "resolve"))
     kind = dict(graph.nodes(data="kind"))
-    found = {(kind[a], kind[b], edge["value"], edge["type"], edge["role"]) for a, b, edge in graph.edges(data=True)}
+    found = {
+        (kind[a], kind[b], edge["value"], edge["type"], edge["role"])
+        for a, b, edge in graph.edges(data=True)
+    }
     assert ("embedding", "repeat", "x", "f32[batch, seq, hidden]", "carry") in found
     assert ("leaf", "repeat", "norm1.1", "f32[layers, hidden]", "each") in found
 
 
 def plain(graph: Any) -> tuple[Any, Any]:
     """A graph's nodes and edges with what they say."""
-    return dict(graph.nodes(data=True)), sorted((a, b, *sorted(edge.items())) for a, b, edge in graph.edges(data=True))
+    return dict(graph.nodes(data=True)), sorted(
+        (a, b, *sorted(edge.items())) for a, b, edge in graph.edges(data=True)
+    )
 
 
 def test_json_and_graphml_read_back_to_the_same_graph() -> None:
     of = program("tiny_pipeline")
     graph = ir_graph(of)
-    assert plain(nx.node_link_graph(json.loads(print_graph(of, "json")), edges="edges")) == plain(graph)
+    assert plain(nx.node_link_graph(json.loads(print_graph(of, "json")), edges="edges")) == plain(
+        graph
+    )
     read = nx.parse_graphml(print_graph(of, "graphml"), node_type=int, force_multigraph=True)
     assert plain(read) == plain(graph)
 
@@ -106,5 +124,7 @@ for plan in ({str(TINY)!r}, {str(PLANS / "tiny_pipeline.scale")!r}):
     assert main(["ir", plan]) == 0
     assert main(["explain", "memory", plan]) == 0
 """
-    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr

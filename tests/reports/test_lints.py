@@ -60,7 +60,12 @@ def test_answers_in_sight(
     (tmp_path / "m.scale").write_text(PLAN.replace(before, after, 1) if before else PLAN)
     assert main(["check", str(tmp_path / "m.scale")]) == 0
     said = capsys.readouterr().err
-    assert said.startswith("warning[W0902]: a bidirectional model can see the tokens that it must predict") == warned
+    assert (
+        said.startswith(
+            "warning[W0902]: a bidirectional model can see the tokens that it must predict"
+        )
+        == warned
+    )
     assert bool(said) == warned
 
 
@@ -99,9 +104,10 @@ def test_what_stages_do_once_a_step(
     (tmp_path / "m.scale").write_text(STAGED.replace("STATE", state))
     assert main(["check", str(tmp_path / "m.scale")]) == 0
     said = capsys.readouterr().err
-    assert ("warning[W0906]: pipeline stages keep unsharded gradients and reduce them once per step" in said) == bool(
-        kinds
-    )
+    assert (
+        "warning[W0906]: pipeline stages keep unsharded gradients and reduce them once per step"
+        in said
+    ) == bool(kinds)
     assert (f"help: write `{kinds} over dp`, which is what the program does" in said) == bool(kinds)
     assert ("and resharded after a stage" in said) == freed
 
@@ -142,22 +148,36 @@ train {
         (32, "gpu = rtx_5090", ""),
     ],
 )
-def test_few_rows(seq: int, cluster: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_rows(
+    seq: int, cluster: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The choices of both ranks' tokens, two of each, are those of 8 experts."""
-    text = ROUTED.replace("SEQ", str(seq)).replace("CLUSTER", cluster).replace("RULES", "experts over dp")
+    text = (
+        ROUTED.replace("SEQ", str(seq))
+        .replace("CLUSTER", cluster)
+        .replace("RULES", "experts over dp")
+    )
     (tmp_path / "m.scale").write_text(text)
     assert main(["check", str(tmp_path / "m.scale")]) == 0
     err = capsys.readouterr().err.split("\n")[0]
-    assert err == (f"warning[W0905]: each expert gets {said} of a microbatch on average" if said else "")
+    assert err == (
+        f"warning[W0905]: each expert gets {said} of a microbatch on average" if said else ""
+    )
 
 
 @pytest.mark.parametrize(("rules", "said"), [("experts over dp", ""), ("", "`room` has no effect")])
-def test_room_of_nothing(rules: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "m.scale").write_text(ROUTED.replace("SEQ", "128").replace("CLUSTER", "").replace("RULES", rules))
+def test_room_of_nothing(
+    rules: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.scale").write_text(
+        ROUTED.replace("SEQ", "128").replace("CLUSTER", "").replace("RULES", rules)
+    )
     assert main(["check", str(tmp_path / "m.scale")]) == 0
     assert said in capsys.readouterr().err
     assert main(["check", str(tmp_path / "m.scale"), "--must-fit"]) == 1  # no GPU is named
-    (tmp_path / "m.scale").write_text(PLAN.replace("steps = 1", "steps = 1  room = 2").replace("full", "causal"))
+    (tmp_path / "m.scale").write_text(
+        PLAN.replace("steps = 1", "steps = 1  room = 2").replace("full", "causal")
+    )
     assert main(["check", str(tmp_path / "m.scale")]) == 0
     assert "warning[W0912]: `room` has no effect" in capsys.readouterr().err
     (tmp_path / "m.scale").write_text(PLAN.replace("steps = 1", "steps = 1  room = 0.9"))

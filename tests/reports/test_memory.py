@@ -72,7 +72,9 @@ def check_report(program: Program) -> None:
 
 
 def check_walk(program: Program) -> None:
-    """When backward begins, memory has what the table lists: the walk over ops agrees with the list of tensors."""
+    """When backward begins, memory has what the table lists: the walk over ops agrees with the
+    list of tensors.
+    """
     if not program.pipeline:
         most = max(moment.kept for moment in over_microbatch(program))
         assert most == account(program).activations

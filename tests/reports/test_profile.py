@@ -1,4 +1,6 @@
-"""Profiled steps beside the prediction: whose they are, that nothing is lost, and where nothing is compared."""
+"""Profiled steps beside the prediction: whose they are, that nothing is lost, and where nothing
+is compared.
+"""
 
 import json
 from pathlib import Path
@@ -30,7 +32,10 @@ def _profile(folder: Path, *ranks: int, device: str = "cuda") -> Path:
     """Each rank takes as much longer as its number says."""
     folder.mkdir()
     for rank in ranks:
-        lines = {line: {kind: time * (1 + rank) for kind, time in kinds.items()} for line, kinds in LINES.items()}
+        lines = {
+            line: {kind: time * (1 + rank) for kind, time in kinds.items()}
+            for line, kinds in LINES.items()
+        }
         sums = {"device": device, "steps": 3, "seconds": 0.068 * (1 + rank), "lines": lines}
         (folder / f"rank{rank:05}-lines.json").write_text(json.dumps(sums))
     return folder
@@ -43,18 +48,24 @@ def test_lines_add_up_to_what_was_measured_and_predicted(tmp_path: Path) -> None
     assert profile
     assert profile.seconds == pytest.approx(0.068 * 2)
     lines = beside(profile, found.step)
-    assert sum(line.measured.get(kind, 0.0) for line in lines for kind in KINDS) == pytest.approx(profile.seconds)
+    assert sum(line.measured.get(kind, 0.0) for line in lines for kind in KINDS) == pytest.approx(
+        profile.seconds
+    )
     assert sum(sum(line.predicted.values()) for line in lines) == pytest.approx(found.step.seconds)
     assert [line.name for line in lines] == ["llama.scale:28", "llama.scale:22", ELSEWHERE]
     ffn = sum(
-        time for (kind, line), time in found.step.spent.items() if line == "llama.scale:28" and kind[:7] == "exposed"
+        time
+        for (kind, line), time in found.step.spent.items()
+        if line == "llama.scale:28" and kind[:7] == "exposed"
     )
     assert lines[0].predicted["exposed"] == pytest.approx(ffn)
     assert lines[-1].measured == pytest.approx({"compute": 0.004, "exposed": 0.0, "idle": 0.002})
 
 
 def test_of_a_pipeline_those_ranks_count_that_are_predicted(tmp_path: Path) -> None:
-    """Its axis is the outermost of pp 2, dp 2, tp 2: the second half of the ranks are the second place's."""
+    """Its axis is the outermost of pp 2, dp 2, tp 2: the second half of the ranks are the
+    second place's.
+    """
     program = compile_plan(_source("tiny_pipeline"))
     assert ranks_at(program, 1) == [4, 5, 6, 7]
     assert ranks_at(compile_plan(_source("tiny_llama")), None) == []
@@ -82,7 +93,9 @@ def test_a_person_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert out[-1].split()[2:4] == ["36.0", "ms"]
 
 
-@pytest.mark.parametrize(("cluster", "device"), [("", "cuda"), ("cluster { gpu = h100_sxm }", "cpu")])
+@pytest.mark.parametrize(
+    ("cluster", "device"), [("", "cuda"), ("cluster { gpu = h100_sxm }", "cpu")]
+)
 def test_nothing_is_compared_on_another_device(
     cluster: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

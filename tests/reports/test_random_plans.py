@@ -26,7 +26,11 @@ CLUSTER = "\ncluster { gpu = h100_sxm }\n"
 @settings(max_examples=300)
 @given(drafts())
 def test_all_is_told_of_random_plans(plan: str) -> None:
-    document = compiled(typed(None, Source(str(ROOT / "plan.scale"), plan if "cluster {" in plan else plan + CLUSTER)))
+    document = compiled(
+        typed(
+            None, Source(str(ROOT / "plan.scale"), plan if "cluster {" in plan else plan + CLUSTER)
+        )
+    )
     if not document.facts:
         assert told(document)
         return

@@ -1,4 +1,6 @@
-"""`scalec explain time --trace` and `--critical`: the predicted step as a trace, and its critical path."""
+"""`scalec explain time --trace` and `--critical`: the predicted step as a trace, and its
+critical path.
+"""
 
 import json
 from pathlib import Path
@@ -52,9 +54,34 @@ RECORDED = {
         {"ph": "M", "pid": 7, "name": "process_name", "ts": 0, "args": {"name": "python"}},
         {"ph": "M", "pid": 7, "tid": 1, "name": "thread_name", "ts": 0, "args": {"name": "main"}},
         {"ph": "X", "cat": "cpu_op", "pid": 7, "tid": 1, "name": "early", "ts": 150.0, "dur": 9.0},
-        {"ph": "X", "cat": "user_annotation", "pid": 7, "tid": 1, "name": "step 3", "ts": 100.0, "dur": 90.0},
-        {"ph": "X", "cat": "user_annotation", "pid": 7, "tid": 1, "name": "step 4", "ts": 200.0, "dur": 90.0},
-        {"ph": "X", "cat": "kernel", "pid": 0, "tid": 2, "name": "gemm", "ts": 220.5, "dur": 9.0, "args": {}},
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "pid": 7,
+            "tid": 1,
+            "name": "step 3",
+            "ts": 100.0,
+            "dur": 90.0,
+        },
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "pid": 7,
+            "tid": 1,
+            "name": "step 4",
+            "ts": 200.0,
+            "dur": 90.0,
+        },
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "pid": 0,
+            "tid": 2,
+            "name": "gemm",
+            "ts": 220.5,
+            "dur": 9.0,
+            "args": {},
+        },
     ]
 }
 
@@ -79,13 +106,29 @@ def test_only_traces_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[
     traced("llama3_70b.scale", path)
     traced("llama3_70b.scale", path)
     path.write_text("mine")
-    assert main(["explain", "time", str(PLANS / "llama3_70b.scale"), "--no-advice", "--trace", str(path)]) == 2
+    assert (
+        main(
+            [
+                "explain",
+                "time",
+                str(PLANS / "llama3_70b.scale"),
+                "--no-advice",
+                "--trace",
+                str(path),
+            ]
+        )
+        == 2
+    )
     assert "was not written by scalec" in capsys.readouterr().err
     assert path.read_text() == "mine"
 
 
-def test_the_critical_path_has_the_lines_that_make_the_step_long(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 405 billion parameters that 2,048 ranks reduce, nearly all of the path is their reduction."""
+def test_the_critical_path_has_the_lines_that_make_the_step_long(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 405 billion parameters that 2,048 ranks reduce, nearly all of the path is their
+    reduction.
+    """
     assert main(["explain", "time", str(PLANS / "llama3_405b.scale"), "--critical"]) == 0
     head, first, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["critical", "path", "seconds", "share", "slack"]

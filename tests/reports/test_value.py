@@ -16,15 +16,24 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_value_and_parameters(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
-    said = (f"# {name}\n\n{printed(capsys, 'explain', name, TINY)}" for name in ("x", "q", "wq", "norm1"))
+def test_a_value_and_parameters(
+    capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
+    said = (
+        f"# {name}\n\n{printed(capsys, 'explain', name, TINY)}"
+        for name in ("x", "q", "wq", "norm1")
+    )
     golden("explained_values.txt", "\n".join(said))
 
 
 @pytest.mark.parametrize(("name", "plan"), [("x", "llama3_8b"), ("wo", "mixtral_8x7b")])
-def test_seconds_are_told_where_they_are_known(name: str, plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seconds_are_told_where_they_are_known(
+    name: str, plan: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of each call, in a pipeline too."""
-    _, _, table = printed(capsys, "explain", name, str(PLANS / f"{plan}.scale")).partition("coercion  ")
+    _, _, table = printed(capsys, "explain", name, str(PLANS / f"{plan}.scale")).partition(
+        "coercion  "
+    )
     calls = [line for line in table.splitlines() if " × " in line]
     assert calls
     assert all(" ms  " in line for line in calls)
@@ -48,5 +57,8 @@ def test_a_value_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_a_pass_changes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "ir", TINY, "--diff", "insert_collectives").splitlines()
     assert lines[:2] == ["--- after choose_layout", "+++ after insert_collectives"]
-    assert any(line.startswith("+    a.1:") and "coerce(a) <axes=[tp], from=S(seq), to=R>" in line for line in lines)
+    assert any(
+        line.startswith("+    a.1:") and "coerce(a) <axes=[tp], from=S(seq), to=R>" in line
+        for line in lines
+    )
     assert printed(capsys, "ir", TINY, "--diff", "divide_stages") != ""

@@ -1,7 +1,9 @@
-"""Messages that begin as one: the same at both ends, in an order that cannot deadlock where groups wait for each other.
+"""Messages that begin as one: the same at both ends, in an order that cannot deadlock where groups
+wait for each other.
 
-Purpose: the compiler's groups, and its refusal of others, against a replay of its own that knows neither.
-Non-goals: how a rank reads them (`tests/runtime/pipeline/test_executor_message_groups.py`).
+Purpose: the compiler's groups, and its refusal of others, against a replay of its own that knows
+neither.  Non-goals: how a rank reads them
+(`tests/runtime/pipeline/test_executor_message_groups.py`).
 """
 
 from collections import Counter
@@ -46,9 +48,11 @@ def batches(schedule: Schedule) -> list[list[Group]]:
 
 
 def sound(schedule: Schedule) -> bool:
-    """Whether groups are the same at both ends, and all get done, each when it is the next of both its ranks.
+    """Whether groups are the same at both ends, and all get done, each when it is the next of both
+    its ranks.
 
-    NCCL does what a rank begins one after the other, and a group when both its ranks have come to it.
+    NCCL does what a rank begins one after the other, and a group when both its ranks have come to
+    it.
     """
     rest = batches(schedule)
     if any(count != 2 for count in Counter(group for row in rest for group in row).values()):
@@ -72,7 +76,9 @@ def test_groups_of_all_schedules_are_mirrored_and_cannot_hang(ranks: int) -> Non
 
 
 @given(schedule=orders(), data=st.data())
-def test_groups_of_any_rows_are_mirrored_and_cannot_hang(schedule: Schedule, data: st.DataObject) -> None:
+def test_groups_of_any_rows_are_mirrored_and_cannot_hang(
+    schedule: Schedule, data: st.DataObject
+) -> None:
     sent = with_messages(schedule, data.draw(durations(schedule.stages)))
     assert sound(sent)
     assert sound(sent.forwards)
@@ -81,7 +87,9 @@ def test_groups_of_any_rows_are_mirrored_and_cannot_hang(schedule: Schedule, dat
 
 
 @given(schedule=orders(), data=st.data())
-def test_the_check_refuses_exactly_the_groups_that_a_replay_does(schedule: Schedule, data: st.DataObject) -> None:
+def test_the_check_refuses_exactly_the_groups_that_a_replay_does(
+    schedule: Schedule, data: st.DataObject
+) -> None:
     """Any neighbouring messages of a row as a group, and on the other rank likewise, or not."""
     sent = with_messages(schedule, data.draw(durations(schedule.stages)))
     groups: list[Row] = []
@@ -110,6 +118,7 @@ def test_a_group_at_one_end_alone_is_refused() -> None:
     (problem,) = problems(evolve(steady, groups=(here,)))
     assert (problem.rank, problem.cell) == (0, steady.rows[0].index(here[0]))
     assert problem.why == (
-        "`0SEND_F2`, `0RECV_B1` begin as one, which are not neighbours in two rows that begin them so"
+        "`0SEND_F2`, `0RECV_B1` begin as one, which are not neighbours in two rows that begin"
+        " them so"
     )
     assert not problems(evolve(steady, groups=(here, there)))

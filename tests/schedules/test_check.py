@@ -25,7 +25,12 @@ def corrupted(schedule: Schedule, rank: int, at: int, *instead: Action) -> Sched
     """The schedule with other actions in place of one cell."""
     row = schedule.rows[rank]
     return evolve(
-        schedule, rows=(*schedule.rows[:rank], (*row[:at], *instead, *row[at + 1 :]), *schedule.rows[rank + 1 :])
+        schedule,
+        rows=(
+            *schedule.rows[:rank],
+            (*row[:at], *instead, *row[at + 1 :]),
+            *schedule.rows[rank + 1 :],
+        ),
     )
 
 
@@ -81,11 +86,17 @@ def test_wrong_work_is_found(schedule: Schedule, pick: int, work: Work) -> None:
 
 
 def _assert_wrong(schedule: Schedule, rank: int, at: int, wrong: Action) -> None:
-    """The wrong action is found where it stands; where another cell does a part of the same, the later of both is."""
+    """The wrong action is found where it stands; where another cell does a part of the same,
+    the later of both is.
+    """
     right = schedule.rows[rank][at]
     assume(wrong != right)
     cells = found(corrupted(schedule, rank, at, wrong))
-    same = {other for other, action in enumerate(schedule.rows[rank]) if other != at and _shares(action, wrong)}
+    same = {
+        other
+        for other, action in enumerate(schedule.rows[rank])
+        if other != at and _shares(action, wrong)
+    }
     reported = {(rank, max(at, other)) for other in same}
     if _shares(right, wrong):  # a part of it, or it and another cell's part
         assert cells <= reported | {(rank, None)}
@@ -98,11 +109,15 @@ def _assert_wrong(schedule: Schedule, rank: int, at: int, wrong: Action) -> None
 
 def _shares(a: Action, b: Action) -> bool:
     parts = {Work.FORWARD: "F", Work.BACKWARD: "IW", Work.INPUT: "I", Work.WEIGHT: "W"}
-    return (a.stage, a.microbatch) == (b.stage, b.microbatch) and bool(set(parts[a.work]) & set(parts[b.work]))
+    return (a.stage, a.microbatch) == (b.stage, b.microbatch) and bool(
+        set(parts[a.work]) & set(parts[b.work])
+    )
 
 
 @given(orders(), PICK)
-def test_swapped_cells_are_found_if_the_later_needs_the_earlier(schedule: Schedule, pick: int) -> None:
+def test_swapped_cells_are_found_if_the_later_needs_the_earlier(
+    schedule: Schedule, pick: int
+) -> None:
     dependent = [
         (rank, a, b)
         for rank, row in enumerate(schedule.rows)
@@ -114,11 +129,16 @@ def test_swapped_cells_are_found_if_the_later_needs_the_earlier(schedule: Schedu
     first, second = schedule.rows[rank][a], schedule.rows[rank][b]
     (problem,) = problems(corrupted(corrupted(schedule, rank, a, second), rank, b, first))
     assert (problem.rank, problem.cell) == (rank, a)
-    assert problem.why == f"`{second}` (rank {rank}, cell {a}) waits for `{first}` (rank {rank}, cell {b})"
+    assert (
+        problem.why
+        == f"`{second}` (rank {rank}, cell {a}) waits for `{first}` (rank {rank}, cell {b})"
+    )
 
 
 @given(orders(), PICK, PICK)
-def test_any_swap_is_either_harmless_or_found_where_rows_wait(schedule: Schedule, pick: int, other: int) -> None:
+def test_any_swap_is_either_harmless_or_found_where_rows_wait(
+    schedule: Schedule, pick: int, other: int
+) -> None:
     """Against a check of another kind: whether the graph of all waits has a circle."""
     rank, a, _ = cell(schedule, pick)
     b = other % len(schedule.rows[rank])
@@ -130,8 +150,13 @@ def test_any_swap_is_either_harmless_or_found_where_rows_wait(schedule: Schedule
 
 
 def _has_circle(schedule: Schedule) -> bool:
-    makers: dict[Value | None, Action] = {made_by(action): action for _, _, action in schedule.cells()}
-    before = {action: {makers[value] for value in needs(action, schedule.stages)} for _, _, action in schedule.cells()}
+    makers: dict[Value | None, Action] = {
+        made_by(action): action for _, _, action in schedule.cells()
+    }
+    before = {
+        action: {makers[value] for value in needs(action, schedule.stages)}
+        for _, _, action in schedule.cells()
+    }
     for row in schedule.rows:
         for first, second in pairwise(row):
             before[second].add(first)
@@ -159,7 +184,9 @@ def test_two_circles_are_two_problems() -> None:
 
 
 def test_each_rank_lacks_its_own() -> None:
-    assert [(problem.rank, problem.why) for problem in problems(parsed((0, 1, 5), 3, "0F0 0I0", ""))] == [
+    assert [
+        (problem.rank, problem.why) for problem in problems(parsed((0, 1, 5), 3, "0F0 0I0", ""))
+    ] == [
         (0, "the row lacks `0W0`, `0F1`, `0B1`, `0F2` and 1 more"),
         (1, "the row lacks `1F0`, `1B0`, `1F1`, `1B1` and 2 more"),
         (5, "the row lacks `2F0`, `2B0`, `2F1`, `2B1` and 2 more"),
@@ -196,7 +223,10 @@ def test_a_stage_of_another_rank_is_told_whose_it_is() -> None:
 
 def test_time_grows_linearly_with_actions() -> None:
     """4 times the microbatches take about 4 times as long, not 16, by the processor's clock."""
-    few, many = (min(_seconds(one_f_one_b(8, microbatches, 4)) for _ in range(3)) for microbatches in (64, 256))
+    few, many = (
+        min(_seconds(one_f_one_b(8, microbatches, 4)) for _ in range(3))
+        for microbatches in (64, 256)
+    )
     assert many < 8 * few
 
 

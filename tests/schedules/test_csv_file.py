@@ -50,7 +50,9 @@ def test_we_read_torchs(name: str, ranks: int, microbatches: int, tmp_path: Path
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
 @pytest.mark.parametrize("name", torch_orders.SEVERAL)
 def test_rows_with_messages(name: str, ranks: int, microbatches: int, tmp_path: Path):
-    """Torch's rows with messages are read, but for what it does to weights; torch reads these as we write them."""
+    """Torch's rows with messages are read, but for what it does to weights; torch reads these
+    as we write them.
+    """
     chunks = SCHEDULES[name].chunks
     theirs = torch_orders.schedule(name, ranks, microbatches, chunks)
     theirs._dump_csv(tmp_path / "theirs.csv", format="compute_comms")

@@ -1,7 +1,8 @@
-"""Made schedules against the least time that a solver proves: equal in all small cases, and by how much not in larger.
+"""Made schedules against the least time that a solver proves: equal in all small cases, and by how
+much not in larger.
 
-Small is what the search goes through without dropping anything that could be better: 2 and 3 ranks, 1 and 2 stages on
-each, 1 to 4 microbatches.
+Small is what the search goes through without dropping anything that could be better: 2 and 3 ranks,
+1 and 2 stages on each, 1 to 4 microbatches.
 """
 
 import random
@@ -20,11 +21,18 @@ Case = tuple[tuple[int, ...], int, Times, MemoryBudget]
 
 
 def alike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
-    """Stages that are the same, with and without time for messages, from the least memory to any."""
+    """Stages that are the same, with and without time for messages, from the least memory to
+    any.
+    """
     stage_to_rank = tuple(range(ranks)) * chunks
     for (f, b, w, comm), more in product(((1, 1, 1, 0), (2, 3, 1, 1)), (0, 1, 2, inf)):
         times = Times.uniform(len(stage_to_rank), f, b, w, comm)
-        yield stage_to_rank, microbatches, times, MemoryBudget.counted(ranks, len(stage_to_rank), chunks + more)
+        yield (
+            stage_to_rank,
+            microbatches,
+            times,
+            MemoryBudget.counted(ranks, len(stage_to_rank), chunks + more),
+        )
 
 
 def unlike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
@@ -38,7 +46,10 @@ def unlike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
     for _ in range(4):
         times = Times(row(1, 3), row(1, 3), row(1, 3), draw.choice((0, 1, 2)))
         keeps = Keeps(row(2, 4), row(0, 2))
-        bounds = (least(stage_to_rank, rank, keeps) + draw.choice((0, 1, 3, 6, inf)) for rank in range(ranks))
+        bounds = (
+            least(stage_to_rank, rank, keeps) + draw.choice((0, 1, 3, 6, inf))
+            for rank in range(ranks)
+        )
         yield stage_to_rank, microbatches, times, MemoryBudget(tuple(bounds), keeps)
 
 
@@ -59,13 +70,23 @@ def test_the_solver_knows_what_is_proved_by_hand() -> None:
     """One microbatch goes there and back; several with the memory of one, one after the other."""
     times = Times((1, 2), (3, 4), (5, 6), send=10)
     assert optimum((0, 1), 1, times, MemoryBudget.counted(2, 2, inf)) == 1 + 10 + 2 + 4 + 10 + 3 + 5
-    assert optimum((0, 1), 2, times, MemoryBudget.counted(2, 2, 1)) == 2 * (1 + 10 + 2 + 4 + 10 + 3 + 5)
+    assert optimum((0, 1), 2, times, MemoryBudget.counted(2, 2, 1)) == 2 * (
+        1 + 10 + 2 + 4 + 10 + 3 + 5
+    )
     assert optimum((0,), 3, Times.uniform(1), MemoryBudget.counted(1, 1, 1)) == 9
 
 
 BEYOND = {
-    "3 ranks, 2 stages each, 6 microbatches": (((0, 1, 2) * 2, 6, Times.uniform(6, 2, 3, 1, 1), inf), 83, 78),
-    "2 ranks, 3 stages each, 4 microbatches": (((0, 1) * 3, 4, Times.uniform(6, 2, 3, 1, 1), inf), 76, 75),
+    "3 ranks, 2 stages each, 6 microbatches": (
+        ((0, 1, 2) * 2, 6, Times.uniform(6, 2, 3, 1, 1), inf),
+        83,
+        78,
+    ),
+    "2 ranks, 3 stages each, 4 microbatches": (
+        ((0, 1) * 3, 4, Times.uniform(6, 2, 3, 1, 1), inf),
+        76,
+        75,
+    ),
 }
 
 

@@ -26,7 +26,9 @@ def changed(schedule: Schedule, rank: int, row: list[Action]) -> Schedule:
 
 @given(schedule=orders(), data=st.data())
 def test_forwards_of_rows_that_pass_pass_alone(schedule: Schedule, data: st.DataObject) -> None:
-    """Whoever ordered them: here neighbours change places at random, where the rows are right after it too."""
+    """Whoever ordered them: here neighbours change places at random, where the rows are right
+    after it too.
+    """
     rows = with_messages(schedule, data.draw(durations(schedule.stages)))
     draw = data.draw(st.randoms(use_true_random=False))
     for _ in range(20):
@@ -36,7 +38,11 @@ def test_forwards_of_rows_that_pass_pass_alone(schedule: Schedule, data: st.Data
             other = changed(rows, rank, [*row[:at], row[at + 1], row[at], *row[at + 2 :]])
             rows = rows if problems(other) else other
     assert rendezvous(rows.forwards) == []
-    assert {action.work.value for _, _, action in rows.forwards.cells()} <= {"F", "SEND_F", "RECV_F"}
+    assert {action.work.value for _, _, action in rows.forwards.cells()} <= {
+        "F",
+        "SEND_F",
+        "RECV_F",
+    }
     assert sum(len(row) for row in rows.forwards.rows) >= rows.stages * rows.microbatches
 
 
@@ -49,7 +55,9 @@ def test_sends_follow_and_receives_are_posted_early() -> None:
 
 
 def test_messages_in_both_directions_meet_in_one_batch() -> None:
-    """In the steady state of 1F1B one rank's forward and the next's backward begin together, as do their messages."""
+    """In the steady state of 1F1B one rank's forward and the next's backward begin together, as
+    do their messages.
+    """
     rows = written(with_messages(one_f_one_b(2, 4), Times.uniform(2, f=2)))
     assert "0F2 0SEND_F2 0RECV_B1 0B1" in rows[0]
     assert "1B1 1RECV_F2 1SEND_B1 1F2" in rows[1]
@@ -68,7 +76,9 @@ def test_rows_with_messages_pass_rendezvous(schedule: Schedule, data: st.DataObj
     times = data.draw(durations(schedule.stages))
     sent = with_messages(schedule, times)
     assert problems(schedule) == problems(sent) == rendezvous(sent) == []
-    assert tuple(tuple(a for a in row if not a.work.is_message) for row in sent.rows) == schedule.rows
+    assert (
+        tuple(tuple(a for a in row if not a.work.is_message) for row in sent.rows) == schedule.rows
+    )
     assert with_messages(sent, times) == sent
     assert simulate(sent, times) == simulate(schedule, times)
     for row in sent.rows:
@@ -82,7 +92,11 @@ def test_one_message_at_a_time_needs_no_batches(schedule: Schedule, data: st.Dat
     """Rows go on even if each send and each receive blocks by itself."""
     sent = with_messages(schedule, data.draw(durations(schedule.stages)))
     rest = [list(reversed(row)) for row in sent.rows]
-    while able := [rank for rank, row in enumerate(rest) if row and _can_go_on(row[-1], rest, sent.stage_to_rank)]:
+    while able := [
+        rank
+        for rank, row in enumerate(rest)
+        if row and _can_go_on(row[-1], rest, sent.stage_to_rank)
+    ]:
         action = rest[able[0]].pop()
         if action.work.is_message and (it := message_of(carried(action), sent.stage_to_rank)):
             rest[it.target].pop()
@@ -98,7 +112,9 @@ def _can_go_on(action: Action, rest: list[list[Action]], stage_to_rank: tuple[in
 MESSAGES = with_messages(one_f_one_b(3, 4), Times.uniform(3))
 
 
-@pytest.mark.parametrize(("rank", "at"), [(r, at) for r, at, action in MESSAGES.cells() if action.work.is_message])
+@pytest.mark.parametrize(
+    ("rank", "at"), [(r, at) for r, at, action in MESSAGES.cells() if action.work.is_message]
+)
 def test_a_message_that_is_left_out_or_done_twice_is_found(rank: int, at: int) -> None:
     row = [*MESSAGES.rows[rank]]
     (lacking,) = problems(changed(MESSAGES, rank, row[:at] + row[at + 1 :]))
@@ -128,20 +144,27 @@ def test_a_message_to_nowhere_is_found(text: str, why: str) -> None:
 
 @given(schedule=orders(), data=st.data())
 def test_swapped_receives_are_found(schedule: Schedule, data: st.DataObject) -> None:
-    """Two receives of one rank from another, exchanged: each gets the other's value, or stands behind its use."""
+    """Two receives of one rank from another, exchanged: each gets the other's value, or stands
+    behind its use.
+    """
     sent = with_messages(schedule, data.draw(durations(schedule.stages)))
     receives = [
         (rank, at, sent.stage_to_rank[carried(action).stage])
         for rank, at, action in sent.cells()
         if action.work.value.startswith("RECV")
     ]
-    pairs = [(r, a, b) for r, a, p in receives for s, b, q in receives if (r, p) == (s, q) and a < b]
+    pairs = [
+        (r, a, b) for r, a, p in receives for s, b, q in receives if (r, p) == (s, q) and a < b
+    ]
     assume(pairs)
     rank, first, second = data.draw(st.sampled_from(pairs))
     row = [*sent.rows[rank]]
     row[first], row[second] = row[second], row[first]
     found = problems(changed(sent, rank, row))
-    assert [(problem.rank, problem.cell) for problem in found] in ([(rank, first)], [(rank, second)])
+    assert [(problem.rank, problem.cell) for problem in found] in (
+        [(rank, first)],
+        [(rank, second)],
+    )
 
 
 def test_receives_in_another_order_than_sends_get_the_wrong_values() -> None:
@@ -182,7 +205,9 @@ def test_messages_are_demanded_by_rendezvous_only() -> None:
 
 
 def test_messages_that_would_wait_for_computing_of_the_other_rank_are_found() -> None:
-    """Rank 0 could begin both as one, but rank 1 computes between them: a backend may take them one after the other."""
+    """Rank 0 could begin both as one, but rank 1 computes between them: a backend may take them
+    one after the other.
+    """
     schedule = parsed((0, 1), 2,
                       "0F0 0SEND_F0 0F1 0RECV_B0 0SEND_F1 0B0 0RECV_B1 0B1",
                       "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1")  # fmt: skip

@@ -11,7 +11,9 @@ from scalec.compiler.schedules.partition import balanced
 
 
 def divisions(total: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All of so many items into so many stages, of which the first and the last alone may have none."""
+    """All of so many items into so many stages, of which the first and the last alone may have
+    none.
+    """
     for cuts in combinations_with_replacement(range(total + 1), count - 1):
         sizes = tuple(end - start for start, end in pairwise((0, *cuts, total)))
         if all(sizes[1:-1]):
@@ -27,14 +29,20 @@ def stage_costs(costs: list[int], first: int, last: int, sizes: tuple[int, ...])
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 20), st.integers(0, 20), st.data())
-def test_no_division_is_better(costs: list[int], first: int, last: int, data: st.DataObject) -> None:
-    """The dearest stage is as cheap as can be, and of such divisions the squares' sum is the least."""
+def test_no_division_is_better(
+    costs: list[int], first: int, last: int, data: st.DataObject
+) -> None:
+    """The dearest stage is as cheap as can be, and of such divisions the squares' sum is the
+    least.
+    """
     count = data.draw(st.integers(1, min(5, len(costs) + 2)))
     found = balanced(tuple(costs), first, last, count)
 
     every = list(divisions(len(costs), count))
     assert found in every
-    assert worth(costs, first, last, found) == min(worth(costs, first, last, sizes) for sizes in every)
+    assert worth(costs, first, last, found) == min(
+        worth(costs, first, last, sizes) for sizes in every
+    )
 
 
 def worth(costs: list[int], first: int, last: int, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -69,12 +77,21 @@ def test_the_dearest_stage_counts_before_all_others(
         ([10**30, 1, 10**30], 0, 0, 2, (2, 1)),
     ],
 )
-def test_divisions(costs: list[int], first: int, last: int, count: int, found: tuple[int, ...]) -> None:
+def test_divisions(
+    costs: list[int], first: int, last: int, count: int, found: tuple[int, ...]
+) -> None:
     sizes = balanced(tuple(costs), first, last, count)
-    assert max(stage_costs(costs, first, last, sizes)) == max(stage_costs(costs, first, last, found))
-    assert sorted(stage_costs(costs, first, last, sizes)) == sorted(stage_costs(costs, first, last, found))
+    assert max(stage_costs(costs, first, last, sizes)) == max(
+        stage_costs(costs, first, last, found)
+    )
+    assert sorted(stage_costs(costs, first, last, sizes)) == sorted(
+        stage_costs(costs, first, last, found)
+    )
 
 
 def test_many_layers_are_divided_quickly() -> None:
     """1,024 layers of sizes as those of a large model."""
-    assert sum(balanced(tuple(4096**4 * (1 + layer % 3) for layer in range(1024)), 0, 4096**5, 64)) == 1024
+    assert (
+        sum(balanced(tuple(4096**4 * (1 + layer % 3) for layer in range(1024)), 0, 4096**5, 64))
+        == 1024
+    )

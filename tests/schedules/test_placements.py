@@ -1,4 +1,6 @@
-"""Where `auto` lays stages: no schedule with a name that keeps the bound is faster, around the ranks or down and up."""
+"""Where `auto` lays stages: no schedule with a name that keeps the bound is faster, around the
+ranks or down and up.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -17,7 +19,9 @@ from scalec.compiler.schedules.timeline import Times, simulate
 
 @frozen
 class Named:
-    """A schedule with a name, the most microbatches that a rank of it holds, and how long it takes."""
+    """A schedule with a name, the most microbatches that a rank of it holds, and how long it
+    takes.
+    """
 
     name: str
     held: float
@@ -49,13 +53,17 @@ def auto(ranks: int, chunks: int, microbatches: int, times: Times, most: float) 
     """The schedule that is made, which is right and keeps the bound."""
     placements = dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks)))
     room = MemoryBudget.counted(ranks, ranks * chunks, most)
-    schedule = fastest([Task(stage_to_rank, microbatches, times, room) for stage_to_rank in placements])
+    schedule = fastest(
+        [Task(stage_to_rank, microbatches, times, room) for stage_to_rank in placements]
+    )
     assert problems(schedule) == []
     assert room.holds(schedule)
     return schedule
 
 
-def demand_none_faster(ranks: int, chunks: int, microbatches: int, times: Times, every: bool) -> None:
+def demand_none_faster(
+    ranks: int, chunks: int, microbatches: int, times: Times, every: bool
+) -> None:
     """For the bounds that schedules with names need, and, if `every`, for those between."""
     known = [*named(ranks, chunks, microbatches, times)]
     bounds = {int(it.held) for it in known}
@@ -67,7 +75,9 @@ def demand_none_faster(ranks: int, chunks: int, microbatches: int, times: Times,
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("ranks", "times"), [*product((2, 3, 4, 5), (alike, unlike))])
-def test_no_schedule_with_a_name_that_keeps_the_bound_is_faster(ranks: int, times: Callable[[int], Times]) -> None:
+def test_no_schedule_with_a_name_that_keeps_the_bound_is_faster(
+    ranks: int, times: Callable[[int], Times]
+) -> None:
     for chunks, microbatches in ((1, 6), (2, 2), (2, 6), (2, 9), (2, 12), (3, 6)):
         demand_none_faster(ranks, chunks, microbatches, times(ranks * chunks), every=False)
 
@@ -83,6 +93,10 @@ def test_none_is_faster_whatever_the_bound(
 
 
 def test_with_the_least_memory_stages_lie_down_and_up() -> None:
-    """A microbatch that is alone on its way waits for fewer messages, and holds the last rank for a shorter time."""
+    """A microbatch that is alone on its way waits for fewer messages, and holds the last rank
+    for a shorter time.
+    """
     assert auto(4, 2, 6, alike(8), most=2).stage_to_rank == folded(4, 2)
-    assert auto(4, 2, 6, alike(8), most=100).stage_to_rank == looped(4, 2), "of two that are as fast, around the ranks"
+    assert auto(4, 2, 6, alike(8), most=100).stage_to_rank == looped(4, 2), (
+        "of two that are as fast, around the ranks"
+    )

@@ -1,4 +1,6 @@
-"""Named schedules against torch's tables, against the numbers of their papers, and whether they are whole."""
+"""Named schedules against torch's tables, against the numbers of their papers, and whether they
+are whole.
+"""
 
 import re
 from collections import Counter
@@ -16,11 +18,14 @@ from scalec.compiler.schedules.actions import Action, Schedule, ScheduleError, W
 from scalec.compiler.schedules.registry import SCHEDULES
 
 RANKS = (2, 3, 4, 8)
-TIMES = ((1, 1, 1), (4, 5, 3), (4, 5, 2))  # F, I, W; W is not longer than F and I, as the papers' formulas assume
+# F, I, W; W is not longer than F and I, as the papers' formulas assume
+TIMES = ((1, 1, 1), (4, 5, 3), (4, 5, 2))
 VARIABLE = [name for name, maker in SCHEDULES.items() if maker.variable]
 
 
-def asked(name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule | ScheduleError:
+def asked(
+    name: str, ranks: int, microbatches: int, chunks: int | None = None
+) -> Schedule | ScheduleError:
     try:
         return SCHEDULES[name](ranks, microbatches, chunks)
     except ScheduleError as impossible:
@@ -42,16 +47,30 @@ def test_1f1b_in_full():
 def test_zero_bubbles_as_drawn():
     """Figure 3 of arXiv 2401.10241, 4 devices and 8 microbatches: its first and its last device."""
     h1, h2 = text(SCHEDULES["zb_h1"](4, 8)), text(SCHEDULES["zb_h2"](4, 8))
-    assert h1[0] == ("0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6 0W6 0I7 0W7")
-    assert h1[3] == ("3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5 3I5 3W2 3F6 3I6 3W3 3F7 3I7 3W4 3W5 3W6 3W7")
-    assert h2[0] == ("0F0 0F1 0F2 0F3 0F4 0F5 0F6 0I0 0W0 0F7 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4 0I5 0W5 0I6 0W6 0I7 0W7")
-    assert h2[3] == ("3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3F4 3I4 3F5 3I5 3F6 3I6 3W0 3F7 3I7 3W1 3W2 3W3 3W4 3W5 3W6 3W7")
+    assert h1[0] == (
+        "0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6"
+        " 0W6 0I7 0W7"
+    )
+    assert h1[3] == (
+        "3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5 3I5 3W2 3F6 3I6 3W3 3F7 3I7 3W4"
+        " 3W5 3W6 3W7"
+    )
+    assert h2[0] == (
+        "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0I0 0W0 0F7 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4 0I5 0W5 0I6"
+        " 0W6 0I7 0W7"
+    )
+    assert h2[3] == (
+        "3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3F4 3I4 3F5 3I5 3F6 3I6 3W0 3F7 3I7 3W1 3W2 3W3 3W4"
+        " 3W5 3W6 3W7"
+    )
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", [*torch_orders.SINGLE, *torch_orders.SEVERAL])
 def test_order_is_torchs(name: str, ranks: int):
-    """Also that torch refuses what is impossible here; `test_1f1b_of_few_microbatches` has what only torch refuses."""
+    """Also that torch refuses what is impossible here; `test_1f1b_of_few_microbatches` has what
+    only torch refuses.
+    """
     for chunks in (1, 2, 3, 4) if name in VARIABLE else (SCHEDULES[name].chunks,):
         for microbatches in (*range(ranks if name == "1f1b" else 1, 14), 16, 17, 24, 25):
             ours = asked(name, ranks, microbatches, chunks)
@@ -59,30 +78,40 @@ def test_order_is_torchs(name: str, ranks: int):
                 with pytest.raises(ValueError, match=f"{microbatches}"):
                     torch_orders.schedule(name, ranks, microbatches, chunks)
                 continue
-            theirs = torch_orders.orders(torch_orders.schedule(name, ranks, microbatches, chunks).pipeline_order)
+            theirs = torch_orders.orders(
+                torch_orders.schedule(name, ranks, microbatches, chunks).pipeline_order
+            )
             if name == "1f1b":
                 theirs[-1] = counted_from_zero(theirs[-1])
             assert text(ours) == [" ".join(row) for row in theirs]
 
 
 def counted_from_zero(row: list[str]) -> list[str]:
-    """Torch 2.13's table of 1F1B, which is not what it runs by, has the forwards 1 to m on its last rank."""
+    """Torch 2.13's table of 1F1B, which is not what it runs by, has the forwards 1 to m on its
+    last rank.
+    """
     forwards = iter(range(len(row)))
     return [re.sub(r"F\d+", lambda _: f"F{next(forwards)}", word) for word in row]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_1f1b_of_few_microbatches(ranks: int):
-    """Torch refuses fewer microbatches than ranks; here these are 1F1B whose warm-up ends where microbatches do."""
+    """Torch refuses fewer microbatches than ranks; here these are 1F1B whose warm-up ends where
+    microbatches do.
+    """
     for microbatches in range(1, ranks):
         schedule = SCHEDULES["1f1b"](ranks, microbatches)
-        assert [held(row) for row in schedule.rows] == [min(microbatches, ranks - rank) for rank in range(ranks)]
+        assert [held(row) for row in schedule.rows] == [
+            min(microbatches, ranks - rank) for rank in range(ranks)
+        ]
         assert measured(schedule).bubble == 3 * (ranks - 1)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_zb_h1_is_torchs_with_one_chunk(ranks: int):
-    """Torch has no ZB-H1 of its own, but says that its interleaved zero bubble is that with one stage for each rank."""
+    """Torch has no ZB-H1 of its own, but says that its interleaved zero bubble is that with one
+    stage for each rank.
+    """
     for microbatches in (ranks, 2 * ranks, 3 * ranks):
         theirs = torch_orders.schedule("interleaved_zero_bubble", ranks, microbatches, 1)
         assert text(SCHEDULES["zb_h1"](ranks, microbatches)) == list(
@@ -95,15 +124,22 @@ def test_zb_h1_is_torchs_with_one_chunk(ranks: int):
 def test_bubbles_of_the_papers(ranks: int, f: int, i: int, w: int):
     for microbatches in (2 * ranks, 3 * ranks, 5 * ranks):
         for name in ("gpipe", "1f1b"):
-            assert measured(SCHEDULES[name](ranks, microbatches), f, i, w).bubble == (ranks - 1) * (f + i + w)
-        for name in ("interleaved_1f1b", "breadth_first"):  # in units of a chunk: 1F1B's divided by the chunks
+            assert measured(SCHEDULES[name](ranks, microbatches), f, i, w).bubble == (ranks - 1) * (
+                f + i + w
+            )
+        # in units of a chunk: 1F1B's divided by the chunks
+        for name in ("interleaved_1f1b", "breadth_first"):
             for chunks in (2, 3, 4):
                 found = measured(SCHEDULES[name](ranks, microbatches, chunks), f, i, w)
                 assert found.bubble == (ranks - 1) * (f + i + w)
         for chunks in (2, 3, 4):
-            found = measured(SCHEDULES["interleaved_zero_bubble"](ranks, microbatches, chunks), f, i, w)
+            found = measured(
+                SCHEDULES["interleaved_zero_bubble"](ranks, microbatches, chunks), f, i, w
+            )
             assert found.bubble == (ranks - 1) * (f + i - w)
-        assert measured(SCHEDULES["zb_h1"](ranks, microbatches), f, i, w).bubble == (ranks - 1) * (f + i - w)
+        assert measured(SCHEDULES["zb_h1"](ranks, microbatches), f, i, w).bubble == (ranks - 1) * (
+            f + i - w
+        )
         found = measured(SCHEDULES["zb_h2"](ranks, microbatches), f, i, w)
         assert found.bubble_of_span == (ranks - 1) * (f + i - 2 * w)
 
@@ -122,7 +158,10 @@ def test_bubbles_of_the_vs(ranks: int):
 def overlapped(ranks: int, microbatches: int) -> list[list[list[Action]]]:
     """DualPipeV's rows with a forward and a backward in one where torch overlaps them."""
     table = torch_orders.schedule("dualpipev", ranks, microbatches, 2).pipeline_order
-    return [[list(map(action_of, cell.sub_actions or [cell])) for cell in table[rank]] for rank in range(ranks)]
+    return [
+        [list(map(action_of, cell.sub_actions or [cell])) for cell in table[rank]]
+        for rank in range(ranks)
+    ]
 
 
 def action_of(theirs: Any) -> Action:
@@ -141,12 +180,17 @@ def test_microbatches_held(ranks: int):
         ("zb_h2", 1): [2 * ranks - 1] * ranks,
         ("zbv", 2): [2 * ranks] * ranks,
         ("dualpipev", 2): [2 * ranks + 1] * ranks,
-        **{("interleaved_1f1b", v): [(v - 1) * ranks + 2 * after + 1 for after in descending] for v in (2, 3, 4)},
+        **{
+            ("interleaved_1f1b", v): [(v - 1) * ranks + 2 * after + 1 for after in descending]
+            for v in (2, 3, 4)
+        },
         **{("breadth_first", v): [v * microbatches] * ranks for v in (2, 3, 4)},
         **{("interleaved_zero_bubble", v): [v * ranks] * ranks for v in (2, 3, 4)},
     }
     for (name, chunks), marks in expected.items():
-        assert [held(row) for row in SCHEDULES[name](ranks, microbatches, chunks).rows] == marks, name
+        assert [held(row) for row in SCHEDULES[name](ranks, microbatches, chunks).rows] == marks, (
+            name
+        )
 
 
 @settings(deadline=None, max_examples=300)
@@ -185,12 +229,14 @@ REFUSALS = [
     (
         ("gpipe", 4, 8, 2),
         "a rank has 1 of its stages, not 2",
-        "leave `chunks` out, or choose among `interleaved_1f1b`, `breadth_first`, `interleaved_zero_bubble`",
+        "leave `chunks` out, or choose among `interleaved_1f1b`, `breadth_first`,"
+        " `interleaved_zero_bubble`",
     ),
     (
         ("zbv", 4, 8, 3),
         "a rank has 2 of its stages, not 3",
-        "leave `chunks` out, or choose among `interleaved_1f1b`, `breadth_first`, `interleaved_zero_bubble`",
+        "leave `chunks` out, or choose among `interleaved_1f1b`, `breadth_first`,"
+        " `interleaved_zero_bubble`",
     ),
 ]
 
@@ -205,7 +251,10 @@ def test_impossible_says_why(asked: tuple[str, int, int, int], why: str, help: s
 
 def test_refuses_nothing_else():
     """Exactly these numbers of microbatches from 1 to 24 have no schedule on 4 ranks."""
-    refused = {name: [m for m in range(1, 25) if isinstance(asked(name, 4, m), ScheduleError)] for name in SCHEDULES}
+    refused = {
+        name: [m for m in range(1, 25) if isinstance(asked(name, 4, m), ScheduleError)]
+        for name in SCHEDULES
+    }
     assert {name: numbers for name, numbers in refused.items() if numbers} == {
         "interleaved_1f1b": [9, 11, 13, 14, 17, 18, 19, 21, 22, 23],
         "interleaved_zero_bubble": [9, 11, 13, 14, 17, 18, 19, 21, 22, 23],
@@ -216,11 +265,17 @@ def test_refuses_nothing_else():
 def test_homes():
     assert SCHEDULES["interleaved_1f1b"].stage_to_rank(3, 3) == (0, 1, 2, 0, 1, 2, 0, 1, 2)
     assert SCHEDULES["breadth_first"].stage_to_rank(2) == (0, 1, 0, 1)
-    assert SCHEDULES["zbv"].stage_to_rank(3) == SCHEDULES["dualpipev"].stage_to_rank(3, 2) == (0, 1, 2, 2, 1, 0)
+    assert (
+        SCHEDULES["zbv"].stage_to_rank(3)
+        == SCHEDULES["dualpipev"].stage_to_rank(3, 2)
+        == (0, 1, 2, 2, 1, 0)
+    )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_is_fast(name: str):
-    """16 ranks, 4 chunks where a schedule has so many, 512 microbatches: a third of a second on an idle core."""
+    """16 ranks, 4 chunks where a schedule has so many, 512 microbatches: a third of a second on
+    an idle core.
+    """
     chunks = 4 if name in VARIABLE else None
     assert timeit(lambda: SCHEDULES[name](16, 512, chunks), timer=process_time, number=1) < 3

@@ -15,7 +15,13 @@ from scalec.compiler.schedules.timeline import Times, simulate
 
 
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])
-@given(ranks=st.integers(1, 6), more=st.integers(0, 9), f=st.integers(1, 4), b=st.integers(1, 4), w=st.integers(0, 4))
+@given(
+    ranks=st.integers(1, 6),
+    more=st.integers(0, 9),
+    f=st.integers(1, 4),
+    b=st.integers(1, 4),
+    w=st.integers(0, 4),
+)
 def test_bubbles_equal_the_formula(make, ranks: int, more: int, f: int, b: int, w: int) -> None:
     microbatches = ranks + more
     timeline = simulate(make(ranks, microbatches), Times.uniform(ranks, f, b, w))
@@ -31,11 +37,22 @@ def test_chunks_divide_the_bubble(ranks: int, chunks: int, layers: int) -> None:
 
 
 def test_a_small_case_by_hand() -> None:
-    """Two stages with times of their own: rank 1 waits for messages and rank 0 for the gradient, W fills the wait."""
+    """Two stages with times of their own: rank 1 waits for messages and rank 0 for the
+    gradient, W fills the wait.
+    """
     schedule = parsed((0, 1), 2, "0F0 0F1 0I0 0W0 0B1", "1F0 1B0 1F1 1I1 1W1")
     times = Times(forward=(2, 3), input=(1, 2), weight=(3, 1), send=0.5)
-    starts = [[(str(slot.action), slot.start, slot.end) for slot in row] for row in simulate(schedule, times).slots]
-    assert starts[0] == [("0F0", 0, 2), ("0F1", 2, 4), ("0I0", 9, 10), ("0W0", 10, 13), ("0B1", 14, 18)]
+    starts = [
+        [(str(slot.action), slot.start, slot.end) for slot in row]
+        for row in simulate(schedule, times).slots
+    ]
+    assert starts[0] == [
+        ("0F0", 0, 2),
+        ("0F1", 2, 4),
+        ("0I0", 9, 10),
+        ("0W0", 10, 13),
+        ("0B1", 14, 18),
+    ]
     assert starts[1] == [
         ("1F0", 2.5, 5.5),
         ("1B0", 5.5, 8.5),
@@ -75,7 +92,9 @@ def test_rows_that_wait_for_each_other_are_stuck() -> None:
 @given(ranks=st.integers(1, 6), microbatches=st.integers(1, 12))
 def test_high_water_marks_of_the_classical_schedules(ranks: int, microbatches: int) -> None:
     assert high_water(gpipe(ranks, microbatches)) == (microbatches,) * ranks
-    assert high_water(one_f_one_b(ranks, microbatches)) == tuple(min(ranks - r, microbatches) for r in range(ranks))
+    assert high_water(one_f_one_b(ranks, microbatches)) == tuple(
+        min(ranks - r, microbatches) for r in range(ranks)
+    )
 
 
 def test_what_is_kept_goes_in_two_parts() -> None:

@@ -1,6 +1,8 @@
-"""Our rows run by torch's own executor, on gloo ranks: one step gives the loss and gradients of one process.
+"""Our rows run by torch's own executor, on gloo ranks: one step gives the loss and gradients of one
+process.
 
-With the messages that torch adds to rows without any, as `scalec schedule --csv` writes them, and with ours.
+With the messages that torch adds to rows without any, as `scalec schedule --csv` writes them, and
+with ours.
 """
 
 from pathlib import Path
@@ -39,7 +41,9 @@ def test_torch_runs_rows_made_for_times(tmp_path: Path):
     """As `auto` has them: weights' parts where there is time, elsewhere backward in one."""
     times = Times((1, 2, 1, 3), (1, 3, 2, 1), (2, 1, 3, 1), 0.5)
     schedule = listed(folded(2, 2), 4, times, MemoryBudget.counted(2, 4, 4))
-    assert {Work.INPUT, Work.WEIGHT, Work.BACKWARD} <= {action.work for _, _, action in schedule.cells()}
+    assert {Work.INPUT, Work.WEIGHT, Work.BACKWARD} <= {
+        action.work for _, _, action in schedule.cells()
+    }
     _runs(schedule, tmp_path)
 
 
@@ -57,7 +61,9 @@ def _ordered(schedule: Schedule) -> Schedule:
 
 
 def _runs(schedule: Schedule, folder: Path) -> None:
-    _demand_equal(schedule, {"compute_only": csv(schedule), "compute_comms": csv(_ordered(schedule))}, folder)
+    _demand_equal(
+        schedule, {"compute_only": csv(schedule), "compute_comms": csv(_ordered(schedule))}, folder
+    )
 
 
 def _demand_equal(schedule: Schedule, rows: dict[str, str], folder: Path) -> None:
@@ -65,19 +71,29 @@ def _demand_equal(schedule: Schedule, rows: dict[str, str], folder: Path) -> Non
     for form, text in rows.items():
         (folder / form).write_text(text)
     expected = _one_process(schedule)
-    for form, found in _joined(run_ranks(schedule.ranks, _steps, schedule, folder, [*rows])).items():
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, msg=lambda why, form=form: f"{form}: {why}")
+    for form, found in _joined(
+        run_ranks(schedule.ranks, _steps, schedule, folder, [*rows])
+    ).items():
+        torch.testing.assert_close(
+            found, expected, rtol=1e-12, atol=1e-12, msg=lambda why, form=form: f"{form}: {why}"
+        )
 
 
 def _joined(results: list[dict[str, Numbers]]) -> dict[str, Numbers]:
     """By form, what all ranks have."""
-    return {form: {name: x for result in results for name, x in result[form].items()} for form in results[0]}
+    return {
+        form: {name: x for result in results for name, x in result[form].items()}
+        for form in results[0]
+    }
 
 
 def _model(stages: int) -> list[nn.Module]:
     """Linear blocks, a stage each."""
     torch.manual_seed(0)
-    return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).double() for _ in range(stages)]
+    return [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).double()
+        for _ in range(stages)
+    ]
 
 
 def _data(microbatches: int) -> tuple[Tensor, Tensor]:
@@ -91,7 +107,11 @@ def _loss(y: Tensor, target: Tensor) -> Tensor:
 
 
 def _gradients(stage: int, module: nn.Module) -> Numbers:
-    return {f"{stage}.{name}": weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
+    return {
+        f"{stage}.{name}": weight.grad
+        for name, weight in module.named_parameters()
+        if weight.grad is not None
+    }
 
 
 def _one_process(schedule: Schedule) -> Numbers:
@@ -100,7 +120,9 @@ def _one_process(schedule: Schedule) -> Numbers:
     x, target = _data(schedule.microbatches)
     loss = _loss(nn.Sequential(*model)(x), target)
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
-    return {"loss": loss.detach()} | {k: g for i, module in enumerate(model) for k, g in _gradients(i, module).items()}
+    return {"loss": loss.detach()} | {
+        k: g for i, module in enumerate(model) for k, g in _gradients(i, module).items()
+    }
 
 
 def _steps(schedule: Schedule, folder: Path, forms: list[str]) -> dict[str, Numbers]:
@@ -109,7 +131,9 @@ def _steps(schedule: Schedule, folder: Path, forms: list[str]) -> dict[str, Numb
 
 
 class _Stage(PipelineStage):
-    """Greets no neighbours before the first step: torch 2.11 has a rank greet itself too, to which gloo has no way."""
+    """Greets no neighbours before the first step: torch 2.11 has a rank greet itself too, to
+    which gloo has no way.
+    """
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         return []
@@ -117,13 +141,16 @@ class _Stage(PipelineStage):
 
 def _step(schedule: Schedule, rows: Path, form: Any) -> Numbers:
     """The gradients that the rank has, and the loss if it has the last stage."""
-    example = torch.zeros(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)  # else no gradients are sent
+    # else no gradients are sent
+    example = torch.zeros(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
     held = {stage: _model(schedule.stages)[stage] for stage in schedule.stages_of(dist.get_rank())}
     stages = [
         _Stage(module, stage, schedule.stages, torch.device("cpu"), (example,), (example,))
         for stage, module in held.items()
     ]
-    runtime = theirs._PipelineScheduleRuntime(stages, schedule.microbatches, loss_fn=_loss, scale_grads=False)
+    runtime = theirs._PipelineScheduleRuntime(
+        stages, schedule.microbatches, loss_fn=_loss, scale_grads=False
+    )
     runtime._load_csv(str(rows), format=form)
     x, target = _data(schedule.microbatches)
     losses: list[Tensor] = []
@@ -131,5 +158,7 @@ def _step(schedule: Schedule, rows: Path, form: Any) -> Numbers:
     runtime.step(*((x,) if first else ()), target=target if last else None, losses=losses)
     loss = {"loss": torch.stack(losses).sum().detach()} if last else {}
     return loss | {
-        key: gradient for stage, module in held.items() for key, gradient in _gradients(stage, module).items()
+        key: gradient
+        for stage, module in held.items()
+        for key, gradient in _gradients(stage, module).items()
     }

@@ -23,23 +23,39 @@ LABELS = '"labels": Input(("seq", "batch"), {"seq": ("cp",), "batch": ("dp",)}, 
 
 def test_row_31_layouts_of_a_sharded_sequence() -> None:
     """They were wrong without a causal mask or for odd lengths (pytorch#141429, EasyContext#47)."""
-    assert refusal(evolve(Plan(**CONTEXT), shard="batch over dp  seq over cp as zigzag", seq=6).text()) == "E0510"
+    assert (
+        refusal(evolve(Plan(**CONTEXT), shard="batch over dp  seq over cp as zigzag", seq=6).text())
+        == "E0510"
+    )
     assert Defect("gathered, full").values() == set()
 
 
 def test_row_35_labels_are_cut_otherwise_than_tokens() -> None:
-    """Labels were shifted after the cut, so that each part's last token had another's (transformers PR #36607)."""
+    """Labels were shifted after the cut, so that each part's last token had another's
+    (transformers PR #36607).
+    """
     defect = Defect("gathered", text={LABELS: LABELS.replace(', zigzag=("cp",)', "")})
     assert "labels" in defect.emission()
-    planted = "labels.9: i64[seq@cp, batch@dp] = exchanged(labels) <axes=[cp]> !tiny.scale:1\n    forward ()"
+    planted = (
+        "labels.9: i64[seq@cp, batch@dp] = exchanged(labels) <axes=[cp]> !tiny.scale:1\n   "
+        " forward ()"
+    )
     loss = "loss: f64[]{dp: P, cp: P} = cross_entropy(_logits, labels)"
-    moved = Defect("gathered", ir={"    forward ()": f"    {planted}", loss: loss.replace("labels)", "labels.9)")})
+    moved = Defect(
+        "gathered",
+        ir={"    forward ()": f"    {planted}", loss: loss.replace("labels)", "labels.9)")},
+    )
     assert "loss" in moved.values()
 
 
 def test_row_36_packed_documents_see_one_another() -> None:
     """As soon as the sequence was sharded (trl PR #6843)."""
-    assert "loss" in Defect("packed", ir={"attention(q, k.1, v.1, documents)": "attention(q, k.1, v.1)"}).values()
+    assert (
+        "loss"
+        in Defect(
+            "packed", ir={"attention(q, k.1, v.1, documents)": "attention(q, k.1, v.1)"}
+        ).values()
+    )
     assert Defect("packed", text={", documents=documents": ""}).emission()
 
 
@@ -54,12 +70,18 @@ def test_row_38_an_exchange_over_another_group() -> None:
     """Or a path that never exchanges (TensorRT-LLM PR #13821, sglang PR #33353)."""
     exchange = "<axes=[cp], from=S(seq), to=S(heads)>"
     assert Defect("exchanged", ir={exchange: exchange.replace("cp", "dp")}).types()
-    assert Defect("exchanged", text={"all_to_all(q, self.cp, dim_from=1, dim_to=2)": "q"}).emission()
-    assert Defect("ring", text={"ring_attention(q, k, v, self.cp, zigzag=True)": "attention(q, k, v)"}).emission()
+    assert Defect(
+        "exchanged", text={"all_to_all(q, self.cp, dim_from=1, dim_to=2)": "q"}
+    ).emission()
+    assert Defect(
+        "ring", text={"ring_attention(q, k, v, self.cp, zigzag=True)": "attention(q, k, v)"}
+    ).emission()
 
 
 def test_row_39_rotary_tables_of_other_positions() -> None:
-    """They were not cut, or not in the order in which ranks hold them (torchtitan PR #792, #1797, #1882)."""
+    """They were not cut, or not in the order in which ranks hold them (torchtitan PR #792,
+    #1797, #1882).
+    """
     for wrong in (
         {", positions=positions": ""},
         {f'positions = Positions(mesh, SEQ, "cp", {ZIGZAG}': "positions = None"},
@@ -75,7 +97,8 @@ def test_row_40_chunks_are_put_together_in_another_order() -> None:
     in_order = gather.replace("coerce(k) <", 'in_rank_order(k) <op="coerce", ')
     assert "loss" in Defect("gathered", ir={gather: in_order}).values()
     assert Defect(
-        "gathered", text={"all_gather(k, self.cp, dim=0, zigzag=True)": "all_gather(k, self.cp, dim=0)"}
+        "gathered",
+        text={"all_gather(k, self.cp, dim=0, zigzag=True)": "all_gather(k, self.cp, dim=0)"},
     ).emission()
     assert Defect("ring", text={", zigzag=True)": ")"}).emission()
 
@@ -88,8 +111,9 @@ def test_row_41_balanced_chunks_are_taken_for_causal_ones(plan: str) -> None:
 
 
 def test_row_42_parts_of_a_ring_are_rounded_at_each_hop() -> None:
-    """To bfloat16, as what goes around was (TransformerEngine PR #716, #821; ring-flash-attention#22): eight hops are
-    further off than twice one call.  Here the runtime's merge, of the keys of each."""
+    """To bfloat16, as what goes around was (TransformerEngine PR #716, #821;
+    ring-flash-attention#22): eight hops are further off than twice one call.  Here the runtime's
+    merge, of the keys of each."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 64, 2, 16, generator=draw).bfloat16().float() for _ in range(3))
     how = plain_attention.Setting(1, 0.25, -1, -1, 0.0)
@@ -108,7 +132,9 @@ def test_row_42_parts_of_a_ring_are_rounded_at_each_hop() -> None:
 
 
 def test_row_43_the_loss_counts_the_axis_of_the_sequence() -> None:
-    """Divided by a rank's own count, or by the axis once more (Megatron#673, #906; transformers PR #48167)."""
+    """Divided by a rank's own count, or by the axis once more (Megatron#673, #906; transformers
+    PR #48167).
+    """
     count = "= coerce(num_tokens) <axes=[dp, cp], from=P, to=I>"
     assert Defect("gathered", ir={count: count.replace("dp, cp", "dp")}).types()
     text = "num_tokens = all_reduce_(count_valid(batch.labels), dp_cp)"
@@ -125,7 +151,9 @@ def test_row_45_copies_of_keys_whose_gradients_are_not_summed() -> None:
     scatter = "from=P, to=S(seq)>"
     assert Defect("gathered", ir={scatter: "from=R, to=S(seq)>"}).types()
     text = "all_gather(k, self.cp, dim=0, zigzag=True)"
-    assert Defect("gathered", text={text: text.replace("all_gather", "all_gather_invariant")}).emission()
+    assert Defect(
+        "gathered", text={text: text.replace("all_gather", "all_gather_invariant")}
+    ).emission()
 
 
 def test_row_49_gradients_are_not_reduced_over_the_sequence() -> None:
@@ -173,15 +201,18 @@ def test_row_89_keys_are_gathered_along_another_dim() -> None:
 
 
 def test_row_90_documents_are_those_of_other_sequences() -> None:
-    """Numbers of documents or weights of samples were not cut as their tokens were (prime-rl#2392, #2359;
-    ms-swift#10035)."""
+    """Numbers of documents or weights of samples were not cut as their tokens were (prime-rl#2392,
+    #2359; ms-swift#10035)."""
     attends = "attention(q, k.1, v.1, documents)"
     others = "documents.9: i64[seq, batch@dp] = shifted(documents) <axes=[dp]>"
     made = "_o: f64[seq@cp, batch@dp, heads, head_dim] = "
     layout = '"documents": Input(("seq", "batch"), {"batch": ("dp",)})'
     defect = Defect(
         "packed",
-        ir={made + attends: f"{others} !tiny.scale:10 {made}{attends.replace('documents', 'documents.9')}"},
+        ir={
+            made
+            + attends: f"{others} !tiny.scale:10 {made}{attends.replace('documents', 'documents.9')}"
+        },
         text={layout: layout.replace('{"batch": ("dp",)}', "{}")},
     )
     assert "loss" in defect.values()
@@ -189,8 +220,13 @@ def test_row_90_documents_are_those_of_other_sequences() -> None:
 
 
 def test_row_91_the_last_label_of_each_part_counts_nothing() -> None:
-    """The token that would predict the next part's first was masked, "an error of almost 0%" (LlamaFactory#10474)."""
-    count, loss = "count_valid(batch.labels)", "loss: f64[]{dp: P, cp: P} = cross_entropy(_logits, labels)"
+    """The token that would predict the next part's first was masked, "an error of almost 0%"
+    (LlamaFactory#10474).
+    """
+    count, loss = (
+        "count_valid(batch.labels)",
+        "loss: f64[]{dp: P, cp: P} = cross_entropy(_logits, labels)",
+    )
     lost = "labels.9: i64[seq@cp, batch@dp] = last_ignored(labels)"
     defect = Defect(
         "gathered",
@@ -202,7 +238,9 @@ def test_row_91_the_last_label_of_each_part_counts_nothing() -> None:
 
 
 def test_row_92_tokens_are_counted_by_each_rank_of_the_sequence() -> None:
-    """The schedule of the learning rate and the epochs followed that count (torchtitan#2990, #3257)."""
+    """The schedule of the learning rate and the epochs followed that count (torchtitan#2990,
+    #3257).
+    """
     shown = "  yield last loss.3, last grad_norm, last num_tokens.1,"
     more = "  num_tokens.9: i64[] = add(num_tokens.1, num_tokens.1) !tiny.scale:1"
     defect = Defect(
@@ -224,7 +262,9 @@ def test_row_93_a_window_is_lost_where_heads_are_exchanged() -> None:
 
 
 def test_row_95_tokens_are_shifted_within_a_ranks_part() -> None:
-    """Convolutions lacked the tokens before their part, or had those of the rank before (Megatron#6550, #5917)."""
+    """Convolutions lacked the tokens before their part, or had those of the rank before
+    (Megatron#6550, #5917).
+    """
     body = LLAMA.replace("x = x + (silu", "x = x + roll(m, by=1, over=seq) + (silu")
     assert refusal(Plan(**CONTEXT, shard=PARTS, body=body).text()) == "E0224"
     assert refusal(Plan(**CONTEXT, shard=PARTS, body=body, word="bidirectional").text()) == "E0601"

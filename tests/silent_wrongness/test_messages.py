@@ -29,7 +29,9 @@ class LateMesh(Mesh):
         return self.link.late(super().messages(name))
 
 
-def _step(schedule: Schedule, kind: type[Mesh], plant: Callable[[], None] | None) -> Gradients | str:
+def _step(
+    schedule: Schedule, kind: type[Mesh], plant: Callable[[], None] | None
+) -> Gradients | str:
     """A rank's gradients with the defect, or what stops it."""
     if plant:
         plant()
@@ -46,12 +48,16 @@ def _received_into_one_memory() -> None:
     """What a stage receives lies where the microbatch before it lay."""
     received, memory = p2p.received, dict[StageInput, Tensor]()
 
-    def reusing(slot: Slot, axis: Axis, peer: int, carried: Any, device: torch.device) -> p2p.Message:
+    def reusing(
+        slot: Slot, axis: Axis, peer: int, carried: Any, device: torch.device
+    ) -> p2p.Message:
         made = received(slot, axis, peer, carried, device)
         fresh = made.ready
 
         def ready() -> tuple[Tensor, ...]:
-            return tuple(memory.setdefault(each, new) for each, new in zip(carried, fresh(), strict=True))
+            return tuple(
+                memory.setdefault(each, new) for each, new in zip(carried, fresh(), strict=True)
+            )
 
         return p2p.Message(ready, made.call, axis, peer, made.under_way)
 
@@ -59,13 +65,17 @@ def _received_into_one_memory() -> None:
 
 
 def _sent_from_one_memory() -> None:
-    """What a stage sends lies where the microbatch before it lay, whose message may be under way."""
+    """What a stage sends lies where the microbatch before it lay, whose message may be under
+    way.
+    """
     memory = dict[tuple[int, torch.dtype], Tensor]()
 
     def reusing(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> p2p.Message:
         def ready() -> tuple[Tensor, ...]:
             values = [x.contiguous() for x in slot.take()]
-            return tuple(memory.setdefault((at, x.dtype), x.clone()).copy_(x) for at, x in enumerate(values))
+            return tuple(
+                memory.setdefault((at, x.dtype), x.clone()).copy_(x) for at, x in enumerate(values)
+            )
 
         return p2p.Message(ready, c10d.begin_send, axis, peer, under_way)
 
@@ -85,7 +95,9 @@ def schedule() -> Schedule:
 
 
 def test_row_106_a_message_is_taken_for_that_of_another_microbatch(schedule: Schedule) -> None:
-    """Two messages between two ranks passed each other (Megatron#1450): the rows' own check, at every compile."""
+    """Two messages between two ranks passed each other (Megatron#1450): the rows' own check, at
+    every compile.
+    """
     assert problems(schedule) == []
     row = [*schedule.rows[0]]
     first, second = [at for at, action in enumerate(row) if action.work is Work.SEND_FORWARD][:2]
@@ -96,9 +108,15 @@ def test_row_106_a_message_is_taken_for_that_of_another_microbatch(schedule: Sch
 
 def _right(schedule: Schedule, ranks: list[Gradients | str]) -> bool:
     _, expected = whole(schedule.stages, [data(0, schedule.microbatches)])
-    own = {name: gradient for rank in ranks if isinstance(rank, dict) for name, gradient in rank.items()}
+    own = {
+        name: gradient
+        for rank in ranks
+        if isinstance(rank, dict)
+        for name, gradient in rank.items()
+    }
     return own.keys() == expected.keys() and all(
-        torch.allclose(own[name], gradient, rtol=1e-12, atol=1e-12) for name, gradient in expected.items()
+        torch.allclose(own[name], gradient, rtol=1e-12, atol=1e-12)
+        for name, gradient in expected.items()
     )
 
 

@@ -1,8 +1,8 @@
-"""Mixtures of experts whose program is right and whose runtime is not: rows 53, 54, 58, 65, 66, 75, 76, 78, 79, 82,
-85 and 87.
+"""Mixtures of experts whose program is right and whose runtime is not: rows 53, 54, 58, 65, 66, 75,
+76, 78, 79, 82, 85 and 87.
 
-Each is planted in the runtime and run against plain torch in one process, or under the sanitizer.  Memory that nothing
-has written holds NaN in these runs (`forked_ranks`).
+Each is planted in the runtime and run against plain torch in one process, or under the sanitizer.
+Memory that nothing has written holds NaN in these runs (`forked_ranks`).
 """
 
 import faulthandler
@@ -63,14 +63,18 @@ def test_memory_that_nothing_wrote_is_no_number_on_ranks() -> None:
 def _to_first(case: Case) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
     """Parameters by which all tokens choose the first expert, and a batch."""
     start = reference.initial(case.config)
-    start |= {name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")}
+    start |= {
+        name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")
+    }
     return start, [*harness.batches(case, 1)]
 
 
 def test_row_53_an_expert_without_rows_leaves_its_gradient_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None, or no number (Megatron PR #3626, transformers#48205): groups without rows are skipped."""
+    """None, or no number (Megatron PR #3626, transformers#48205): groups without rows are
+    skipped.
+    """
 
     def of_weight(gradient: Tensor, x: Tensor, held: Groups) -> Tensor:
         made = products.of_weight(gradient, x, held)
@@ -92,7 +96,9 @@ def test_row_53_an_expert_without_rows_leaves_its_gradient_as_it_was(
     }
 
 
-def test_row_53_a_rank_without_rows_skips_an_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_53_a_rank_without_rows_skips_an_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others wait for it (NeMo Automodel#935, DeepSpeed PR #8478)."""
     begin = exchanges._Way.begin
 
@@ -111,22 +117,26 @@ def test_row_53_a_rank_without_rows_skips_an_exchange(tmp_path: Path, monkeypatc
 
 
 def test_row_54_rows_after_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers were longer than their rows, and what followed was as memory had it (pytorch#154557, torchtitan#1237).
-    Here whoever takes rows knows how many there are."""
+    """Buffers were longer than their rows, and what followed was as memory had it (pytorch#154557,
+    torchtitan#1237).  Here whoever takes rows knows how many there are."""
 
     def wrong_dispatch(x: Tensor, order: Order) -> Tensor:
         rows = routed_rows.dispatch(x, order)
         return torch.cat([rows, rows.new_empty(3, rows.shape[-1])])
 
     _for_programs(monkeypatch, wrong_dispatch)
-    with pytest.raises(pytest.fail.Exception, match=r"grouped_linear: \d+ rows where \d+ were counted"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"grouped_linear: \d+ rows where \d+ were counted"
+    ):
         wrong(TWO, tmp_path)
 
 
 def test_row_76_what_was_dropped_counts_nothing_times_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gate of zero times a row that nothing wrote: wrong only where memory held no number (transformers#48205)."""
+    """A gate of zero times a row that nothing wrote: wrong only where memory held no number
+    (transformers#48205).
+    """
 
     def summed(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
         if gates is None:
@@ -146,8 +156,12 @@ def test_row_76_what_was_dropped_counts_nothing_times_no_number(
 # ---- decisions
 
 
-def _differently(chosen: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Every second call prefers the experts that the first likes least, as another rounding might."""
+def _differently(
+    chosen: Callable[..., tuple[Tensor, Tensor]],
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Every second call prefers the experts that the first likes least, as another rounding
+    might.
+    """
     calls = [0]
 
     def choose(logits: Tensor, bias: Tensor | None, how: routing.Choice) -> tuple[Tensor, Tensor]:
@@ -161,7 +175,9 @@ def _differently(chosen: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., 
 def test_row_58_backward_chooses_other_experts_than_forward_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was recomputed was routed anew (NeMo Automodel PR #2635, #3325): decisions are kept, else this is seen."""
+    """What was recomputed was routed anew (NeMo Automodel PR #2635, #3325): decisions are kept,
+    else this is seen.
+    """
 
     def wrong_top_k(logits: Tensor, k: int, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
         return top_k(logits, k, *rest, **options, backend=backend)
@@ -175,7 +191,9 @@ def test_row_58_backward_chooses_other_experts_than_forward_did(
     assert "layers.0.w_gate" in wrong(case, tmp_path / "anew")
 
 
-def test_row_78_equal_scores_choose_the_higher_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_78_equal_scores_choose_the_higher_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each kernel broke ties in its own way (NeMo Automodel#2635, #3140)."""
     monkeypatch.setattr(
         routing,
@@ -196,7 +214,9 @@ def test_row_78_equal_scores_choose_the_higher_index(tmp_path: Path, monkeypatch
     assert "layers.0.w_gate" in wrong_gradients(got, right)
 
 
-def test_row_79_scores_are_rounded_before_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_79_scores_are_rounded_before_the_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sigmoid in bfloat16 makes scores equal that are not (Megatron#2765)."""
 
     def wrong_top_k(logits: Tensor, k: int, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -218,13 +238,18 @@ def test_row_75_gates_weigh_the_rows_of_other_choices_at_run_time(
     assert "layers.0.w_down" in wrong(TWO, tmp_path)
 
 
-def test_row_87_the_order_of_another_microbatch_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was kept beyond its microbatch (NeMo Automodel#3684, #3743); sizes fit, for there are as many rows."""
+def test_row_87_the_order_of_another_microbatch_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was kept beyond its microbatch (NeMo Automodel#3684, #3743); sizes fit, for there are
+    as many rows.
+    """
     orders: list[Order] = []
 
     def wrong_sort_by_expert(ids: Tensor, experts: Experts) -> Order:
         orders.append(sort_by_expert(ids, experts))
-        return orders[len(orders) - 1 - 2 * (len(orders) > 2)]  # the order of the layer in the first microbatch
+        # the order of the layer in the first microbatch
+        return orders[len(orders) - 1 - 2 * (len(orders) > 2)]
 
     _for_programs(monkeypatch, wrong_sort_by_expert)
     assert wrong(replace(TWO, microbatches=1), tmp_path / "one") == set()
@@ -234,8 +259,12 @@ def test_row_87_the_order_of_another_microbatch_is_used(tmp_path: Path, monkeypa
 # ---- ranks that disagree
 
 
-def test_row_65_ranks_with_the_same_tokens_choose_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another rounding of logits, so that each makes rows that the other counts on: no thread found."""
+def test_row_65_ranks_with_the_same_tokens_choose_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another rounding of logits, so that each makes rows that the other counts on: no
+    thread found.
+    """
 
     def wrong_top_k(logits: Tensor, k: int, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
         gates, ids = top_k(logits, k, *rest, **options)
@@ -247,7 +276,9 @@ def test_row_65_ranks_with_the_same_tokens_choose_apart(tmp_path: Path, monkeypa
     assert "is not the same over tp: rank 0 differs from rank 1" in found
 
 
-def test_row_66_ranks_count_other_rows_than_they_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_66_ranks_count_other_rows_than_they_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hang, or rows shifted by one: no thread found."""
 
     def wrong_exchange_counts(order: Order) -> Held:
@@ -272,6 +303,11 @@ def _written_twice() -> None:
 
 
 def test_row_85_rows_lie_in_whatever_order_they_come() -> None:
-    """A run is not the same twice (Megatron#2101, #7425).  A sanitized one lets no op pass that has no order."""
-    with pytest.raises(pytest.fail.Exception, match="put_ does not have a deterministic implementation"):
+    """A run is not the same twice (Megatron#2101, #7425).
+
+    A sanitized one lets no op pass that has no order.
+    """
+    with pytest.raises(
+        pytest.fail.Exception, match="put_ does not have a deterministic implementation"
+    ):
         run_ranks(1, _written_twice)

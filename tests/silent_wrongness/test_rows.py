@@ -1,7 +1,8 @@
-"""Every row of the catalogue of silent failures has a test here that plants it, or waits for a feature that no plan can
-ask for yet.
+"""Every row of the catalogue of silent failures has a test here that plants it, or waits for a
+feature that no plan can ask for yet.
 
-The catalogue: ways in which frameworks that many use trained on, and were wrong; `docs/proof.md` has them as a table.
+The catalogue: ways in which frameworks that many use trained on, and were wrong; `docs/proof.md`
+has them as a table.
 """
 
 import re
@@ -27,7 +28,10 @@ LATER = {
     "attention sinks": (edited(PLAN, {"mask=causal": "mask=causal, sinks=4"}), "E0606"),
     "offload": (edited(PLAN, {"precision = fp64": "precision = fp64  offload = cpu"}), "E0401"),
 }
-"""Features that rows wait for, a plan that asks for each, and what it is told.  One that compiles needs its rows."""
+"""Features that rows wait for, a plan that asks for each, and what it is told.
+
+One that compiles needs its rows.
+"""
 
 
 FOLDER = Path(__file__).parent
@@ -54,7 +58,9 @@ PLANTED = re.findall(r'Defect\(\s*"([^"]+)"', SOURCES)
 
 @pytest.mark.parametrize("plan", dict.fromkeys(PLANTED))
 def test_without_a_defect_types_fit_and_the_text_is_the_program(plan: str) -> None:
-    """So that it is the defect that is refused; values without one are in each of the other files."""
+    """So that it is the defect that is refused; values without one are in each of the other
+    files.
+    """
     assert Defect(plan).types() == ""
     program = lowered(plan)
     read_back(train_py(program, Source("tiny.scale", TEXTS[plan])), program)
@@ -63,7 +69,11 @@ def test_without_a_defect_types_fit_and_the_text_is_the_program(plan: str) -> No
 def test_the_documentation_has_every_row_and_its_tests() -> None:
     table, names = _table(), {name for name, _ in TESTS}
     assert [*table] == [*ROWS]
-    unnamed = [name for name, row in TESTS if not {f"`{name}`", f"`test_row_{row}_…`"} & {*_quoted(table[int(row)])}]
+    unnamed = [
+        name
+        for name, row in TESTS
+        if not {f"`{name}`", f"`test_row_{row}_…`"} & {*_quoted(table[int(row)])}
+    ]
     assert unnamed == []
     assert [name for line in table.values() for name in _named(line) if name not in names] == []
 

@@ -1,7 +1,8 @@
-"""Mistakes that show when a program runs: against plain torch in one process, in the record of its collectives, in the
-hashes of its copies; and those that an optimizer hides.
+"""Mistakes that show when a program runs: against plain torch in one process, in the record of its
+collectives, in the hashes of its copies; and those that an optimizer hides.
 
-Where it is the program that is wrong, emission refuses it beforehand: the other tests in this folder show that.
+Where it is the program that is wrong, emission refuses it beforehand: the other tests in this
+folder show that.
 """
 
 from dataclasses import replace
@@ -26,7 +27,10 @@ SEED = "(loss_sum * inv_num_tokens).backward()"
 def test_row_04_only_the_last_microbatch_is_kept(tmp_path: Path) -> None:
     """The loss looks fine; the gradients do not (Automodel PR #3530)."""
     case = Case(microbatches=2)
-    got, right = first_step(case, planted(case, tmp_path, {SEED: f"state.zero(); {SEED}"})), right_step(case)
+    got, right = (
+        first_step(case, planted(case, tmp_path, {SEED: f"state.zero(); {SEED}"})),
+        right_step(case),
+    )
     assert got.loss == pytest.approx(right.loss, rel=1e-12)
     assert wrong_gradients(got, right) == {*right.gradients}
 
@@ -43,10 +47,13 @@ def test_row_08_weights_on_every_rank_are_counted_by_every_rank(tmp_path: Path) 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_row_11_adamw_hides_the_scale_of_gradients(optimizer: str, tmp_path: Path) -> None:
-    """After a step with gradients twice as large AdamW's parameters are where they should be, to two digits of how
-    far they moved; SGD's moved twice as far.  The proof compares gradients (`test_accumulation`)."""
+    """After a step with gradients twice as large AdamW's parameters are where they should be, to
+    two digits of how far they moved; SGD's moved twice as far.  The proof compares gradients
+    (`test_accumulation`)."""
     case = Case(optimizer=optimizer)
-    got = first_step(case, planted(case, tmp_path, {SEED: SEED.replace("inv_num_tokens", "inv_num_tokens * 2")}))
+    got = first_step(
+        case, planted(case, tmp_path, {SEED: SEED.replace("inv_num_tokens", "inv_num_tokens * 2")})
+    )
     right, start = right_step(case), reference.initial(case.config)
     apart, moved = (_apart(got.parameters, other) for other in (right.parameters, start))
     assert wrong_gradients(got, right) == {*right.gradients}
@@ -62,16 +69,19 @@ def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def test_row_17_copies_of_a_weight_part(tmp_path: Path) -> None:
-    """Each rank learned from its own tokens, and routers came to differ (torchtitan#2387, PR #2416, #1805).  Here the
-    norms under sequence parallelism; the first step ends the run."""
+    """Each rank learned from its own tokens, and routers came to differ (torchtitan#2387, PR #2416,
+    #1805).  Here the norms under sequence parallelism; the first step ends the run."""
     case = Case(tp=2, sp=True)
     module = planted(case, tmp_path, {'all_reduce_(gradients["vectors"], tp)': "pass"})
     assert "is not the same over tp: rank 0 differs from rank 1" in sanitizer(case, module)
 
 
-def test_row_22_an_all_reduce_whose_backward_is_an_all_reduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch's own functional collectives differentiate: loss right, gradients multiplied by the ranks
-    (pytorch#172932).  Only the runtime is wrong, which neither the proof nor the read-back looks into."""
+def test_row_22_an_all_reduce_whose_backward_is_an_all_reduce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's own functional collectives differentiate: loss right, gradients multiplied by the
+    ranks (pytorch#172932).  Only the runtime is wrong, which neither the proof nor the read-back
+    looks into."""
     again = collectives._conjugate("Again", "PI", collectives._reduce, collectives._reduce)
     monkeypatch.setattr(collectives, "_all_reduce_sum", again)
     case = Case(tp=2)
@@ -81,10 +91,14 @@ def test_row_22_an_all_reduce_whose_backward_is_an_all_reduce(tmp_path: Path, mo
 
 
 def test_row_24_gathered_logits_add_the_logarithm_of_the_ranks(tmp_path: Path) -> None:
-    """Each rank sums the exponentials of the whole vocabulary, and then the ranks are added (Megatron#7452, row 2)."""
+    """Each rank sums the exponentials of the whole vocabulary, and then the ranks are added
+    (Megatron#7452, row 2).
+    """
     case = Case(tp=2, valid="all")
     logits = "logits = linear(n, self.head)"
-    whole = logits.replace("linear(n, self.head)", "all_gather(linear(n, self.head), self.tp, dim=2)")
+    whole = logits.replace(
+        "linear(n, self.head)", "all_gather(linear(n, self.head), self.tp, dim=2)"
+    )
     edits = {"    all_reduce,": "    all_gather,\n        all_reduce,", logits: whole}
     got, right = first_step(case, planted(case, tmp_path, edits)), right_step(case)
     assert got.loss == pytest.approx(right.loss + log(2), rel=1e-12)
@@ -110,9 +124,11 @@ def test_row_29_every_rank_clips_by_its_own_norm(tmp_path: Path) -> None:
     )
 
 
-def test_row_30_initial_values_that_depend_on_the_sharding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank drew its part as if it were the first (pytorch#168058, Megatron#206, torchtitan PR #4600).  Nothing but
-    a run looks at initial values."""
+def test_row_30_initial_values_that_depend_on_the_sharding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank drew its part as if it were the first (pytorch#168058, Megatron#206, torchtitan PR
+    #4600).  Nothing but a run looks at initial values."""
     one, two = (harness.compiled(case, tmp_path) for case in (Case(), Case(tp=2)))
     right = harness.initial(Case(), one, seed=5)
     assert _differing(right, harness.initial(Case(tp=2), two, seed=5)) == set()
@@ -131,7 +147,9 @@ def _differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> set[str]:
 def test_row_33_each_rank_decides_by_itself_whether_to_update(tmp_path: Path) -> None:
     """The rank without labels keeps its weights, the other does not (ColossalAI PR #1175)."""
     case = Case(dp=2, valid="silent_rank")
-    module = planted(case, tmp_path, {"skip=num_tokens == 0": "skip=count_valid(batch.labels) == 0"})
+    module = planted(
+        case, tmp_path, {"skip=num_tokens == 0": "skip=count_valid(batch.labels) == 0"}
+    )
     with pytest.raises(AssertionError, match="copies on two ranks differ"):
         first_step(case, module)
 
@@ -144,10 +162,14 @@ ORDERED = f"""first = lambda: {FIRST}
 
 
 def test_row_34_ranks_take_two_groups_in_different_order(tmp_path: Path) -> None:
-    """A deadlock where groups overlap (torchrec PR #4149, ROCm/rccl#2191, nccl#296): the emitted text is straight-line
-    code without ranks in it, and the record of such a run cannot be played."""
+    """A deadlock where groups overlap (torchrec PR #4149, ROCm/rccl#2191, nccl#296): the emitted
+    text is straight-line code without ranks in it, and the record of such a run cannot be played.
+    """
     defect = Defect("llama", text={FIRST: ORDERED, f"    {SECOND}  # P": "    # P"})
-    assert "`lambda: all_reduce_(gradients['matrices'], dp)` is no part of a program" in defect.emission()
+    assert (
+        "`lambda: all_reduce_(gradients['matrices'], dp)` is no part of a program"
+        in defect.emission()
+    )
     case = Case(dp=2, tp=2, sp=True)
     found = record(planted(case, tmp_path, defect.text), tmp_path)
     assert {each.what for each in found.differences} == {"another order"}

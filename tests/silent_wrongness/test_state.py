@@ -1,8 +1,8 @@
 """State that outlives a step, and values before one: rows 68, 81, 82, 84, 94, 97 to 103, 107
 and 108.
 
-State, checkpoints, data, initial values and kernels: nothing that the proof evaluates.  Each is planted in the runtime,
-in one process where that shows it.
+State, checkpoints, data, initial values and kernels: nothing that the proof evaluates.  Each is
+planted in the runtime, in one process where that shows it.
 """
 
 import importlib.util
@@ -66,18 +66,29 @@ def _loaded(module: ModuleType, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("swaps", [False, True])
-def test_row_68_experts_are_saved_in_another_order_than_ranks_hold_them(swaps: bool, tmp_path: Path) -> None:
-    """A run on another mesh resumes with other experts: no thread found.  Parameters of two ranks, read by one."""
+def test_row_68_experts_are_saved_in_another_order_than_ranks_hold_them(
+    swaps: bool, tmp_path: Path
+) -> None:
+    """A run on another mesh resumes with other experts: no thread found.
+
+    Parameters of two ranks, read by one.
+    """
     case, alone = Case(dp=2, model="two", experts="dp"), Case(model="two")
     start = reference.initial(case.config)
     run_ranks(2, _saved, harness.compiled(case, tmp_path / "two"), start, tmp_path / "saved", swaps)
     (found,) = run_ranks(1, _loaded, harness.compiled(alone, tmp_path / "one"), tmp_path / "saved")
-    differ = {name for name, value in start.items() if not torch.equal(found[name].view_as(value), value)}
-    assert differ == {name for name in start if swaps and name.rpartition(".")[2] in ("w_gate", "w_up", "w_down")}
+    differ = {
+        name for name, value in start.items() if not torch.equal(found[name].view_as(value), value)
+    }
+    assert differ == {
+        name for name in start if swaps and name.rpartition(".")[2] in ("w_gate", "w_up", "w_down")
+    }
 
 
 def _resumed(folder: Path, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether a state that is saved after three updates, and loaded by another, goes on as it does itself."""
+    """Whether a state that is saved after three updates, and loaded by another, goes on as it
+    does itself.
+    """
     state, other = (made({"dp": 1}, seed, dtype=dtype) for seed in (0, 1))
     for step in range(3):
         update(state, step)
@@ -87,9 +98,12 @@ def _resumed(folder: Path, dtype: torch.dtype = torch.float32) -> bool:
     return all(torch.equal(value, whole(other)[key]) for key, value in whole(state).items())
 
 
-def test_row_84_moments_of_the_optimizer_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What had no memory yet was not filled, and a resumed run began without (KempnerForge PR #115, DeepSpeed#8147).
-    Here all that a checkpoint has must be taken, and all that a run needs must be there."""
+def test_row_84_moments_of_the_optimizer_stay_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had no memory yet was not filled, and a resumed run began without (KempnerForge PR #115,
+    DeepSpeed#8147).  Here all that a checkpoint has must be taken, and all that a run needs must be
+    there."""
     assert _resumed(tmp_path / "right")
     opened = saver._opened
 
@@ -101,14 +115,22 @@ def test_row_84_moments_of_the_optimizer_stay_behind(tmp_path: Path, monkeypatch
         _resumed(tmp_path / "wrong")
 
 
-def test_row_102_masters_are_made_of_rounded_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint had the weights of bfloat16, and each resumption lost what masters had more (OpenTau#185)."""
+def test_row_102_masters_are_made_of_rounded_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint had the weights of bfloat16, and each resumption lost what masters had more
+    (OpenTau#185).
+    """
     assert _resumed(tmp_path / "right", torch.bfloat16)
     boxes = TrainState.boxes
 
     def rounded(state: TrainState) -> Iterator[Box]:
         for box in boxes(state):
-            yield box if "/" in box.key else replace(box, tensor=box.tensor.copy_(box.tensor.bfloat16()))
+            yield (
+                box
+                if "/" in box.key
+                else replace(box, tensor=box.tensor.copy_(box.tensor.bfloat16()))
+            )
 
     save = saver.save
 
@@ -151,10 +173,13 @@ def _reduced_too_late(defect: bool) -> float:
 def test_row_81_gradients_are_used_before_they_are_reduced() -> None:
     """Nothing waited for the stream on which they were (DeepSpeed#8061, #5545; Megatron#5222)."""
     assert max(run_ranks(2, _reduced_too_late, False)) < 1e-12
-    assert not max(run_ranks(2, _reduced_too_late, True)) < 1e-6  # memory that was not received into is NaN
+    # memory that was not received into is NaN
+    assert not max(run_ranks(2, _reduced_too_late, True)) < 1e-6
 
 
-def test_row_97_gradients_of_the_last_step_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_97_gradients_of_the_last_step_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They were not zeroed: no thread found."""
     case = Case()
     start, batches = reference.initial(case.config), [*harness.batches(case, 2)]
@@ -180,7 +205,9 @@ def test_row_107_weights_of_other_ranks_are_those_of_the_step_before() -> None:
 
 
 def test_row_108_the_learning_rate_follows_another_count_of_steps() -> None:
-    """Schedules advanced with each microbatch, or by each process (accelerate#963, lightning#1476)."""
+    """Schedules advanced with each microbatch, or by each process (accelerate#963,
+    lightning#1476).
+    """
     for old, new in (("steps=1,", "steps=2,"), ("state.update(lr,", "state.update(lr / 2,")):
         assert Defect("llama", text={old: new}).emission()
 
@@ -193,11 +220,19 @@ def test_row_98_what_should_not_decays(tmp_path: Path) -> None:
     def differ(module: ModuleType) -> set[str]:
         got = first_step(case, module)
         assert wrong_gradients(got, right) == set()
-        return {name for name, value in right.parameters.items() if not torch.allclose(got.parameters[name], value)}
+        return {
+            name
+            for name, value in right.parameters.items()
+            if not torch.allclose(got.parameters[name], value)
+        }
 
     assert differ(harness.compiled(case, tmp_path / "right")) == set()
     norms = differ(
-        planted(case, tmp_path / "wrong", {"weight_decay=0.0, lr_scale=0.5": "weight_decay=0.3, lr_scale=0.5"})
+        planted(
+            case,
+            tmp_path / "wrong",
+            {"weight_decay=0.0, lr_scale=0.5": "weight_decay=0.3, lr_scale=0.5"},
+        )
     )
     assert norms == {"layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "norm"}
 
@@ -212,20 +247,32 @@ def _rows(folder: Path, steps: range, patch: Any = None) -> list[list[int]]:
     """The first tokens of the rows that each of two data-parallel ranks reads."""
     path = folder / "data.bin"
     path.write_bytes(bytes(range(80)))
-    stream, layout = Stream([str(path)], torch.uint8, 5), Input(("batch", "seq"), {"batch": ("dp",)})
+    stream, layout = (
+        Stream([str(path)], torch.uint8, 5),
+        Input(("batch", "seq"), {"batch": ("dp",)}),
+    )
     inputs = {"tokens": layout, "labels": layout}
     found: list[list[int]] = []
     for rank in range(2):
         mesh: Any = mesh_at(dp=(2, rank))
-        mesh.size, mesh.rank = (lambda *axes: 2 if axes else 1), (lambda *axes, rank=rank: rank if axes else 0)
+        mesh.size, mesh.rank = (
+            (lambda *axes: 2 if axes else 1),
+            (lambda *axes, rank=rank: rank if axes else 0),
+        )
         mesh.device = torch.device("cpu")
         dealt = Loader(Mixture([Part("", stream)]), FILES, inputs, mesh, 8, 2, 256, seed=0)
-        found.append([int(row[0]) for step in steps for part in dealt.batch(step).tokens for row in part])
+        found.append(
+            [int(row[0]) for step in steps for part in dealt.batch(step).tokens for row in part]
+        )
     return found
 
 
-def test_row_99_each_rank_reads_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many ranks did the work of one (rbyte PR #106, icefall#1616): of a step no row is on two ranks."""
+def test_row_99_each_rank_reads_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many ranks did the work of one (rbyte PR #106, icefall#1616): of a step no row is on
+    two ranks.
+    """
     one, other = _rows(tmp_path, range(2))
     assert not {*one} & {*other}
     assert {*one} | {*other} == {*range(0, 80, 5)}
@@ -235,13 +282,19 @@ def test_row_99_each_rank_reads_the_same_rows(tmp_path: Path, monkeypatch: pytes
     assert one == other
 
 
-def test_row_100_each_pass_has_the_order_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of the pass was not in the seed (pytorch#31771), or was forgotten on resumption (accelerate PR #4071):
-    a step's rows are a function of its number alone."""
+def test_row_100_each_pass_has_the_order_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of the pass was not in the seed (pytorch#31771), or was forgotten on resumption
+    (accelerate PR #4071): a step's rows are a function of its number alone."""
     first, second = (_rows(tmp_path, steps) for steps in (range(2), range(2, 4)))
     assert first != second
     assert sorted(chain(*first)) == sorted(chain(*second))
-    monkeypatch.setattr(order.hashlib, "sha256", lambda text, made=order.hashlib.sha256: made(text.partition(b"/")[0]))
+    monkeypatch.setattr(
+        order.hashlib,
+        "sha256",
+        lambda text, made=order.hashlib.sha256: made(text.partition(b"/")[0]),
+    )
     assert _rows(tmp_path, range(2)) == _rows(tmp_path, range(2, 4))
 
 
@@ -268,7 +321,9 @@ def _attends(case: Case, folder: Path) -> set[str]:
     return wrong_gradients(first_step(case, harness.compiled(case, folder)), right_step(case))
 
 
-def test_row_94_scores_are_scaled_by_the_width_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_94_scores_are_scaled_by_the_width_of_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where values are narrower or wider than keys, and padded (TransformerEngine#2868)."""
     case = Case(model="latent")
     assert _attends(case, tmp_path / "right") == set()
@@ -280,7 +335,9 @@ def test_row_94_scores_are_scaled_by_the_width_of_values(tmp_path: Path, monkeyp
     assert "layers.0.wq" in _attends(case, tmp_path / "wrong")
 
 
-def test_row_103_query_heads_attend_to_other_key_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_103_query_heads_attend_to_other_key_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Heads of keys were tiled where they are repeated (onnx PR #7274, axlearn PR #842)."""
     case = Case()
     assert _attends(case, tmp_path / "right") == set()
@@ -294,7 +351,9 @@ def test_row_103_query_heads_attend_to_other_key_heads(tmp_path: Path, monkeypat
 
 
 def test_row_82_places_are_counted_in_32_bits(tmp_path: Path) -> None:
-    """524,288 rows of 7,168 numbers are more than 2^31 (torchtitan#3969, #3769): read off the compiled kernels."""
+    """524,288 rows of 7,168 numbers are more than 2^31 (torchtitan#3969, #3769): read off the
+    compiled kernels.
+    """
     assert not _narrow(kernels)
     path = tmp_path / "narrow.py"
     path.write_text(Path(str(kernels.__file__)).read_text().replace(".to(tl.int64)", ""))
@@ -307,7 +366,9 @@ def test_row_82_places_are_counted_in_32_bits(tmp_path: Path) -> None:
 
 
 def _narrow(module: ModuleType) -> set[str]:
-    """The kernels of rows of experts that count in 32 bits where a tensor may have more elements."""
+    """The kernels of rows of experts that count in 32 bits where a tensor may have more
+    elements.
+    """
     order, tile = order_of(64, 8, "cpu"), {7168: Tile(rows=1, warps=4, columns=1024)}
     order.rows, order.choices = order.rows.to("meta"), order.choices.to("meta")
     x = torch.empty(64, 7168, device="meta", requires_grad=True)

@@ -31,7 +31,11 @@ MENDED = [
     ("[python_stdlib]", '["python_stdlib"]', "[python_stdlib]"),
     ("seq = 128", "seq = 128.0", "seq = 128"),
     ("batch over dp", "batch = dp", "batch over dp"),
-    ("steps =", "precision = bf16  reduce = fp16  steps =", "precision = bf16  reduce = bf16  steps ="),
+    (
+        "steps =",
+        "precision = bf16  reduce = fp16  steps =",
+        "precision = bf16  reduce = bf16  steps =",
+    ),
     ("steps =", "room = 1.5  steps =", "steps ="),
     ("head[hidden -> vocab]", "head[hidden => vocab]", "head[hidden -> vocab]"),
     ("steps = 100", "steps : 100", "steps = 100"),
@@ -43,7 +47,11 @@ MENDED = [
     ("[python_stdlib]", "[python_stdlib.txt]", '["python_stdlib.txt"]'),
     ("clip = 1.0", "clip = .5", "clip = 0.5"),
     ("mesh  {", "mesh = {", "mesh {"),
-    ("train {", "cluster { gpu = v100_16gb  gpus_per_node = 4 }\ntrain {\n  kernels = triton", "kernels = torch"),
+    (
+        "train {",
+        "cluster { gpu = v100_16gb  gpus_per_node = 4 }\ntrain {\n  kernels = triton",
+        "kernels = torch",
+    ),
 ]
 
 
@@ -76,7 +84,9 @@ def test_each_row_is_used() -> None:
 
 @pytest.mark.parametrize("code", [code for code, entry in TEXTS.items() if "wrong" in entry])
 def test_each_edit_mends_the_example_of_a_code(code: str) -> None:
-    """An edit may show another mistake, as a name that is now right is used wrongly; never the same."""
+    """An edit may show another mistake, as a name that is now right is used wrongly; never the
+    same.
+    """
     at = TEXTS[code].get("at", TEXTS[code]["right"])
     broken = Source("plan.scale", PLAN.replace(at, TEXTS[code]["wrong"]))
     for diagnostic in told(broken):
@@ -93,12 +103,17 @@ def test_each_edit_mends_the_example_of_a_code(code: str) -> None:
         ("lr = 1e-3", "lr = 1e-3  schedule = linear", ["constant", "cosine"]),
     ],
 )
-def test_a_few_words_to_choose_from_are_an_edit_each(words: str, wrong: str, offered: list[str]) -> None:
+def test_a_few_words_to_choose_from_are_an_edit_each(
+    words: str, wrong: str, offered: list[str]
+) -> None:
     broken = Source(RIGHT.path, RIGHT.text.replace(words, wrong, 1))
     found = [fix for diagnostic in told(broken) for fix in fixes(diagnostic)]
     assert [fix.text for fix in found] == offered
     for fix in found:
-        messages = {each.message for each in told(Source(RIGHT.path, replaced(broken.text, [fix.span], fix.text)))}
+        messages = {
+            each.message
+            for each in told(Source(RIGHT.path, replaced(broken.text, [fix.span], fix.text)))
+        }
         assert not messages & {each.message for each in told(broken)}
 
 

@@ -1,4 +1,6 @@
-"""Formatting: ugly plans and what becomes of them; of random ones, that words, comments and meaning stay."""
+"""Formatting: ugly plans and what becomes of them; of random ones, that words, comments and
+meaning stay.
+"""
 
 import random
 import sys
@@ -26,13 +28,16 @@ GOLDEN = {
         'use "models/llama.scale" { dims { hidden = 64  heads = -4 * (2 + 1) } }\n',
     ),
     "user ops": (
-        'op f(x[..,d],linear w[ d ],eps)->[ ..,d ]over ..from"own:f"op g(x[a , b])->[a,b] over a , b from "own:g"',
+        'op f(x[..,d],linear w[ d ],eps)->[ ..,d ]over ..from"own:f"op g(x[a , b])->[a,b] over'
+        ' a , b from "own:g"',
         'op f(x[.., d], linear w[d], eps) -> [.., d] over .. from "own:f"'
         '  op g(x[a, b]) -> [a, b] over a, b from "own:g"\n',
     ),
     "a bracket of the author's lines that a long line closes": (
         "model m(t[a]) { x = f(g(\na), " + "some + " * 20 + "b) }",
-        "model m(t[a]) {\n  x = f(\n    g(\n      a\n    ),\n    some\n" + "    + some\n" * 19 + "    + b\n  )\n}\n",
+        "model m(t[a]) {\n  x = f(\n    g(\n      a\n    ),\n    some\n"
+        + "    + some\n" * 19
+        + "    + b\n  )\n}\n",
     ),
     "a model": (
         "model m ( tokens [batch,seq],labels[ batch , seq ] ) {init~normal( 0.02 ) init a,b~zeros\n"
@@ -91,7 +96,10 @@ op f(x[..,d])->[..,d],[ d ]over .. from "a:b"deterministic
 op f(x[.., d]) -> [.., d], [d] over .. from "a:b" deterministic
 """,
     ),
-    "blank lines": ("\n\na {\n\n\nb = 1\n\n\n\nc = 2\n\n}\n\n\nd {\n\n}\n\n", "a {\n  b = 1\n\n  c = 2\n}\n\nd {}\n"),
+    "blank lines": (
+        "\n\na {\n\n\nb = 1\n\n\n\nc = 2\n\n}\n\n\nd {\n\n}\n\n",
+        "a {\n  b = 1\n\n  c = 2\n}\n\nd {}\n",
+    ),
     "columns": (
         """cluster { gpu = h100 }
 mesh { dp = 2 }
@@ -256,13 +264,18 @@ a {
 """,
     ),
     "a section too long": (
-        f"train {{ {' '.join(f'setting_{n} = {n}' for n in range(8))} optimizer adamw {{ lr = 1 }} }}",
-        "train {\n" + "".join(f"  setting_{n} = {n}\n" for n in range(8)) + "  optimizer adamw { lr = 1 }\n}\n",
+        f"train {{ {' '.join(f'setting_{n} = {n}' for n in range(8))} optimizer adamw {{ lr ="
+        f" 1 }} }}",
+        "train {\n"
+        + "".join(f"  setting_{n} = {n}\n" for n in range(8))
+        + "  optimizer adamw { lr = 1 }\n}\n",
     ),
     "a statement too long": (
-        "model m(t[a]) { loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab], "
+        "model m(t[a]) { loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ head[hidden ->"
+        " vocab], "
         "labels, ignored_label=-100, smoothing=0.125)\n"
-        f"x = x + (silu(m @ {'w' * 30}[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ {'v' * 30}[ffn -> hidden]\n"
+        f"x = x + (silu(m @ {'w' * 30}[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @"
+        f" {'v' * 30}[ffn -> hidden]\n"
         f"y = f({'a' * 50}, g({'b' * 50}), {'c' * 50}) }}",
         f"""model m(t[a]) {{
   loss = cross_entropy(
@@ -284,7 +297,8 @@ a {
         f"a {{\n  {'b' * 60} = 1\n  c = {'d' * 80}\n}}\n",
     ),
     "numbers of steps": (
-        "watch{copies   every 100  replay=5 every every 2}\nwatch{copies every 100 #x\nreplay every\n7\nskips=2 }",
+        "watch{copies   every 100  replay=5 every every 2}\nwatch{copies every 100 #x\nreplay"
+        " every\n7\nskips=2 }",
         "watch { copies every 100  replay = 5  every every 2 }\n"
         "watch {\n  copies every 100 #x\n  replay every 7\n  skips = 2\n}\n",
     ),
@@ -306,7 +320,9 @@ def test_golden(case: str) -> None:
     assert formatted(fine) == fine
 
 
-@pytest.mark.parametrize("path", sorted(PLANS.rglob("*.scale")), ids=lambda path: str(path.relative_to(PLANS)))
+@pytest.mark.parametrize(
+    "path", sorted(PLANS.rglob("*.scale")), ids=lambda path: str(path.relative_to(PLANS))
+)
 def test_the_plans_of_scalec_are_formatted(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert formatted(text) == text
@@ -333,9 +349,22 @@ def test_lines_are_divided_until_they_fit(plan: str, chance: random.Random) -> N
 
 def _scattered(plan: str, chance: random.Random) -> str:
     """A plan's words, with any white space and comments between them."""
-    spaces = ["  ", " \t", "\n", "\n   ", "\n\n\n", "\r\n", " # a  \n", "\n#b\n", "\n    # c = {\n\n"]
+    spaces = [
+        "  ",
+        " \t",
+        "\n",
+        "\n   ",
+        "\n\n\n",
+        "\r\n",
+        " # a  \n",
+        "\n#b\n",
+        "\n    # c = {\n\n",
+    ]
     rare = chance.choice([0.02, 0.3, 1.0])
-    parts = [word.text + (chance.choice(spaces) if chance.random() < rare else " ") for word in read(plan)]
+    parts = [
+        word.text + (chance.choice(spaces) if chance.random() < rare else " ")
+        for word in read(plan)
+    ]
     return "".join(parts)
 
 

@@ -1,4 +1,6 @@
-"""Plans written as in other languages: each message, letter for letter, is in tests/golden/habits.txt."""
+"""Plans written as in other languages: each message, letter for letter, is in
+tests/golden/habits.txt.
+"""
 
 import re
 from collections import defaultdict

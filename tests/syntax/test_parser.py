@@ -80,8 +80,14 @@ def number(value: float, unit: str = "") -> Number:
         ("-a", Negative(name("a"), NOWHERE)),
         ("a - b * c", Binary("-", name("a"), Binary("*", name("b"), name("c"), NOWHERE), NOWHERE)),
         ("a - b - c", Binary("-", Binary("-", name("a"), name("b"), NOWHERE), name("c"), NOWHERE)),
-        ("(a - b) / c", Binary("/", Binary("-", name("a"), name("b"), NOWHERE), name("c"), NOWHERE)),
-        ("f(a, k=1)", Call(name("f"), (name("a"),), (Setting(name("k"), number(1), NOWHERE),), NOWHERE)),
+        (
+            "(a - b) / c",
+            Binary("/", Binary("-", name("a"), name("b"), NOWHERE), name("c"), NOWHERE),
+        ),
+        (
+            "f(a, k=1)",
+            Call(name("f"), (name("a"),), (Setting(name("k"), number(1), NOWHERE),), NOWHERE),
+        ),
         ("w[a -> b, c]", ParamUse(name("w"), (name("a"),), (name("b"), name("c")), NOWHERE)),
         ("w[a, b]", ParamUse(name("w"), (), (name("a"), name("b")), NOWHERE)),
         ("overt", name("overt")),
@@ -114,7 +120,8 @@ def test_a_plan() -> None:
 
 def test_branches() -> None:
     (model,) = parse(
-        "model m(t[b]) { repeat l as i { if i < 2 + k { x = as } else { if j < 1 { } } if i < 3 { y = x } } }"
+        "model m(t[b]) { repeat l as i { if i < 2 + k { x = as } else { if j < 1 { } } if i <"
+        " 3 { y = x } } }"
     )
     x, y, end = name("x"), name("y"), Binary("+", number(2), name("k"), NOWHERE)
     inner = If(name("j"), number(1), (), (), NOWHERE)
@@ -132,7 +139,9 @@ def test_ops_of_several_results() -> None:
 
 
 def test_keywords_are_names_elsewhere() -> None:
-    assert value("if + as * else") == Binary("+", name("if"), Binary("*", name("as"), name("else"), NOWHERE), NOWHERE)
+    assert value("if + as * else") == Binary(
+        "+", name("if"), Binary("*", name("as"), name("else"), NOWHERE), NOWHERE
+    )
     assert value("init + model") == Binary("+", name("init"), name("model"), NOWHERE)
     assert value("every(2, every)") == Call(name("every"), (number(2), name("every")), (), NOWHERE)
 
@@ -141,7 +150,9 @@ def test_numbers_of_steps() -> None:
     (section,) = parse("watch { every every 10 # or\n copies every # of steps\n 1_000 replay = 5 }")
     pairs = [("every", 10, True), ("copies", 1000, True), ("replay", 5, False)]
     assert isinstance(section, Section)
-    assert section.entries == tuple(Setting(name(key), number(n), NOWHERE, every=said) for key, n, said in pairs)
+    assert section.entries == tuple(
+        Setting(name(key), number(n), NOWHERE, every=said) for key, n, said in pairs
+    )
 
 
 def test_spans_are_those_of_the_text() -> None:
@@ -149,7 +160,12 @@ def test_spans_are_those_of_the_text() -> None:
     assert isinstance(section, Section)
     (setting,) = section.entries
     assert isinstance(setting, Setting)
-    assert (section.span.line, section.span.column, section.span.end_line, section.span.end_column) == (1, 1, 4, 2)
+    assert (
+        section.span.line,
+        section.span.column,
+        section.span.end_line,
+        section.span.end_column,
+    ) == (1, 1, 4, 2)
     assert (section.head.end_line, section.head.end_column) == (1, 5)
     at = setting.value.span
     assert (at.line, at.column, at.end_line, at.end_column) == (2, 8, 3, 9)
@@ -258,7 +274,10 @@ SNIPPETS = [
     "\\",
     "-",
 ]
-edits = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 30), st.sampled_from(["", *SNIPPETS])), max_size=4)
+edits = st.lists(
+    st.tuples(st.integers(0, 2000), st.integers(0, 30), st.sampled_from(["", *SNIPPETS])),
+    max_size=4,
+)
 
 
 def told(text: str) -> str:
@@ -282,7 +301,10 @@ def test_mutated_plans(path: Path, edits: list[tuple[int, int, str]]) -> None:
     assert is_safe_to_print(told(text))
 
 
-@given(st.text(max_size=80) | st.lists(st.sampled_from([*SNIPPETS, "a", "1"]), max_size=30).map(" ".join))
+@given(
+    st.text(max_size=80)
+    | st.lists(st.sampled_from([*SNIPPETS, "a", "1"]), max_size=30).map(" ".join)
+)
 def test_garbage(text: str) -> None:
     assert is_safe_to_print(told(text))
 
@@ -295,7 +317,9 @@ def parse_anew(text: str) -> None:
     lark_parser.parser("plan", Transformer()).parse(text)
 
 
-def test_the_table_is_cached_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_cached_for_the_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     parse_anew("mesh { }")
     (table,) = (tmp_path / "scalec").iterdir()
@@ -339,7 +363,9 @@ def test_versions_that_differ_in_an_imported_grammar_share_no_table(
 def test_places_in_other_files_and_colour() -> None:
     here = Source("a.scale", "use x").span(4, 5)
     there = Source("b.scale", "\n\ttab").span(2, 5)
-    told = Diagnostic("E0104", "wrong", here, "this", (Note(there, "that"), Note(None, "noted")), "one\ntwo")
+    told = Diagnostic(
+        "E0104", "wrong", here, "this", (Note(there, "that"), Note(None, "noted")), "one\ntwo"
+    )
     assert render(told) == "\n".join(
         [
             "error[E0104]: wrong",

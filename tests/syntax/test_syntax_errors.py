@@ -368,14 +368,19 @@ def test_says(text: str, told: str) -> None:
     ("content", "said"),
     [
         (b"\x93NUMPY\x01\x00" + bytes(40), "is a NumPy array (.npy), which is not read here"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 1\n", "is a pointer of Git LFS"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 1\n",
+            "is a pointer of Git LFS",
+        ),
         (b"<!DOCTYPE html>\n<html></html>\n", "is a web page (HTML), which is not read here"),
         (gzip.compress(b"model mine", mtime=0), "is compressed by gzip, which is not read here"),
         (b'{"model_type": "llama"}', "this looks like JSON, and no plan begins so"),
     ],
 )
 def test_a_file_of_another_format_is_named(content: bytes, said: str, tmp_path: Path) -> None:
-    """In the place of a plan; of hardware (but JSON, which is no TOML) it is told as a mistake of the plan."""
+    """In the place of a plan; of hardware (but JSON, which is no TOML) it is told as a mistake
+    of the plan.
+    """
     path = tmp_path / "plan.scale"
     path.write_bytes(content)
     with pytest.raises(PlanError, match=re.escape(said)):

@@ -1,4 +1,5 @@
-"""The audit: every mistake that it knows is made, and found; and where the evaluator is broken, it says so.
+"""The audit: every mistake that it knows is made, and found; and where the evaluator is broken, it
+says so.
 
 Purpose: the verdicts on plans of every kind of parallelism; one mutant of each family by name.
 Non-goals: single errors and what the user is told of them (`test_proof`, `test_locate`).
@@ -70,16 +71,31 @@ EXPECTED = {
     "left out with its conjugate": ("all_gather of a over tp and its conjugate", Fate.VALUES),
     "coercion done twice": ("all_reduce of loss.1 over dp done twice", Fate.VALUES),
     "coercion of another kind": ("all_reduce of label_logit over tp as a maximum", Fate.VALUES),
-    "coercion over other axes": ("all_reduce of g_vectors over dp x tp done over dp instead", Fate.VALUES),
-    "coercion along another dim": ("all_gather of a over tp along hidden instead of seq", Fate.SHAPES),
-    "shards shifted by a rank": ("reduce_scatter of x over tp into shards shifted along tp", Fate.VALUES),
-    "shards of two ranks exchanged": ("all_gather of m over tp of shards exchanged along tp", Fate.VALUES),
+    "coercion over other axes": (
+        "all_reduce of g_vectors over dp x tp done over dp instead",
+        Fate.VALUES,
+    ),
+    "coercion along another dim": (
+        "all_gather of a over tp along hidden instead of seq",
+        Fate.SHAPES,
+    ),
+    "shards shifted by a rank": (
+        "reduce_scatter of x over tp into shards shifted along tp",
+        Fate.VALUES,
+    ),
+    "shards of two ranks exchanged": (
+        "all_gather of m over tp of shards exchanged along tp",
+        Fate.VALUES,
+    ),
     "the last microbatch alone": ("only the last microbatch's d_head", Fate.VALUES),
     "divided by microbatches": ("loss divided by the number of microbatches", Fate.VALUES),
     "carry of a repeat lost": ("d_x.1 not carried", Fate.VALUES),
     "repeat in the wrong direction": ("repeat over layers run forward", Fate.VALUES),
     "slices of another layer": ("x.7 of another layer", Fate.VALUES),
-    "recomputed with slices of another layer": ("v.1 recomputed with wv.3 of another layer", Fate.VALUES),
+    "recomputed with slices of another layer": (
+        "v.1 recomputed with wv.3 of another layer",
+        Fate.VALUES,
+    ),
     "repeats exchanged": ("layers_0 and layers_1 exchanged in forward", Fate.VALUES),
     "wrong value saved for backward": ("d_q made of q.2 instead of _o.2", Fate.VALUES),
     "part of a gradient lost or doubled": ("d_x.1 lost from d_x.3", Fate.VALUES),
@@ -92,20 +108,38 @@ EXPECTED = {
     "loss scale": ("update by gradients with their loss scale", Fate.VALUES),
     "another parameter's gradient": ("d_w_gate.2 and d_w_up.2 exchanged", Fate.VALUES),
     "another rank's gradient": ("g_matrices.1 of two ranks along tp exchanged", Fate.VALUES),
-    "part taken for the first": ("embedding: every rank's part of vocab taken for the first", Fate.VALUES),
+    "part taken for the first": (
+        "embedding: every rank's part of vocab taken for the first",
+        Fate.VALUES,
+    ),
     "chunks taken for parts": ("rope of _y: chunks taken for parts", Fate.VALUES),
     "seen across documents": ("_o made across documents", Fate.VALUES),
     "documents of another rank": ("d_q made by the documents of another rank of dp", Fate.VALUES),
     "another dropout's draws": ("d_q made as another dropout is", Fate.VALUES),
     "another rank's draws": ("d_q made of the draws of another rank of dp", Fate.VALUES),
     "draws not drawn anew": ("all microbatches draw alike", Fate.VALUES),
-    "weights of the step before": ("all_gather of w_layers_vectors.6 over dp not seen", Fate.VALUES),
+    "weights of the step before": (
+        "all_gather of w_layers_vectors.6 over dp not seen",
+        Fate.VALUES,
+    ),
     "weights of the next layer": ("w_layers_vectors.3 of the next layer", Fate.VALUES),
     "gradients of layers exchanged": ("layers of g_layers_vectors.4 exchanged", Fate.VALUES),
-    "reduced in the layer and in the step": ("g_layers_vectors.5 reduced in the step too", Fate.VALUES),
-    "left out in one layer": ("reduce_scatter of g_layers_vectors.1 over dp left out in one layer", Fate.VALUES),
-    "copies of several stages counted twice": ("g_matrices.2 counted in the norm by all that hold it", Fate.VALUES),
-    "summed over stages without a copy": ("g_matrices.1 summed over ranks that do not hold it", Fate.VALUES),
+    "reduced in the layer and in the step": (
+        "g_layers_vectors.5 reduced in the step too",
+        Fate.VALUES,
+    ),
+    "left out in one layer": (
+        "reduce_scatter of g_layers_vectors.1 over dp left out in one layer",
+        Fate.VALUES,
+    ),
+    "copies of several stages counted twice": (
+        "g_matrices.2 counted in the norm by all that hold it",
+        Fate.VALUES,
+    ),
+    "summed over stages without a copy": (
+        "g_matrices.1 summed over ranks that do not hold it",
+        Fate.VALUES,
+    ),
 }
 """A mutant of each family in the tiny plan, and how it is found."""
 
@@ -154,7 +188,10 @@ def compiled(name: str) -> tuple[Program, Program]:
 def benches(name: str) -> list[Bench]:
     """Where single mutants of a plan are evaluated."""
     program, model = compiled(name)
-    return [Bench(case_of(program, model, axes), Field(4, len(program.axes))) for axes in meshes(program)]
+    return [
+        Bench(case_of(program, model, axes), Field(4, len(program.axes)))
+        for axes in meshes(program)
+    ]
 
 
 def survivors(found: Audit) -> list[str]:
@@ -205,7 +242,9 @@ def test_every_mutant_is_killed(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_of_each_family_is_killed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one of a family in each plan."""
-    monkeypatch.setattr(audited, "mutants", lambda program: one_of_each_family(program, NAMES.index(name)))
+    monkeypatch.setattr(
+        audited, "mutants", lambda program: one_of_each_family(program, NAMES.index(name))
+    )
     found = audit(*compiled(name))
     assert survivors(found) == []
     assert len(found.of(Fate.VALUES)) > 5
@@ -229,7 +268,11 @@ def test_mutants_are_all_different_and_differ_from_the_program() -> None:
 
 
 def test_a_group_of_one_rank_has_no_mutants() -> None:
-    assert not [m.what for m in mutants(compiled("axes of size 1")[0]) if "coercion" in m.family or "rank" in m.family]
+    assert not [
+        m.what
+        for m in mutants(compiled("axes of size 1")[0])
+        if "coercion" in m.family or "rank" in m.family
+    ]
 
 
 # ---- what is said
@@ -237,9 +280,16 @@ def test_a_group_of_one_rank_has_no_mutants() -> None:
 
 def test_the_table_counts_each_family_and_names_what_was_not_killed() -> None:
     program, _ = compiled("")
-    first, second, third = [Mutant("a family", what, "llama.scale:6", program) for what in ("one", "two", "three")]
+    first, second, third = [
+        Mutant("a family", what, "llama.scale:6", program) for what in ("one", "two", "three")
+    ]
     fates = (Fate.SHAPES, Fate.EQUIVALENT, Fate.MISSED)
-    found = Audit(tuple(Verdict(m, fate, {"dp": 2}) for m, fate in zip((first, second, third), fates, strict=True)))
+    found = Audit(
+        tuple(
+            Verdict(m, fate, {"dp": 2})
+            for m, fate in zip((first, second, third), fates, strict=True)
+        )
+    )
     assert [*found.lines()] == [
         "mutants   made  by shapes  by values  equivalent  missed",
         "a family     3          1          0           1       1",
@@ -254,7 +304,9 @@ def test_the_table_counts_each_family_and_names_what_was_not_killed() -> None:
 # ---- evaluators that are broken
 
 
-def test_an_evaluator_that_takes_all_numbers_for_equal_misses_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluator_that_takes_all_numbers_for_equal_misses_mutants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(audited, "mutants", only("divided by the ranks"))
     monkeypatch.setattr(Field, "unequal", lambda self, x, y: np.zeros(x.shape, bool))
     found = audit(*compiled(""))
@@ -262,7 +314,9 @@ def test_an_evaluator_that_takes_all_numbers_for_equal_misses_mutants(monkeypatc
     assert not found.passed
 
 
-def test_an_order_in_which_zero_is_the_least_misses_a_maximum_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_in_which_zero_is_the_least_misses_a_maximum_of_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rank: Rank = Field.rank
 
     def zero_least(self: Field, x: Tensor) -> Array:
@@ -270,7 +324,9 @@ def test_an_order_in_which_zero_is_the_least_misses_a_maximum_of_shards(monkeypa
 
     monkeypatch.setattr(audited, "mutants", only("coercion of another kind"))
     monkeypatch.setattr(Field, "rank", zero_least)
-    assert "missed: all_reduce of label_logit over tp as a maximum" in survivors(audit(*compiled("")))
+    assert "missed: all_reduce of label_logit over tp as a maximum" in survivors(
+        audit(*compiled(""))
+    )
 
 
 # ---- where it is
@@ -287,5 +343,7 @@ import scalec.testing.audit
 import scalec.testing
 assert "torch" not in sys.modules
 """
-    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr

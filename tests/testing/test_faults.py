@@ -1,4 +1,6 @@
-"""Faults: each strikes at its point, once, and the same for a seed; what it leaves is what such a fault leaves."""
+"""Faults: each strikes at its point, once, and the same for a seed; what it leaves is what such
+a fault leaves.
+"""
 
 import random
 import signal
@@ -83,7 +85,9 @@ def test_a_rank_is_killed_at_each_event(program: Program, event: Event) -> None:
     at = POINTS[event]
     ended = _after(_one(program) if event == "start" else program, kill(), at)
     assert ended.statuses[at.rank] == -signal.SIGKILL
-    assert [strike.split(":")[0] for strike in ended.strikes] == [f"rank {at.rank} in step {at.step or 0}"]
+    assert [strike.split(":")[0] for strike in ended.strikes] == [
+        f"rank {at.rank} in step {at.step or 0}"
+    ]
     saved = sorted(path.name for path in (program.folder / CHECKPOINTS).glob("step-*"))
     if event in ("data", "step", "collective"):  # beside which the save of step 2 may be under way
         assert [name.removesuffix(".tmp") for name in saved] in ([], ["step-000002"])
@@ -146,14 +150,19 @@ def test_exceptions_and_values_fail_as_such(program: Program) -> None:
     assert "planted" in _after(program, Raise(RuntimeError, ("planted",)), Point("data", 3)).err[0]
     full = _after(program, disk_full(), Point("write", 4))
     assert full.succeeded
-    assert "cannot save step 4: runs/tiny/checkpoints/step-000004.tmp/rank-00000.safetensors: No space" in full.out[0]
+    assert (
+        "cannot save step 4: runs/tiny/checkpoints/step-000004.tmp/rank-00000.safetensors: No space"
+        in full.out[0]
+    )
     assert "nan" in _after(program, Poison(), Point("step", 3)).err[0]
     assert _after(program, Send(signal.SIGKILL), Point("step", 3)).statuses == (-signal.SIGKILL,)
 
 
 def test_weights_that_are_gathered_are_poisoned_where_they_are_kept(program: Program) -> None:
     """Under ZeRO 3, on the rank that has the last of them."""
-    harness.written(plan_text(Case(dp=RANKS, microbatches=2, clip=1.0, state="zero 3 over dp")), program.folder)
+    harness.written(
+        plan_text(Case(dp=RANKS, microbatches=2, clip=1.0, state="zero 3 over dp")), program.folder
+    )
     ended = _after(program, Poison(), Point("step", 3, RANKS - 1))
     assert "step 3: loss nan" in "".join(ended.err)  # of the rank that is first to see it
 
@@ -163,7 +172,9 @@ def test_a_flipped_bit_is_in_the_state(program: Program) -> None:
     states = list[torch.Tensor]()
     for faults in ((), (Fault(Point("step", 2), Flip(of="state")),)):
         assert fork(program, *faults).wait().succeeded
-        states.append(Saved(program.folder / CHECKPOINTS / "step-000002").whole(["head"])["head"].view(-1))
+        states.append(
+            Saved(program.folder / CHECKPOINTS / "step-000002").whole(["head"])["head"].view(-1)
+        )
     differs = states[0].view(torch.int64) ^ states[1].view(torch.int64)
     assert differs.tolist() == [*[0] * (len(differs) - 1), 1]
 

@@ -187,32 +187,76 @@ del gone
 WRONG = [  # the signature, the words that are marked, and what was seen
     ("mean_of_all(x[.., f]) -> [.., f] over .., f", "f", "is not slice by slice along `ffn`: "),
     ("local_index(x[.., f]) -> [.., f] over .., f", "f", "when the function gets half of `ffn`"),
-    ("local_count(x[.., f]) -> [.., f] over .., f", "f", "is not slice by slice along `ffn`: 24 of 24 results differ"),
-    ("neighbours(x[.., f]) -> [.., f] over .., f", "f", "12 of 24 results differ when the function gets half of `ffn`"),
-    ("clipped_together(x[.., f]) -> [.., f] over .., f", "..", "of one slice when the other slices of `batch` change"),
-    ("affine(linear x[.., f]) -> [.., f] over .., f", "linear x[.., f]", "is not linear in `x`: 24 of 24 results"),
+    (
+        "local_count(x[.., f]) -> [.., f] over .., f",
+        "f",
+        "is not slice by slice along `ffn`: 24 of 24 results differ",
+    ),
+    (
+        "neighbours(x[.., f]) -> [.., f] over .., f",
+        "f",
+        "12 of 24 results differ when the function gets half of `ffn`",
+    ),
+    (
+        "clipped_together(x[.., f]) -> [.., f] over .., f",
+        "..",
+        "of one slice when the other slices of `batch` change",
+    ),
+    (
+        "affine(linear x[.., f]) -> [.., f] over .., f",
+        "linear x[.., f]",
+        "is not linear in `x`: 24 of 24 results",
+    ),
     ("half_gradient(x[.., f]) -> [.., f] over .., f", "x[.., f]", "has a wrong gradient by `x`: "),
-    ("half_in_float32(x[.., f]) -> [.., f] over .., f", "x[.., f]", "has a wrong gradient by `x`: "),
-    ("forgets(x[.., f], y[.., f]) -> [.., f] over .., f", "y[.., f]", "has a wrong gradient by `y`: "),
+    (
+        "half_in_float32(x[.., f]) -> [.., f] over .., f",
+        "x[.., f]",
+        "has a wrong gradient by `x`: ",
+    ),
+    (
+        "forgets(x[.., f], y[.., f]) -> [.., f] over .., f",
+        "y[.., f]",
+        "has a wrong gradient by `y`: ",
+    ),
     ("draws(x[.., f]) -> [.., f] over .., f", "", "draws random numbers: "),
     ("counts_calls(x[.., f]) -> [.., f] over .., f", "", "is not the same function in each call: "),
     ("writes(x[.., f]) -> [.., f] over .., f", "", "writes to its operand `x`"),
     ("reuses(x[.., f]) -> [.., f] over .., f", "", "gives results that its next call overwrites"),
     ("doubled(x[.., f]) -> [.., f] over ..", "", "gives (2, 3, 8), not (2, 3, 4)"),
-    ("two_results(x[.., f]) -> [.., f] over .., f", "", "gives (2, 3, 4), (2, 3, 4), not (2, 3, 4)"),
+    (
+        "two_results(x[.., f]) -> [.., f] over .., f",
+        "",
+        "gives (2, 3, 4), (2, 3, 4), not (2, 3, 4)",
+    ),
     ("a_number(x[.., f]) -> [.., f] over .., f", "", "gives a result of type float, not a tensor"),
     ("narrows(x[.., f]) -> [.., f] over .., f", "", "gives float32 where its operands are float64"),
     ("widens(x[.., f]) -> [.., f] over ..", "", "gives float32 where its operands are bfloat16"),
-    ("on_the_cpu(x[.., f]) -> [.., f] over .., f", "", "gives `mul` a tensor on the CPU, wherever its operands are"),
-    ("own_table(x[.., f]) -> [.., f] over ..", "", "gives `mul` a tensor on the CPU, wherever its operands are"),
+    (
+        "on_the_cpu(x[.., f]) -> [.., f] over .., f",
+        "",
+        "gives `mul` a tensor on the CPU, wherever its operands are",
+    ),
+    (
+        "own_table(x[.., f]) -> [.., f] over ..",
+        "",
+        "gives `mul` a tensor on the CPU, wherever its operands are",
+    ),
     ("raises(x[.., f]) -> [.., f] over .., f", "", "raises ValueError: no such thing (line "),
     ("raises_in_slices(x[.., f]) -> [.., f] over .., f", "", "when it gets one slice of `ffn`"),
     ("prints(x[.., f]) -> [.., f] over .., f", "", "prints"),
     ("leaves(x[.., f]) -> [.., f] over .., f", "", "calls sys.exit"),
     ("kills(x[.., f]) -> [.., f] over .., f", "", "ends its process"),
     ("hangs(x[.., f]) -> [.., f] over .., f", "", "has not ended after 2 s"),
-    ("looks_ahead(x[.., s, f]) -> [.., s, f] over .., f causal s", "s", "is not causal along `seq`"),
-    ("sees_the_last(x[.., s, f]) -> [.., s, f] over .., f causal s", "s", "is not causal along `seq`"),
+    (
+        "looks_ahead(x[.., s, f]) -> [.., s, f] over .., f causal s",
+        "s",
+        "is not causal along `seq`",
+    ),
+    (
+        "sees_the_last(x[.., s, f]) -> [.., s, f] over .., f causal s",
+        "s",
+        "is not causal along `seq`",
+    ),
     ("gone(x[.., f]) -> [.., f] over .., f", "", "is not there once `own.py` has been imported"),
 ]
 
@@ -366,8 +410,12 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Diagnostic]:
 
 
 @pytest.mark.sample(7)
-@pytest.mark.parametrize(("signature", "words", "seen"), WRONG, ids=[each[0].partition("(")[0] for each in WRONG])
-def test_wrong_functions_are_refused(signature: str, words: str, seen: str, refused: list[Diagnostic]) -> None:
+@pytest.mark.parametrize(
+    ("signature", "words", "seen"), WRONG, ids=[each[0].partition("(")[0] for each in WRONG]
+)
+def test_wrong_functions_are_refused(
+    signature: str, words: str, seen: str, refused: list[Diagnostic]
+) -> None:
     name = signature.partition("(")[0]
     (mistake,) = [each for each in refused if each.message.startswith(f"`{name}` of `own.py` ")]
     assert mistake.code == "E0222"
@@ -385,7 +433,11 @@ def test_the_functions_of_random_plans_pass(tmp_path: Path) -> None:
     trials, model = Trials("", None), compiled(load(plan))
     functions = trials.try_functions(model.model, model.source)
     trials.end()
-    assert [each.function for each in functions.tried] == ["own_ops:gated", "own_ops:parted", "own_ops:unit"]
+    assert [each.function for each in functions.tried] == [
+        "own_ops:gated",
+        "own_ops:parted",
+        "own_ops:unit",
+    ]
 
 
 def test_a_function_without_finite_results_is_not_tried(tmp_path: Path) -> None:
@@ -396,7 +448,9 @@ def test_a_function_without_finite_results_is_not_tried(tmp_path: Path) -> None:
     )
     functions = trials.try_functions(plan.model, plan.source)
     trials.end()
-    assert functions.untried == {"own:never_finite": "its results are not finite for any random operands"}
+    assert functions.untried == {
+        "own:never_finite": "its results are not finite for any random operands"
+    }
 
 
 def test_right_functions_pass(tmp_path: Path) -> None:
@@ -405,7 +459,9 @@ def test_right_functions_pass(tmp_path: Path) -> None:
         name = signature.partition("(")[0]
         signatures.append(signature)
         results = "a, b" if name == "turned" else "a"
-        calls.append(f"  {results} = {name}(x{further})\n  x = x + a{' * b' if name == 'turned' else ''}")
+        calls.append(
+            f"  {results} = {name}(x{further})\n  x = x + a{' * b' if name == 'turned' else ''}"
+        )
     trials = Trials("", None)
     plan = compiled(load(written(tmp_path, RIGHT_MODULE, signatures, calls)))
     functions = trials.try_functions(plan.model, plan.source)

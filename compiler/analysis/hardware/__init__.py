@@ -1,9 +1,20 @@
-"""The hardware that a step runs on, as data: a GPU, its links, its host; figures of data sheets, or measured ones.
+"""The hardware that a step runs on, as data: a GPU, its links, its host; figures of data sheets, or
+measured ones.
 
 Non-goals: seconds of an op (`time.seconds`), memory (`config.gpus`).
 """
 
 # pyright: reportUnusedImport=false
 
-from .description import DATA_SHEETS, FLASH, KERNELS, Attention, Collective, Hardware, Measured, Moved, Product
+from .description import (
+    DATA_SHEETS,
+    FLASH,
+    KERNELS,
+    Attention,
+    Collective,
+    Hardware,
+    Measured,
+    Moved,
+    Product,
+)
 from .files import check_hardware, hardware, load, named, own_file

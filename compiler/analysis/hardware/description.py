@@ -1,4 +1,6 @@
-"""A description of hardware as a rank sees it: rates, and measured seconds with what they say of sizes in between."""
+"""A description of hardware as a rank sees it: rates, and measured seconds with what they say
+of sizes in between.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
@@ -10,7 +12,9 @@ from ...syntax.diagnostics import wrong
 from ...syntax.source import Source, Span
 
 NEAR = 1.5
-"""How far a product may be from the nearest measured one, in octaves of its three sizes together."""
+"""How far a product may be from the nearest measured one, in octaves of its three sizes
+together.
+"""
 
 
 class Product(NamedTuple):
@@ -25,7 +29,9 @@ class Product(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """Attention of a kernel, heads' width and length: FLOP/s, the pairs that a causal mask lets through counted."""
+    """Attention of a kernel, heads' width and length: FLOP/s, the pairs that a causal mask lets
+    through counted.
+    """
 
     kernel: str
     width: int
@@ -66,23 +72,34 @@ class Measured:
         known = [it for it in self.products if it.dtype == dtype]
         if not known:
             return None
-        near = sorted((_octaves((m, n, k), (it.m, it.n, it.k)), it.batch != batch, it) for it in known)[:4]
+        near = sorted(
+            (_octaves((m, n, k), (it.m, it.n, it.k)), it.batch != batch, it) for it in known
+        )[:4]
         away, _, nearest = near[0]
         if away > NEAR:
             return None
         if away == 0:
             return batch / nearest.batch * nearest.seconds
-        rates = [(1 / (away * away + 1e-6), log(it.batch * it.m * it.n * it.k / it.seconds)) for away, _, it in near]
+        rates = [
+            (1 / (away * away + 1e-6), log(it.batch * it.m * it.n * it.k / it.seconds))
+            for away, _, it in near
+        ]
         mean = sum(weight * rate for weight, rate in rates) / sum(weight for weight, _ in rates)
         return batch * m * n * k / exp(mean)
 
-    def attention_rate(self, kernel: str, width: float, length: float, *, backward: bool) -> float | None:
+    def attention_rate(
+        self, kernel: str, width: float, length: float, *, backward: bool
+    ) -> float | None:
         """FLOP/s of attention by its length, at the measured width that is nearest."""
         known = [it for it in self.attention if it.kernel == kernel]
         if not known:
             return None
         nearest = min((abs(log(width / it.width)), it.width) for it in known)[1]
-        points = [(it.length, it.backward if backward else it.forward) for it in known if it.width == nearest]
+        points = [
+            (it.length, it.backward if backward else it.forward)
+            for it in known
+            if it.width == nearest
+        ]
         return _between(points, length)
 
     def seconds_of(self, op: str, bytes: float) -> float | None:
@@ -91,7 +108,11 @@ class Measured:
 
     def collective(self, op: str, ranks: int, nodes: int, bytes: float) -> float | None:
         """Seconds of a collective over groups of this size on as many nodes."""
-        known = [(it.bytes, it.seconds) for it in self.collectives if (it.op, it.ranks, it.nodes) == (op, ranks, nodes)]
+        known = [
+            (it.bytes, it.seconds)
+            for it in self.collectives
+            if (it.op, it.ranks, it.nodes) == (op, ranks, nodes)
+        ]
         return _reaching(known, bytes)
 
 
@@ -109,7 +130,9 @@ def _between(points: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def _reaching(points: Sequence[tuple[float, float]], at: float) -> float | None:
-    """Seconds by bytes: a line between measured ones, beyond the largest in proportion, below the smallest as it."""
+    """Seconds by bytes: a line between measured ones, beyond the largest in proportion, below
+    the smallest as it.
+    """
     if not points:
         return None
     import numpy as np
@@ -132,13 +155,15 @@ DATA_SHEETS = "data sheets"
 
 @frozen
 class Hardware:
-    """A rank's GPU, its links to other ranks, its host.  Rates are per second, of bytes or operations.
+    """A rank's GPU, its links to other ranks, its host.  Rates are per second, of bytes or
+    operations.
 
     name            of the GPU
     peak            operations, by element type
     memory          read and written, by the data sheet
     sms             multiprocessors
-    held            the part of the peak that large products hold in a long step, by element type; of others the least
+    held            the part of the peak that large products hold in a long step, by element type;
+                    of others the least
     attention       the part of the peak that attention holds, where no rates are known
     torch_attention  the kernel that torch takes for attention on this GPU: `flash2`, `cudnn`
     link            of a rank to others of its node, one way
@@ -146,8 +171,10 @@ class Hardware:
     ranks_per_node  neighbours in rank
     link_latency, network_latency  seconds of a message besides its bytes
     kernel          seconds that a kernel takes at least
-    op, collective, action  seconds in which the host issues an op, a collective, an action of a pipeline
-    synchronous     whether the host computes itself, as a CPU does: what it issues it does before it issues the next
+    op, collective, action  seconds in which the host issues an op, a collective, an action of a
+                            pipeline
+    synchronous     whether the host computes itself, as a CPU does: what it issues it does before
+                    it issues the next
     streamed        the part of `memory` that an op holds which only reads and writes
     contention      the part of the GPU's rate that is lost while it communicates
     measured        seconds that were measured, which win over all formulas
@@ -181,11 +208,16 @@ class Hardware:
     span: Span = field(default=Source("hardware", "").whole(), eq=False, repr=False)
 
     def peak_rate(self, dtype: str) -> float:
-        """Operations of an element type at the most.  Raises PlanError where the figures lack it."""
+        """Operations of an element type at the most.
+
+        Raises PlanError where the figures lack it.
+        """
         if dtype not in self.peak:
             # any other type's rate would be off by up to two orders of magnitude
             known = ", ".join(f"`{name}`" for name in self.peak)
-            message = f"the peak of `{self.name}` for `{dtype}` is not known: {self.source} has {known}"
+            message = (
+                f"the peak of `{self.name}` for `{dtype}` is not known: {self.source} has {known}"
+            )
             help = f"add `{dtype} = …`, in operations a second, to `peak` in `[gpu]`"
             raise wrong("E0418", message, self.span, help=help)
         return self.peak[dtype]

@@ -1,8 +1,9 @@
-"""Hardware read from files: of shipped GPUs by name, and a cluster's own, by hand or by `scalec calibrate`.
+"""Hardware read from files: of shipped GPUs by name, and a cluster's own, by hand or by `scalec
+calibrate`.
 
-A file has tables `[gpu]`, `[host]` and any number of `[[link]]`, `[[product]]`, `[[attention]]`, `[[moved]]`,
-`[[collective]]`; docs/time.md describes them.  With `[cluster] gpu = "NAME"` it only says where it differs from a
-shipped GPU.
+A file has tables `[gpu]`, `[host]` and any number of `[[link]]`, `[[product]]`, `[[attention]]`,
+`[[moved]]`, `[[collective]]`; docs/time.md describes them.  With `[cluster] gpu = "NAME"` it only
+says where it differs from a shipped GPU.
 """
 
 import tomllib
@@ -34,7 +35,18 @@ TABLES: dict[str, tuple[Any, str]] = {
 LINKS = {"node": ("link", "link_latency"), "adapters": ("network", "network_latency")}
 """The links of a file: the fields of `Hardware` with their bandwidth and latency."""
 
-GPU = ("name", "peak", "memory", "sms", "held", "attention", "torch_attention", "kernel", "streamed", "contention")
+GPU = (
+    "name",
+    "peak",
+    "memory",
+    "sms",
+    "held",
+    "attention",
+    "torch_attention",
+    "kernel",
+    "streamed",
+    "contention",
+)
 HOST = ("op", "collective", "action", "synchronous")
 NEEDED = ("name", "peak", "memory", "sms", "held", "attention", "link", "network")
 """The figures without which nothing can be priced."""
@@ -43,11 +55,14 @@ RATES = (*NEEDED, "streamed", "ranks_per_node")
 """The figures that are above 0: something is divided by each."""
 
 MEASURED_ERROR = 0.05
-"""The error to be expected of a step that is priced by a file of measured figures, where that says no other."""
+"""The error to be expected of a step that is priced by a file of measured figures, where that
+says no other.
+"""
 
 
 def hardware(program: Program) -> Hardware | None:
-    """The hardware of a plan's cluster: its own file's, or by data sheets; None where these do not know its GPU.
+    """The hardware of a plan's cluster: its own file's, or by data sheets; None where these do not
+    know its GPU.
 
     Raises PlanError where the plan's file cannot be read or is not a description of hardware.
     """
@@ -81,7 +96,9 @@ def check_hardware(cluster: Cluster, found: Diagnostics) -> None:
     with found.catch():
         own = _own(cluster)
         if cluster.gpu and own.name != cluster.gpu:
-            message = f"`{cluster.hardware}` describes {own.name}, but the plan's GPU is {cluster.gpu}"
+            message = (
+                f"`{cluster.hardware}` describes {own.name}, but the plan's GPU is {cluster.gpu}"
+            )
             help = f"write `gpu = {own.name}`, or name another file"
             found.error("E0418", message, cluster.spans["hardware"], help=help)
 
@@ -116,7 +133,9 @@ class _Reader:
             self._wrong(f"`{self.path}` is not TOML: {error}")
         known = ("cluster", "gpu", "host", "link", *TABLES)
         self._known("", given, known)
-        figures: dict[str, Any] = {"name": name} if name else {"source": Path(self.path).name, "error": MEASURED_ERROR}
+        figures: dict[str, Any] = (
+            {"name": name} if name else {"source": Path(self.path).name, "error": MEASURED_ERROR}
+        )
         figures["span"] = self.span
         figures |= self._cluster(given.get("cluster", {}))
         base = figures.pop("base", None)
@@ -124,13 +143,20 @@ class _Reader:
         figures |= self._figures("host", given.get("host", {}), HOST)
         for link in self._list("link", given):
             figures |= self._link(link)
-        own = {name: self._rows(it, self._list(it, given)) for it, (_, name) in TABLES.items() if it in given}
+        own = {
+            name: self._rows(it, self._list(it, given))
+            for it, (_, name) in TABLES.items()
+            if it in given
+        }
         figures["measured"] = evolve(base.measured if base else Measured(), **own)
         if base:
             return evolve(base, **figures)
         missing = [key for key in NEEDED if key not in figures]
         if missing:
-            self._wrong(f"`{self.path}` lacks {listing(missing)}", 'give them, or `gpu = "NAME"` in `[cluster]`')
+            self._wrong(
+                f"`{self.path}` lacks {listing(missing)}",
+                'give them, or `gpu = "NAME"` in `[cluster]`',
+            )
         return Hardware(**figures)
 
     def _cluster(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,11 +166,16 @@ class _Reader:
             base = named(str(given["gpu"]))
             if base is None:
                 names = sorted(path.stem for path in (FOLDER / "gpus").glob("*.toml"))
-                self._wrong(f"`{self.path}`: there is no GPU `{given['gpu']}`", did_you_mean(str(given["gpu"]), names))
+                self._wrong(
+                    f"`{self.path}`: there is no GPU `{given['gpu']}`",
+                    did_you_mean(str(given["gpu"]), names),
+                )
             found["base"] = base
         return found
 
-    def _figures(self, table: str, given: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    def _figures(
+        self, table: str, given: Mapping[str, Any], known: Sequence[str]
+    ) -> dict[str, Any]:
         self._known(table, given, (*known, "source"))
         told = ((key, value) for key, value in given.items() if key != "source")
         return {key: self._figure(f"{table}.{key}", key, value) for key, value in told}
@@ -161,20 +192,32 @@ class _Reader:
         elif isinstance(value, dict) and value:
             each = list(cast(dict[str, Any], value).values())
         else:
-            self._wrong(f"`{self.path}`: `{where}` takes a number for each element type, as in {{ bf16 = 1e12 }}")
+            self._wrong(
+                f"`{self.path}`: `{where}` takes a number for each element type, as in {{ bf16"
+                f" = 1e12 }}"
+            )
         least = "above 0" if key in RATES else "of at least 0"
-        if not all(isinstance(it, int | float) and (it > 0 or (it == 0 and key not in RATES)) for it in each):
+        if not all(
+            isinstance(it, int | float) and (it > 0 or (it == 0 and key not in RATES))
+            for it in each
+        ):
             self._wrong(f"`{self.path}`: `{where}` takes numbers {least}, not {value!r}")
         return cast(Any, value)
 
     def _link(self, given: Mapping[str, Any]) -> dict[str, Any]:
         self._known("link", given, ("name", "ranks", "bandwidth", "latency"))
         if given.get("name") not in LINKS:
-            self._wrong(f"`{self.path}`: `link.name` is one of {listing(LINKS)}, not {given.get('name')!r}")
+            self._wrong(
+                f"`{self.path}`: `link.name` is one of {listing(LINKS)}, not {given.get('name')!r}"
+            )
         bandwidth, latency = LINKS[given["name"]]
         names = {"bandwidth": bandwidth, "latency": latency}
         names |= {"ranks": "ranks_per_node"} if given["name"] == "node" else {}
-        return {own: self._figure(f"link.{key}", own, given[key]) for key, own in names.items() if key in given}
+        return {
+            own: self._figure(f"link.{key}", own, given[key])
+            for key, own in names.items()
+            if key in given
+        }
 
     def _rows(self, table: str, given: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         row, _ = TABLES[table]
@@ -199,7 +242,10 @@ class _Reader:
             self._wrong(f"`{self.path}`: {where} is a table")
         for key in cast(dict[str, Any], given):
             if key not in known:
-                self._wrong(f"`{self.path}`: {where} has no `{key}`", did_you_mean(key, known) or listing(known))
+                self._wrong(
+                    f"`{self.path}`: {where} has no `{key}`",
+                    did_you_mean(key, known) or listing(known),
+                )
 
     def _wrong(self, message: str, help: str = "") -> NoReturn:
         raise wrong("E0418", message, self.span, help=help)

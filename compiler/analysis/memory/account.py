@@ -1,7 +1,7 @@
 """All of one rank's memory in one value; and over one microbatch, moment by moment, for drawings.
 
-The latter is the walk that finds the peak, written down; layers that it does not visit are like the nearest that it
-does, but for what the layers before them keep.
+The latter is the walk that finds the peak, written down; layers that it does not visit are like the
+nearest that it does, but for what the layers before them keep.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,17 +22,21 @@ from .reserve import hash_keys, loss_window, reserve
 from .saved_activations import Keeper, Kept
 
 STEP_COUNT, HELD, LOSS_SCALE = 4, 8, 8
-"""Bytes of the optimizer's count of steps, a float32 on the device, and of a loss scale with its own count."""
+"""Bytes of the optimizer's count of steps, a float32 on the device, and of a loss scale with
+its own count.
+"""
 
 
 @frozen
 class Bucket:
     """A bucket's bytes, of all layers.
 
-    parameters  as the model computes with them: whole, or where each layer gathers them, this rank's part
+    parameters  as the model computes with them: whole, or where each layer gathers them, this
+                rank's part
     gradients   whole, or where each microbatch sums them, this rank's part
     masters     0 where they are the parameters' memory, or a part of it
-    saved       at most, what a checkpoint gets from this rank: masters, or the parameters, and the optimizer's
+    saved       at most, what a checkpoint gets from this rank: masters, or the parameters, and the
+                optimizer's
     padding     the part of all this, from 0 to 1, that is no parameter's; of all ranks together
     """
 
@@ -59,7 +63,8 @@ class Bucket:
 class Account:
     """The memory of one rank, in bytes.
 
-    scalars the optimizer's count of steps, the count of steps that were held, a loss scale, the biases of routers, and
+    scalars the optimizer's count of steps, the count of steps that were held, a loss scale, the
+    biases of routers, and
             the losses by which others are spikes
     unsaved the part of them that no checkpoint gets
     tables  of rotary positions, that the model computes once, and of keys of hashes
@@ -67,7 +72,8 @@ class Account:
     kept    what autograd keeps of one microbatch, each storage once
     peak    the moment when most is in memory
     reserve what no tensor gets: CUDA, its libraries and NCCL have it
-    rank    along the pipeline's axis, of which it is; None without a pipeline, where it is that of each rank
+    rank    along the pipeline's axis, of which it is; None without a pipeline, where it is that of
+            each rank
     """
 
     device: Device
@@ -88,12 +94,16 @@ class Account:
 
     @property
     def host(self) -> int:
-        """Host memory: the copy of what this rank writes of a checkpoint, if it is the first of those with the same."""
+        """Host memory: the copy of what this rank writes of a checkpoint, if it is the first of
+        those with the same.
+        """
         return self.scalars - self.unsaved + sum(bucket.saved for bucket in self.buckets)
 
     @property
     def padding(self) -> int:
-        """Bytes of the state that are no parameter's: ranks' parts of buckets are equal, and of whole rows."""
+        """Bytes of the state that are no parameter's: ranks' parts of buckets are equal, and of
+        whole rows.
+        """
         return round(sum(bucket.total * bucket.padding for bucket in self.buckets))
 
     @property
@@ -119,9 +129,11 @@ class Account:
 
 @once
 def account(program: Program) -> Account:
-    """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU.
+    """The account of a program after the last pass, on the device that its cluster names: a GPU, or
+    else the CPU.
 
-    A pipeline's is that of the rank that needs most; with experts, that of a rank with the load of `with_room`.
+    A pipeline's is that of the rank that needs most; with experts, that of a rank with the load of
+    `with_room`.
     """
     return max(accounts(program), key=lambda it: it.total)
 
@@ -148,31 +160,49 @@ def accounts_of(program: Program) -> tuple[Account, ...]:
         return (_account(program, storages, tuple(keeper.all.values()), peak),)
     pipeline, of = program.pipeline, stages_of(program)
     assert pipeline.schedule, "memory: no rows"
-    moments = zip(idle(program, of), peaks(program, pipeline.schedule, of, keeps(program, of)), strict=True)
-    return tuple(evolve(it, peak=max(it.peak, peak, key=lambda moment: moment.bytes)) for it, peak in moments)
+    moments = zip(
+        idle(program, of), peaks(program, pipeline.schedule, of, keeps(program, of)), strict=True
+    )
+    return tuple(
+        evolve(it, peak=max(it.peak, peak, key=lambda moment: moment.bytes)) for it, peak in moments
+    )
 
 
 def idle(program: Program, of: Sequence[Stage]) -> list[Account]:
-    """Accounts of all ranks of a pipeline's axis while they work on no microbatch; `of` has all stages."""
+    """Accounts of all ranks of a pipeline's axis while they work on no microbatch; `of` has all
+    stages.
+    """
     assert program.pipeline, "memory: no pipeline"
     found: list[Account] = []
-    alike: dict[object, Account] = {}  # of ranks that hold as much, but for what they keep of microbatches
+    # of ranks that hold as much, but for what they keep of microbatches
+    alike: dict[object, Account] = {}
     for rank, own in enumerate(rank_programs(program)):
         if (own.dims, own.buckets) not in alike:
             storages = Storages(evolve(own, params=program.params))
             alike[own.dims, own.buckets] = _account(own, storages, (), update(storages))
-        kept = tuple(kept for number in program.pipeline.stages_of(rank) for kept in of[number].kept)
+        kept = tuple(
+            kept for number in program.pipeline.stages_of(rank) for kept in of[number].kept
+        )
         found.append(evolve(alike[own.dims, own.buckets], kept=kept, rank=rank))
     return found
 
 
-def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot) -> Account:
-    """The account of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
-    biases = sum(ITEM_BYTES[it.type.dtype] * program.elements(it.type) for it in program.buffers)  # of its own layers
+def _account(
+    program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot
+) -> Account:
+    """The account of a program with a rank's parameters; `storages` know all, at the rank's
+    sizes.
+    """
+    # of its own layers
+    biases = sum(ITEM_BYTES[it.type.dtype] * program.elements(it.type) for it in program.buffers)
     return Account(
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
-        STEP_COUNT + HELD + LOSS_SCALE * (program.train.precision == "fp16") + biases + loss_window(program),
+        STEP_COUNT
+        + HELD
+        + LOSS_SCALE * (program.train.precision == "fp16")
+        + biases
+        + loss_window(program),
         _tables(storages.program) + hash_keys(program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
@@ -187,7 +217,9 @@ def _bucket(bucket: Shared, storages: Storages) -> Bucket:
     program, wide = storages.program, ITEM_BYTES[bucket.type.dtype]
     part, item = program.elements(bucket.type), ITEM_BYTES[_used(bucket, storages)]
     whole = part * program.degree(bucket.shard_axes)
-    elements = sum(program.elements(param.type) for param in program.params if param.name in bucket.params)
+    elements = sum(
+        program.elements(param.type) for param in program.params if param.name in bucket.params
+    )
     return Bucket(
         bucket.name,
         (part if bucket.reshard_after_forward else whole) * item,
@@ -207,7 +239,9 @@ def _used(bucket: Shared, storages: Storages) -> str:
 
 
 def _tables(program: Program) -> int:
-    """Cosines and sines of rotary positions, a table for each way to rotate and place of the sequence."""
+    """Cosines and sines of rotary positions, a table for each way to rotate and place of the
+    sequence.
+    """
     known = program.types
     sizes: dict[object, int] = {}
     for op in program.ops:
@@ -215,8 +249,17 @@ def _tables(program: Program) -> int:
             type = known[op.inputs[0]]
             own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
             own.pop("every", None)  # recomputed layers of backward use forward's
-            size = 2 * program.local_size(type, at.query_seq) * round(float(str(own["dims"]))) * ITEM_BYTES[type.dtype]
-            sizes[len(type.dims) - type.dims.index(at.query_seq), tuple(sorted(own.items())), type.dtype] = size
+            size = (
+                2
+                * program.local_size(type, at.query_seq)
+                * round(float(str(own["dims"])))
+                * ITEM_BYTES[type.dtype]
+            )
+            sizes[
+                len(type.dims) - type.dims.index(at.query_seq),
+                tuple(sorted(own.items())),
+                type.dtype,
+            ] = size
     return sum(sizes.values())
 
 
@@ -235,12 +278,20 @@ class _Recorder(Walk):
 
 
 def over_microbatch(program: Program) -> list[PeakSnapshot]:
-    """The moments of a microbatch in all layers, forward's before backward's, and that of the update."""
+    """The moments of a microbatch in all layers, forward's before backward's, and that of the
+    update.
+    """
     storages = Storages(with_room(program))
     device = device_of(program)
     recorder = _Recorder(storages, Keeper(storages, device), device)
-    runs = groupby(recorder.moments, key=lambda it: (it[0].where, it[0].layers[:1] and it[0].layers[0][0]))
-    moments = [moment for (_, dim), run in runs for moment in (_layers([*run]) if dim else (it for it, _ in run))]
+    runs = groupby(
+        recorder.moments, key=lambda it: (it[0].where, it[0].layers[:1] and it[0].layers[0][0])
+    )
+    moments = [
+        moment
+        for (_, dim), run in runs
+        for moment in (_layers([*run]) if dim else (it for it, _ in run))
+    ]
     return [*moments, recorder.peaks["update"]]
 
 
@@ -258,7 +309,9 @@ def _layers(run: list[Noted]) -> Iterator[PeakSnapshot]:
 
 
 def _moved(moment: PeakSnapshot, others: int, to: int) -> PeakSnapshot:
-    """The same moment in another layer: the layers before it keep a part of what those before the visited one keep."""
+    """The same moment in another layer: the layers before it keep a part of what those before
+    the visited one keep.
+    """
     (dim, at, count), *inner = moment.layers
     kept = moment.kept - others + others * (to - 1) // max(at - 1, 1)
     return evolve(moment, layers=((dim, to, count), *inner), kept=max(kept, 0))

@@ -1,8 +1,8 @@
 """Which values of a step lie in one piece of memory, and what each piece takes on one rank.
 
-A storage is known by the value that it was made for: views, what a repeat takes apart, and what backward reads of
-forward are other names for it.  The carried value of a repeat is a storage of its own, by the name that one layer has
-for it.  Non-goals: when a storage comes and goes.
+A storage is known by the value that it was made for: views, what a repeat takes apart, and what
+backward reads of forward are other names for it.  The carried value of a repeat is a storage of its
+own, by the name that one layer has for it.  Non-goals: when a storage comes and goes.
 """
 
 from ...ir import ITEM_BYTES, Enter, Leave, Op, Program, Region, Stmt, walk
@@ -17,8 +17,8 @@ class Storages:
     layers      of each repeat that is cut, where this is one stage
     received, received_gradients  from the stage before it and from the one after it
     state, inputs   those that are there all the time
-    gathered    weights that layers of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
-                views of these, whose memory comes and goes with the layer
+    gathered    weights that layers of repeats gather for themselves, as flat buffers and by
+                parameter: autograd keeps views of these, whose memory comes and goes with the layer
     packs       the ops after which a layer's gradient is summed in each microbatch
     recomputed  values that backward recomputes → the op of forward that computed them
     second      forward's values that backward recomputes → their names in backward
@@ -41,10 +41,13 @@ class Storages:
         for stmt in program.region.body:
             self._bind(stmt)
             if isinstance(stmt, Op) and any(self.root(name) in self.state for name in stmt.inputs):
-                self.state |= {self.root(value.name) for value in stmt.outputs}  # on a parameter's way to the model
+                # on a parameter's way to the model
+                self.state |= {self.root(value.name) for value in stmt.outputs}
         inner = [*walk(self.program.microbatches.body)]
         unpacks = [op for op in inner if op.kind == "unpack"]
-        self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {v.name for op in unpacks for v in op.outputs}
+        self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {
+            v.name for op in unpacks for v in op.outputs
+        }
         self.packs = [op for op in inner if op.kind == "pack"]
         self.recomputed: dict[str, Op] = {}
         self.second: dict[str, str] = {}
@@ -59,7 +62,9 @@ class Storages:
         return self._root.get(name, name)
 
     def held(self, name: str) -> bool:
-        """Whether a value lies in the memory of buckets or of the inputs of a step, whatever ops read and make."""
+        """Whether a value lies in the memory of buckets or of the inputs of a step, whatever
+        ops read and make.
+        """
         root = self.root(name)
         return root in self.state or root in self.inputs or root in self.gathered
 
@@ -79,7 +84,9 @@ class Storages:
             if OPS[stmt.kind].views(self.program, stmt):
                 self._root |= {value.name: self.root(stmt.inputs[0]) for value in stmt.outputs}
             return
-        self._root |= {arg.value.name: self.root(arg.source) for arg in stmt.args if arg.enter is Enter.EACH}
+        self._root |= {
+            arg.value.name: self.root(arg.source) for arg in stmt.args if arg.enter is Enter.EACH
+        }
         for inner in stmt.body:
             self._bind(inner)
         self._root |= {
@@ -102,12 +109,17 @@ class Storages:
         done = {self._does(op): op for op in walk(self.program.forward.body)}
         for op in walk(self.program.backward.body):
             if first := done.get(self._does(op)):
-                pairs = [(second.name, value.name) for second, value in zip(op.outputs, first.outputs, strict=True)]
+                pairs = [
+                    (second.name, value.name)
+                    for second, value in zip(op.outputs, first.outputs, strict=True)
+                ]
                 self._first |= dict(pairs)
                 self.second |= {value: second for second, value in pairs}
                 self.recomputed |= {value.name: first for value in op.outputs}
                 self.recomputed_from |= {value.name: first.inputs for value in first.outputs}
-                self.sometimes |= {value.name for value in first.outputs} if "every" in dict(op.attrs) else set()
+                self.sometimes |= (
+                    {value.name for value in first.outputs} if "every" in dict(op.attrs) else set()
+                )
 
     def _find_given(self) -> None:
         """Gradients that a loss makes in forward, and backward scales where they lie."""
@@ -128,7 +140,13 @@ class Storages:
 
 
 def carried(region: Region) -> list[tuple[str, str, str]]:
-    """Values that a layer of a repeat is handed, those it hands on, and their names after the last."""
+    """Values that a layer of a repeat is handed, those it hands on, and their names after the
+    last.
+    """
     args = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
-    lasts = [(e.name, r.name) for e, r in zip(region.yields, region.results, strict=True) if e.leave is Leave.LAST]
+    lasts = [
+        (e.name, r.name)
+        for e, r in zip(region.yields, region.results, strict=True)
+        if e.leave is Leave.LAST
+    ]
     return [(arg, end, result) for arg, (end, result) in zip(args, lasts, strict=True)]

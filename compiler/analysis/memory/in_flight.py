@@ -1,8 +1,10 @@
-"""Bytes of buckets that layers of repeats hold for a while: gathered weights, and gradients until ranks have their sum.
+"""Bytes of buckets that layers of repeats hold for a while: gathered weights, and gradients until
+ranks have their sum.
 
-Weights of a layer are there from its gather, `prefetch` layers ahead of it, to its end.  A layer's gradient takes
-memory from the first part that backward makes until its sum, reduced while backward goes on, is there.
-Non-goals: what is there all the time (`account`), and when layers come (`peak`).
+Weights of a layer are there from its gather, `prefetch` layers ahead of it, to its end.  A layer's
+gradient takes memory from the first part that backward makes until its sum, reduced while backward
+goes on, is there.  Non-goals: what is there all the time (`account`), and when layers come
+(`peak`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +23,8 @@ class LayerBytes:
 
     layers    how many there are, of all repeats around it together
     weights  bytes that it gathers
-    sums     bytes of the gradients whose sums it begins, by bucket: the layer before's is finished first
+    sums     bytes of the gradients whose sums it begins, by bucket: the layer before's is finished
+             first
     """
 
     layers: int
@@ -30,14 +33,20 @@ class LayerBytes:
 
 
 class Passing:
-    """Bytes of all layers: `weights`, and `gradients`, those that backward makes and those under way."""
+    """Bytes of all layers: `weights`, and `gradients`, those that backward makes and those
+    under way.
+    """
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._ahead = storages.program.flow.prefetch
         program = storages.program
         self._sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
-        self._apart = {bucket.name for bucket in program.buckets if self._sent[bucket.name] != bucket.type.dtype}
+        self._apart = {
+            bucket.name
+            for bucket in program.buckets
+            if self._sent[bucket.name] != bucket.type.dtype
+        }
         self._bucket = {name: str(op.get("bucket")) for op in storages.packs for name in op.inputs}
         self._gathered: list[int] = []
         self._made: dict[str, int] = {}
@@ -56,7 +65,8 @@ class Passing:
         return sum(self._made.values()) + sum(self._under_way.values())
 
     def forward(self, region: Region) -> Iterator[int]:
-        """Enters the layers of a repeat one of which has the peak, and leaves them; how far each is from the last.
+        """Enters the layers of a repeat one of which has the peak, and leaves them; how far each is
+        from the last.
 
         The last has all that is kept, those before it gather for the next ones too.
         """
@@ -67,11 +77,16 @@ class Passing:
             self._gathered.pop()
 
     def backward(self, region: Region) -> Iterator[int]:
-        """Enters the layers of a repeat's backward one of which has the peak, and leaves them; how far from the first.
+        """Enters the layers of a repeat's backward one of which has the peak, and leaves them; how
+        far from the first.
 
         The first has all that is kept, those after it begin with sums under way.
         """
-        per_layer, layers, before = self._per_layer(region), self._storages.program.size(region.dim), self._under_way
+        per_layer, layers, before = (
+            self._per_layer(region),
+            self._storages.program.size(region.dim),
+            self._under_way,
+        )
         for on in range(min(layers, 2)) if per_layer.sums else (0,):
             self._under_way = before | (per_layer.sums if on else {})
             self._gathered.append(min(per_layer.layers - on, self._ahead + 1) * per_layer.weights)
@@ -80,12 +95,18 @@ class Passing:
         self._under_way = before | per_layer.sums
 
     def makes(self, names: Iterable[str]) -> None:
-        """Takes note that backward makes gradients of parameters, if these are values of this kind."""
+        """Takes note that backward makes gradients of parameters, if these are values of this
+        kind.
+        """
         for bucket in (self._bucket[name] for name in names if name in self._bucket):
-            self._made[bucket] = self._size(bucket, self._storages.program.bucket(bucket).type.dtype)
+            self._made[bucket] = self._size(
+                bucket, self._storages.program.bucket(bucket).type.dtype
+            )
 
     def moves(self, op: Op) -> Iterator[None]:
-        """Begins to sum a layer's gradient, if this op completes it; a moment when what is sent is there too."""
+        """Begins to sum a layer's gradient, if this op completes it; a moment when what is sent
+        is there too.
+        """
         if op.kind not in ("pack", "begin"):
             return
         self._under_way |= self._sums((op,))
@@ -96,14 +117,20 @@ class Passing:
 
     def _per_layer(self, region: Region) -> LayerBytes:
         program = self._storages.program
-        ops = [stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind in ("unpack", "pack")]
+        ops = [
+            stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind in ("unpack", "pack")
+        ]
         weights = sum(self._storages.bytes(op.inputs[0]) for op in ops if op.kind == "unpack")
-        layers = [prod(map(program.size, program.bucket(str(op.get("bucket"))).layers)) for op in ops]
+        layers = [
+            prod(map(program.size, program.bucket(str(op.get("bucket"))).layers)) for op in ops
+        ]
         return LayerBytes(max(layers, default=1), weights, self._sums(region.body))
 
-    def _sums(self, body: Sequence[Stmt], kinds: tuple[str, ...] = ("pack", "begin")) -> dict[str, int]:
-        """The bytes of the last sums that ops of these kinds begin, by bucket; those of gradients that are kept count
-        where what is sent is memory of its own."""
+    def _sums(
+        self, body: Sequence[Stmt], kinds: tuple[str, ...] = ("pack", "begin")
+    ) -> dict[str, int]:
+        """The bytes of the last sums that ops of these kinds begin, by bucket; those of gradients
+        that are kept count where what is sent is memory of its own."""
         found: dict[str, int] = {}
         for stmt in body:
             if isinstance(stmt, Region):

@@ -16,7 +16,9 @@ from .saved_activations import Keeper, bound
 
 
 def reads(stmt: Stmt) -> Iterator[str]:
-    """The values that a statement reads, at any depth; what backward is to read is no reading of forward's."""
+    """The values that a statement reads, at any depth; what backward is to read is no reading
+    of forward's.
+    """
     if isinstance(stmt, Op):
         yield from stmt.inputs
         return
@@ -26,10 +28,14 @@ def reads(stmt: Stmt) -> Iterator[str]:
 
 
 def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) -> dict[str, int]:
-    """The statement after which nothing reads a storage, of those that `body` makes or is handed as `args`."""
+    """The statement after which nothing reads a storage, of those that `body` makes or is
+    handed as `args`.
+    """
     last = dict.fromkeys(args, 0)
     for i, stmt in enumerate(body):
-        last |= {storages.root(value.name): i for value in results(stmt) if not storages.held(value.name)}
+        last |= {
+            storages.root(value.name): i for value in results(stmt) if not storages.held(value.name)
+        }
         last |= {root: i for name in reads(stmt) if (root := storages.root(name)) in last}
     for root, i in _under_way(body, storages).items():
         last |= {root: max(i, last[root])} if root in last else {}
@@ -39,20 +45,27 @@ def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) ->
 def _under_way(body: Sequence[Stmt], storages: Storages) -> dict[str, int]:
     """The statement that last needs rows that an exchange begins to send.
 
-    That is the wait for it, unless a copy is sent; autograd has them until gradients of weights beside it are made.
+    That is the wait for it, unless a copy is sent; autograd has them until gradients of weights
+    beside it are made.
     """
     ops = [(i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op)]
     found: dict[str, int] = {}
     for at, op in ops:
         if begins(op):
             is_copied = op.kind == EXCHANGE_BACK.name and regroups(storages.program, op)
-            waits = [i for i, it in ops if it.kind == WAIT.name and it.inputs == (op.outputs[0].name,)]
-            found[storages.root(op.inputs[0])] = max([at, *weights_beside(op, body), *(() if is_copied else waits)])
+            waits = [
+                i for i, it in ops if it.kind == WAIT.name and it.inputs == (op.outputs[0].name,)
+            ]
+            found[storages.root(op.inputs[0])] = max(
+                [at, *weights_beside(op, body), *(() if is_copied else waits)]
+            )
     return found
 
 
 def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
-    """The statements that make gradients of experts' weights while a begun exchange brings back gradients of rows."""
+    """The statements that make gradients of experts' weights while a begun exchange brings back
+    gradients of rows.
+    """
     if exchange.kind != EXCHANGE_BACK.name or not begins(exchange):
         return []
     after = body.index(exchange) + 1
@@ -60,8 +73,11 @@ def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
     return [i for i, it in ops if is_of_weights(it) and it.inputs[-1] == exchange.inputs[1]]
 
 
-def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper) -> dict[str, int]:
-    """The statement that last makes more of what backward's `body` recomputes and no op of `forward` keeps.
+def unkept(
+    body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper
+) -> dict[str, int]:
+    """The statement that last makes more of what backward's `body` recomputes and no op of
+    `forward` keeps.
 
     Backward's own ops read it in the IR; autograd has a copy of it in another element type.
     """
@@ -76,7 +92,8 @@ def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, ke
 
 @frozen
 class Sums:
-    """How the parts of gradients add up as they come: each sum in the first part's memory, into which others go.
+    """How the parts of gradients add up as they come: each sum in the first part's memory, into
+    which others go.
 
     into   a sum → its first part
     added  parts that are gone as soon as they are made
@@ -94,8 +111,13 @@ def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums
     for i, stmt in enumerate(body):
         if isinstance(stmt, Region) or stmt.kind != "add":
             continue
-        (total,), names = (value.name for value in stmt.outputs), {storages.root(name) for name in stmt.inputs}
-        parts = sorted((into.get(name, name) for name in names), key=lambda name: order.get(name, -1))
+        (total,), names = (
+            (value.name for value in stmt.outputs),
+            {storages.root(name) for name in stmt.inputs},
+        )
+        parts = sorted(
+            (into.get(name, name) for name in names), key=lambda name: order.get(name, -1)
+        )
         if last.get(parts[0]) == i:
             into[total], last[parts[0]] = parts[0], last[total]
             added |= {part for part in parts[1:] if last.get(part) == i}
@@ -103,7 +125,9 @@ def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums
 
 
 def summed(storages: Storages) -> set[str]:
-    """The gradients of parameters: these add up in memory of their bucket as soon as they are made."""
+    """The gradients of parameters: these add up in memory of their bucket as soon as they are
+    made.
+    """
     found = {end.name for end in storages.program.microbatches.yields if end.leave is Leave.SUM}
     todo = list(storages.program.backward.body)
     while todo:
@@ -112,16 +136,22 @@ def summed(storages: Storages) -> set[str]:
             found |= {*stmt.inputs} if moves(stmt, found, storages) else set()
             continue
         pairs = zip(stmt.yields, stmt.results, strict=True)
-        found |= {end.name for end, value in pairs if end.leave is Leave.STACK and value.name in found}
+        found |= {
+            end.name for end, value in pairs if end.leave is Leave.STACK and value.name in found
+        }
         todo += stmt.body
     return found
 
 
 def moves(op: Op, summed: Container[str], storages: Storages) -> bool:
-    """Whether an op only leads a parameter's gradient to its sum: that is in the bucket's memory, wherever it goes."""
+    """Whether an op only leads a parameter's gradient to its sum: that is in the bucket's
+    memory, wherever it goes.
+    """
     if not op.outputs or op.outputs[0].name not in summed:
         return op.kind == "begin"
-    return op.kind in ("cast", "pack") or (op.kind == "coerce" and storages.is_flat(op.outputs[0].name))
+    return op.kind in ("cast", "pack") or (
+        op.kind == "coerce" and storages.is_flat(op.outputs[0].name)
+    )
 
 
 @frozen
@@ -137,18 +167,26 @@ class _Reader:
 
 
 class Releases:
-    """When backward frees what forward kept: an op's tensors after the last op that its backward consists of."""
+    """When backward frees what forward kept: an op's tensors after the last op that its
+    backward consists of.
+    """
 
     def __init__(self, storages: Storages, keeper: Keeper) -> None:
         self._storages, self._keeper = storages, keeper
 
     def of(self, backward: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
-        """The statement of `backward` after which it is gone, for each storage that statements of `forward` keep."""
+        """The statement of `backward` after which it is gone, for each storage that statements
+        of `forward` keep.
+        """
         found: dict[str, int] = {}
         readers = self._readers(backward)
         last = len(backward) - 1
         for stmt in forward:
-            after, keys = self._region(stmt, backward) if isinstance(stmt, Region) else self._op(stmt, readers, last)
+            after, keys = (
+                self._region(stmt, backward)
+                if isinstance(stmt, Region)
+                else self._op(stmt, readers, last)
+            )
             for key in keys:
                 found[key] = max(found.get(key, 0), after)
         return found
@@ -159,22 +197,34 @@ class Releases:
         for place, stmt in enumerate(backward):
             if isinstance(stmt, Op):
                 origins = {*map(self._storages.origin, stmt.inputs)}
-                found.setdefault(_line(stmt), []).append(_Reader(place, origins, is_of_weights(stmt)))
+                found.setdefault(_line(stmt), []).append(
+                    _Reader(place, origins, is_of_weights(stmt))
+                )
         return found
 
-    def _op(self, op: Op, readers: dict[tuple[str, int], list[_Reader]], last: int) -> tuple[int, Iterable[str]]:
+    def _op(
+        self, op: Op, readers: dict[tuple[str, int], list[_Reader]], last: int
+    ) -> tuple[int, Iterable[str]]:
         around = [*op.inputs, *(value.name for value in op.outputs)]
         types, program = self._storages.types, self._storages.program
-        orders = [it for it in around if types[it].dtype not in FLOATS and program.experts_of(types[it])]
+        orders = [
+            it for it in around if types[it].dtype not in FLOATS and program.experts_of(types[it])
+        ]
         own = [name for name in around if name not in orders]  # which all ops of a route read
         of_line = readers.get(_line(op), [])
         mine = self._reading(own, op, of_line) or self._reading(around, op, of_line)
         second = self._storages.second
         recomputed = {second[name] for name in self._keeper.values(op) if name in second}
-        return max(mine, default=last), {*self._keeper.saved(op), *self._keeper.others(op), *recomputed}
+        return max(mine, default=last), {
+            *self._keeper.saved(op),
+            *self._keeper.others(op),
+            *recomputed,
+        }
 
     def _reading(self, names: Iterable[str], op: Op, of_line: Iterable[_Reader]) -> list[int]:
-        """The places of the ops of an op's line of the plan that read any of these values in backward."""
+        """The places of the ops of an op's line of the plan that read any of these values in
+        backward.
+        """
         roots = {*map(self._storages.root, names)}
         if op.kind != GROUPED.name:  # of another op's weights, made late
             of_line = (reader for reader in of_line if not reader.of_weights)
@@ -187,7 +237,11 @@ class Releases:
         inner = self._keeper.layers[region.results[0].name].found
         own = {*bound(inner, region)} - {*around}
         keys = [around.get(key, key) for key in inner if key not in own]
-        mine = [i for i, it in enumerate(backward) if isinstance(it, Region) and mirrors(it, region, self._storages)]
+        mine = [
+            i
+            for i, it in enumerate(backward)
+            if isinstance(it, Region) and mirrors(it, region, self._storages)
+        ]
         return max(mine, default=len(backward) - 1), keys
 
 
@@ -202,13 +256,16 @@ def mirrors(backward: Region, forward: Region, storages: Storages) -> bool:
 
 
 def put_off(storages: Storages, body: Iterable[Stmt], layers: int = 1) -> dict[str, int]:
-    """Operands of the products that make weights' gradients, each storage once, as all layers of repeats keep them."""
+    """Operands of the products that make weights' gradients, each storage once, as all layers
+    of repeats keep them.
+    """
     found: dict[str, int] = {}
     for stmt in body:
         if isinstance(stmt, Region):
             found |= put_off(storages, stmt.body, layers * storages.program.size(stmt.dim))
         elif is_put_off(stmt):
-            given = dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name  # made by forward, and only to be scaled
+            # made by forward, and only to be scaled
+            given = dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name
             read = [value.name for value in stmt.outputs] if given else stmt.inputs
             names = [name for name in read if not storages.held(name)]
             found |= {storages.root(name): layers * storages.bytes(name) for name in names}
@@ -216,7 +273,13 @@ def put_off(storages: Storages, body: Iterable[Stmt], layers: int = 1) -> dict[s
 
 
 def is_put_off(stmt: Stmt) -> bool:
-    """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
+    """Whether an op makes a weight's gradient in the part of backward for which no other stage
+    waits.
+    """
     if isinstance(stmt, Region):
         return False
-    return VJPS.delayed(stmt) or is_of_weights(stmt) or (stmt.kind == "contract" and BATCH in stmt.names("over"))
+    return (
+        VJPS.delayed(stmt)
+        or is_of_weights(stmt)
+        or (stmt.kind == "contract" and BATCH in stmt.names("over"))
+    )

@@ -1,7 +1,8 @@
-"""The range of the memory that a rank needs on a GPU, with the reasons: nobody has measured some of its parts.
+"""The range of the memory that a rank needs on a GPU, with the reasons: nobody has measured some of
+its parts.
 
-Purpose: a plan whose range ends above the GPU's memory and begins below it may fit; it is not refused.
-Non-goals: the account itself, which is the likely value.
+Purpose: a plan whose range ends above the GPU's memory and begins below it may fit; it is not
+refused.  Non-goals: the account itself, which is the likely value.
 """
 
 from attrs import frozen
@@ -13,16 +14,20 @@ from .account import Account, accounts_of
 from .reserve import communicators
 
 ACCOUNT = 0.03
-"""The part of its tensors by which the account may be off: tests hold the peak to it (docs/memory.md)."""
+"""The part of its tensors by which the account may be off: tests hold the peak to it
+(docs/memory.md).
+"""
 
 FRAGMENTS = 0.03
-"""The part of its tensors that an allocator with expandable segments reserves besides: torchtitan's, which sets them
-too, by published rows (benchmarks/RESULTS.md)."""
+"""The part of its tensors that an allocator with expandable segments reserves besides:
+torchtitan's, which sets them too, by published rows (benchmarks/RESULTS.md)."""
 
 
 @frozen
 class Reason:
-    """A part of the account that is not known: the bytes by which it may be less, and by which it may be more."""
+    """A part of the account that is not known: the bytes by which it may be less, and by which
+    it may be more.
+    """
 
     what: str
     less: int
@@ -47,7 +52,9 @@ class NeedRange:
         return self.likely + sum(reason.more for reason in self.reasons)
 
     def fits(self, room: int | None) -> bool | None:
-        """Whether all of the range fits in a GPU's memory; None where only a part does, or nothing is known."""
+        """Whether all of the range fits in a GPU's memory; None where only a part does, or
+        nothing is known.
+        """
         if room is None:
             return None
         if self.high <= room:
@@ -60,11 +67,15 @@ class NeedRange:
 
 
 def need_range(program: Program, counted: Account) -> NeedRange:
-    """The range of an account's need; on the CPU, whose allocator reserves nothing, the account alone."""
+    """The range of an account's need; on the CPU, whose allocator reserves nothing, the account
+    alone.
+    """
     if counted.device == "cpu":
         return NeedRange(counted.needs)
     reasons = [
-        Reason("the account of tensors", round(ACCOUNT * counted.total), round(ACCOUNT * counted.total)),
+        Reason(
+            "the account of tensors", round(ACCOUNT * counted.total), round(ACCOUNT * counted.total)
+        ),
         Reason("fragments of the allocator", 0, round(FRAGMENTS * counted.total)),
         *_reserve(program, counted),
         *_loads(program, counted),
@@ -73,13 +84,17 @@ def need_range(program: Program, counted: Account) -> NeedRange:
 
 
 def _reserve(program: Program, counted: Account) -> list[Reason]:
-    """The estimates in the reserve of a GPU that is known; a plan that says its reserve knows it."""
+    """The estimates in the reserve of a GPU that is known; a plan that says its reserve knows
+    it.
+    """
     known = gpu(program.cluster)
     if known is None or program.cluster.reserve is not None:
         return []
     groups = communicators(program)
     low, high = known.reserve_range(groups)
-    return [Reason("CUDA's context, NCCL's channels", counted.reserve - low, high - counted.reserve)]
+    return [
+        Reason("CUDA's context, NCCL's channels", counted.reserve - low, high - counted.reserve)
+    ]
 
 
 def _loads(program: Program, counted: Account) -> list[Reason]:

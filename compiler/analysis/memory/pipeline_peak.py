@@ -1,9 +1,9 @@
-"""Memory of a pipeline's rank over its row: what its stages keep of microbatches, and what crosses the cuts.
+"""Memory of a pipeline's rank over its row: what its stages keep of microbatches, and what crosses
+the cuts.
 
-Purpose: the row action by action; while one runs, what it does is in memory as `peak` has it of the stage alone.
-One value of each kind that is sent is under way, as the runtime has it; a value that is received has its memory from
-where its message begins.
-Non-goals: what an allocator loses.
+Purpose: the row action by action; while one runs, what it does is in memory as `peak` has it of the
+stage alone.  One value of each kind that is sent is under way, as the runtime has it; a value that
+is received has its memory from where its message begins.  Non-goals: what an allocator loses.
 """
 
 from bisect import bisect_right
@@ -37,7 +37,8 @@ class Stage:
     kept      what autograd keeps of it, each storage once
     entered   bytes of what enters it that autograd does not keep; it is there as long
     later     bytes that the weights' part of backward needs of the part before it
-    largest   of the gradients that the weights' part makes together, which go as soon as they are added
+    largest   of the gradients that the weights' part makes together, which go as soon as they are
+              added
     forward   the moment when most is there, but of other microbatches
     backward  likewise
     input     likewise, in backward without the weights' part; that of backward, if no rows split it
@@ -57,7 +58,9 @@ class Stage:
         return sum(it.total for it in self.kept) + self.entered
 
     def during(self, work: Work) -> PeakSnapshot:
-        """The moment when most is there while an action of the stage runs, but of other microbatches."""
+        """The moment when most is there while an action of the stage runs, but of other
+        microbatches.
+        """
         match work:
             case Work.FORWARD:
                 return self.forward
@@ -90,7 +93,9 @@ def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:
     storages = Storages(stage.program, stage)
     keeper = Keeper(storages, device)
     walked = Walk(storages, keeper, device).peaks
-    entered = sum(storages.bytes(name) for name in storages.received if storages.root(name) not in keeper.all)
+    entered = sum(
+        storages.bytes(name) for name in storages.received if storages.root(name) not in keeper.all
+    )
     kept = tuple(keeper.all.values())
     body = storages.program.backward.body
     made = Counter[tuple[str, ...]]()  # what is made of the same is made together
@@ -112,22 +117,41 @@ def device_of(program: Program) -> Device:
 def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
     """Memory of ranks for a microbatch in each stage, and for what stages hand to each other."""
     assert program.pipeline, "memory: no pipeline"
-    cuts = tuple(sum(_size(program, value) for value in values) for values in crossing(program, program.pipeline))
-    return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), max(cuts, default=0), cuts)
+    cuts = tuple(
+        sum(_size(program, value) for value in values)
+        for values in crossing(program, program.pipeline)
+    )
+    return Keeps(
+        tuple(stage.held for stage in of),
+        tuple(stage.later for stage in of),
+        max(cuts, default=0),
+        cuts,
+    )
 
 
-def peaks(program: Program, schedule: Schedule, of: Sequence[Stage], keeps: Keeps) -> Iterator[PeakSnapshot]:
-    """When in each rank's row most is in memory beside what always is, the last sums of gradients included."""
+def peaks(
+    program: Program, schedule: Schedule, of: Sequence[Stage], keeps: Keeps
+) -> Iterator[PeakSnapshot]:
+    """When in each rank's row most is in memory beside what always is, the last sums of
+    gradients included.
+    """
     assert program.pipeline, "memory: no pipeline"
     for rank, it in enumerate(beside(schedule, keeps)):
         own = Chunks(program, program.pipeline, rank)
-        moments = [_at(it, cell, of, own) for cell in it.cells.largest(it.kept + it.handed + own.held(it.cells.at))]
-        update = PeakSnapshot(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
+        moments = [
+            _at(it, cell, of, own)
+            for cell in it.cells.largest(it.kept + it.handed + own.held(it.cells.at))
+        ]
+        update = PeakSnapshot(
+            None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0
+        )
         yield max([*moments, update], key=lambda moment: moment.bytes)
 
 
 def over_row(program: Program, rank: int) -> list[tuple[PeakSnapshot, PeakSnapshot]]:
-    """For each action of a rank's row that computes, what is there before it, and when it runs the most."""
+    """For each action of a rank's row that computes, what is there before it, and when it runs
+    the most.
+    """
     pipeline = program.pipeline
     assert pipeline, "memory: no pipeline"
     assert pipeline.schedule, "memory: no rows"
@@ -142,7 +166,9 @@ def _before(it: Beside, cell: int, held: Keeps, own: "Chunks") -> PeakSnapshot:
     action, at = it.cells.action(cell), it.cells.cell(cell).at
     kept = int(it.kept[cell]) + int(held.before(action))
     other = int(it.handed[cell]) + int(passes(action, len(held.input) - 1, held)[0])
-    return PeakSnapshot(None, "between actions", (), "", kept, own.weights(at), own.gradients(at), other)
+    return PeakSnapshot(
+        None, "between actions", (), "", kept, own.weights(at), own.gradients(at), other
+    )
 
 
 def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapshot:
@@ -158,7 +184,8 @@ def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapsh
 
 
 class Chunks:
-    """Memory of a rank's chunks for a while: weights that are freed, gradients that are sent as another type.
+    """Memory of a rank's chunks for a while: weights that are freed, gradients that are sent as
+    another type.
 
     Each bucket has at most one such gradient under way, and the last to the end of the row.
     """
@@ -167,8 +194,14 @@ class Chunks:
         spans = pipeline.schedule.spans[rank] if pipeline.schedule else None
         self._freed = {bucket.name for bucket in program.buckets if bucket.reshard_after_forward}
         sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
-        self._sent_bytes = {b.name: ITEM_BYTES[sent[b.name]] * (sent[b.name] != b.type.dtype) for b in program.buckets}
-        self._own = [(chunk, needed(spans, chunk.stages).stop if spans else 1) for chunk in chunks(program)[rank]]
+        self._sent_bytes = {
+            b.name: ITEM_BYTES[sent[b.name]] * (sent[b.name] != b.type.dtype)
+            for b in program.buckets
+        }
+        self._own = [
+            (chunk, needed(spans, chunk.stages).stop if spans else 1)
+            for chunk in chunks(program)[rank]
+        ]
         unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
         self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
         self._ends = sorted({end for _, end in self._own})
@@ -201,7 +234,9 @@ class Chunks:
         return sum(chunk.size * ITEM_BYTES[self._used[chunk.bucket]] for chunk in freed)
 
     def _gradients(self, at: int) -> int:
-        ended = ((chunk, end) for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at)
+        ended = (
+            (chunk, end) for chunk, end in sorted(self._own, key=lambda it: it[1]) if end <= at
+        )
         return self._sent({chunk.bucket: chunk.size for chunk, _ in ended})
 
     def _sent(self, sizes: Mapping[str, int]) -> int:

@@ -1,4 +1,5 @@
-"""Memory besides the step's: what CUDA, its libraries and the driver have, and looks at values that `watch` asks for.
+"""Memory besides the step's: what CUDA, its libraries and the driver have, and looks at values that
+`watch` asks for.
 
 Non-goals: how much each of the former takes (`gpus`).
 """
@@ -9,7 +10,9 @@ from ...ops import messages
 
 
 def reserve(program: Program) -> int:
-    """Bytes: the plan's own number, or an estimate for its GPU; none where it names no known one."""
+    """Bytes: the plan's own number, or an estimate for its GPU; none where it names no known
+    one.
+    """
     if not (found := gpu(program.cluster)):
         return 0
     given = program.cluster.reserve
@@ -44,13 +47,17 @@ def hash_keys(program: Program) -> int:
 
 def looks_in_update(program: Program) -> int:
     """Bytes that they take during the update besides."""
-    own = max((program.elements(bucket.type) for bucket in program.buckets if bucket.params), default=0)
+    own = max(
+        (program.elements(bucket.type) for bucket in program.buckets if bucket.params), default=0
+    )
     pieces = min(own, PIECE) * _element(program) if program.watch.replay else 0
     return PRODUCTS + pieces if hash_keys(program) else 0
 
 
 def _element(program: Program) -> int:
-    """Bytes of all that an update may change of an element: parameter, gradient, slots, working copy."""
+    """Bytes of all that an update may change of an element: parameter, gradient, slots, working
+    copy.
+    """
     stored = next(bucket.type.dtype for bucket in program.buckets if bucket.params)
     used = PRECISIONS[program.train.precision]
     held = (2 + len(program.train.optimizer.slots)) * ITEM_BYTES[stored]

@@ -1,4 +1,5 @@
-"""The activations of one microbatch that autograd saves from forward to backward, each storage once.
+"""The activations of one microbatch that autograd saves from forward to backward, each storage
+once.
 
 Purpose: the tensors by op and plan line, those of a repeat counted for all its layers from one.
 Non-goals: when they are freed (`liveness`).
@@ -43,7 +44,8 @@ class SavedByLayer:
     found  by storage, as the body keeps it, with what it keeps of its surroundings
     own    bytes that every layer keeps
     chain  bytes of what a layer is handed by another, if it keeps that
-    every  one layer in every `every` is recomputed and saves `own` bytes; the others save `other` bytes
+    every  one layer in every `every` is recomputed and saves `own` bytes; the others save `other`
+           bytes
     links  one layer in every `links` keeps `chain`
     start  how many layers other stages do before
     """
@@ -59,7 +61,11 @@ class SavedByLayer:
     def first(self, layers: int) -> int:
         """The bytes that the first `layers` layers save."""
         recomputed = multiples(self.every, self.start, self.start + layers)
-        return recomputed * self.own + (layers - recomputed) * self.other + self.handed(layers) * self.chain
+        return (
+            recomputed * self.own
+            + (layers - recomputed) * self.other
+            + self.handed(layers) * self.chain
+        )
 
     def handed(self, layers: int) -> int:
         """How many of the first `layers` layers keep what another hands them."""
@@ -72,16 +78,21 @@ def multiples(every: int, start: int, stop: int) -> int:
 
 
 class Keeper:
-    """Saved activations: `all` of a microbatch, and of one layer of each repeat, by the name of its first result."""
+    """Saved activations: `all` of a microbatch, and of one layer of each repeat, by the name of
+    its first result.
+    """
 
     def __init__(self, storages: Storages, device: Device) -> None:
         self._storages = storages
         self._device: Device = device
         weights = storages.state | storages.gathered
-        self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.received}
+        self._wanted = {name for name in storages.types if storages.root(name) in weights} | {
+            *storages.received
+        }
         self.layers: dict[str, SavedByLayer] = {}
         self._decisions: dict[str, Saved] = {}  # by first result, in layers that are recomputed
-        self._known: dict[str, dict[str, Kept]] = {}  # results of `saved`, by first result of the op
+        # results of `saved`, by first result of the op
+        self._known: dict[str, dict[str, Kept]] = {}
         self._by_layer = True  # whether what backward recomputes layer by layer is not kept
         self.all = self._body(storages.program.forward.body)
 
@@ -91,16 +102,21 @@ class Keeper:
             if isinstance(stmt, Region):
                 self._repeat(stmt, found)
             else:
-                # a result has a gradient if an operand has one, and it is a number that the op has a gradient of
+                # a result has a gradient if an operand has one, and it is a number that the op has
+                # a gradient of
                 wanted = any(name in self._wanted for name in stmt.inputs)
                 if wanted and (OPS[stmt.kind].differentiable or stmt.kind in ("coerce", "cast")):
-                    self._wanted |= {value.name for value in stmt.outputs if value.type.differentiable}
+                    self._wanted |= {
+                        value.name for value in stmt.outputs if value.type.differentiable
+                    }
                 for key, kept in self._saved(stmt).items():
                     found.setdefault(key, kept)
         return found
 
     def saved(self, op: Op) -> dict[str, Kept]:
-        """The tensors that an op of forward saves, by storage; one that is no value of the IR has a name of its own."""
+        """The tensors that an op of forward saves, by storage; one that is no value of the IR
+        has a name of its own.
+        """
         name = op.outputs[0].name
         if name not in self._known:
             self._known[name] = self._saved(op)
@@ -108,21 +124,29 @@ class Keeper:
 
     def _saved(self, op: Op) -> dict[str, Kept]:
         storages = self._storages
-        recomputed = self._is_recomputed_from(op.outputs[0].name) or is_recomputed(storages.program, op)
+        recomputed = self._is_recomputed_from(op.outputs[0].name) or is_recomputed(
+            storages.program, op
+        )
         saved = Saved(operands=tuple(range(len(op.inputs)))) if recomputed else self._by_itself(op)
         if self._by_layer and op.outputs[0].name in self._decisions:
             saved = self._decisions[op.outputs[0].name]
-        roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
+        roots = dict.fromkeys(
+            storages.root(it) for name in _values(op, saved) for it in self._made_of(name)
+        )
         own = [root for root in roots if not storages.held(root)]
         found = {root: Kept(op, root.split(RECEIVED)[0], storages.bytes(root)) for root in own}
-        return found | {f"{op.outputs[0].name}: {what}": Kept(op, what, size) for what, size in saved.others}
+        return found | {
+            f"{op.outputs[0].name}: {what}": Kept(op, what, size) for what, size in saved.others
+        }
 
     def values(self, op: Op) -> list[str]:
         """The values that an op keeps, wherever it is done."""
         return _values(op, self._by_itself(op))
 
     def others(self, op: Op) -> dict[str, int]:
-        """Bytes that an op keeps besides operands and results, wherever it is done; its names are those of `saved`."""
+        """Bytes that an op keeps besides operands and results, wherever it is done; its names
+        are those of `saved`.
+        """
         return {f"{op.outputs[0].name}: {what}": size for what, size in self._by_itself(op).others}
 
     def _by_itself(self, op: Op) -> Saved:
@@ -136,25 +160,38 @@ class Keeper:
         return Local(self._storages.program, op, types, wanted, self._device)
 
     def _made_of(self, name: str) -> list[str]:
-        """A value, or its operands where backward recomputes it; nothing of a decision that keeps another tensor."""
+        """A value, or its operands where backward recomputes it; nothing of a decision that
+        keeps another tensor.
+        """
         if not self._is_recomputed_from(name):
             decision = self._decisions.get(name) if self._by_layer else None
             return [] if decision and not decision.results else [name]
-        return [it for source in self._storages.recomputed_from[name] for it in self._made_of(source)]
+        return [
+            it for source in self._storages.recomputed_from[name] for it in self._made_of(source)
+        ]
 
     def _is_recomputed_from(self, name: str) -> bool:
-        return name in self._storages.recomputed_from and (self._by_layer or name not in self._storages.sometimes)
+        return name in self._storages.recomputed_from and (
+            self._by_layer or name not in self._storages.sometimes
+        )
 
     def _repeat(self, region: Region, found: dict[str, Kept]) -> None:
-        """A layer receives the result of the one before: the source, results of all but the last, the result."""
+        """A layer receives the result of the one before: the source, results of all but the
+        last, the result.
+        """
         storages, layers = self._storages, self._storages.program.size(region.dim)
         self._wanted |= {arg.value.name for arg in region.args if arg.value.type.differentiable}
         self._wanted |= {result.name for result in region.results if result.type.differentiable}
         if recomputes_region(storages.program, region):
             ops = [op for op in region.body if isinstance(op, Op) and OPS[op.kind].decides]
-            self._decisions |= {op.outputs[0].name: OPS[op.kind].decision(self._local(op)) for op in ops}
+            self._decisions |= {
+                op.outputs[0].name: OPS[op.kind].decision(self._local(op)) for op in ops
+            }
         inner = self._body(region.body)
-        sources, chains = {arg.value.name: storages.root(arg.source) for arg in region.args}, dict[str, Kept]()
+        sources, chains = (
+            {arg.value.name: storages.root(arg.source) for arg in region.args},
+            dict[str, Kept](),
+        )
         for arg, end, result in carried(region):
             end = storages.root(end)
             if arg in inner:
@@ -183,10 +220,18 @@ class Keeper:
         for key, kept in inner.items():
             if key not in own and key not in handed:
                 found.setdefault(key, kept)
-        counts = {key: recomputed * (key in own) + (layers - recomputed) * (key in other) for key in own | other}
-        found |= {key: evolve(kept, layers=kept.layers * counts[key]) for key, kept in (own | other).items()}
+        counts = {
+            key: recomputed * (key in own) + (layers - recomputed) * (key in other)
+            for key in own | other
+        }
+        found |= {
+            key: evolve(kept, layers=kept.layers * counts[key])
+            for key, kept in (own | other).items()
+        }
         kept_links = self.layers[region.results[0].name].handed(layers)
-        found |= {key: evolve(kept, layers=kept_links) for key, kept in chains.items() if kept_links}
+        found |= {
+            key: evolve(kept, layers=kept_links) for key, kept in chains.items() if kept_links
+        }
 
 
 def _total(found: dict[str, Kept]) -> int:

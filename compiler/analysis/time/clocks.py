@@ -1,4 +1,5 @@
-"""The clocks of a walk: by when each stream is free, what the time was spent on, and, where asked, what was done when.
+"""The clocks of a walk: by when each stream is free, what the time was spent on, and, where asked,
+what was done when.
 
 Non-goals: when ops begin (`timeline`).
 """
@@ -9,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from attrs import define, evolve, field, frozen
 
 HOST, UPDATE, BUBBLE = "host", "update", "bubble"
-"""The kinds of time in which the GPU waits for the host, of what is done once a step, and of what pipelines wait."""
+"""The kinds of time in which the GPU waits for the host, of what is done once a step, and of
+what pipelines wait.
+"""
 
 GPU = "gpu"
 """The stream of what a rank computes; others are `HOST`, and the axes of each group of ranks."""
@@ -36,7 +39,9 @@ def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: float = 1)
 
 @frozen
 class StepTime:
-    """The seconds of a step, `spent` by kind and plan line; and those in which each group's links are busy, by axes."""
+    """The seconds of a step, `spent` by kind and plan line; and those in which each group's
+    links are busy, by axes.
+    """
 
     seconds: float
     spent: Seconds
@@ -57,7 +62,8 @@ class StepTime:
 class Event:
     """The work or the wait of a stream from `begin` to `end`, for a line of the plan.
 
-    `due` is when what a wait is for, or what a collective sends, is there, which may be before it begins.
+    `due` is when what a wait is for, or what a collective sends, is there, which may be before it
+    begins.
     """
 
     stream: Stream
@@ -70,7 +76,9 @@ class Event:
 
 @frozen
 class Again:
-    """`times` more iterations like the last one, of these events; each a stream's `shift` later than the one before."""
+    """`times` more iterations like the last one, of these events; each a stream's `shift` later
+    than the one before.
+    """
 
     events: tuple["Event | Again", ...]
     times: int
@@ -82,7 +90,9 @@ Events = list[Event | Again]
 
 def _stretched(event: Event | Again, factor: float) -> Event | Again:
     if isinstance(event, Event):
-        return evolve(event, begin=event.begin * factor, end=event.end * factor, due=event.due * factor)
+        return evolve(
+            event, begin=event.begin * factor, end=event.end * factor, due=event.due * factor
+        )
     events = tuple(_stretched(inner, factor) for inner in event.events)
     shift = {stream: seconds * factor for stream, seconds in event.shift.items()}
     return evolve(event, events=events, shift=shift)
@@ -90,12 +100,14 @@ def _stretched(event: Event | Again, factor: float) -> Event | Again:
 
 @define
 class Clocks:
-    """By when each stream is free, in seconds from the step's begin, and for how long each was busy with what.
+    """By when each stream is free, in seconds from the step's begin, and for how long each was busy
+    with what.
 
     groups  by the axes of a group of ranks, its collectives
     spent   the GPU's time, by kind and line
     sent    that of groups, by axes
-    events  what each stream has done, in the order in which the program begins it; None where nobody asks
+    events  what each stream has done, in the order in which the program begins it; None where
+            nobody asks
     """
 
     gpu: float = 0.0
@@ -119,8 +131,12 @@ class Clocks:
             self.events.append(Event(HOST, HOST, line, self.host, self.host + seconds, self.host))
         self.host += seconds
 
-    def send(self, axes: tuple[str, ...], seconds: float, kind: str, line: str, due: float = 0.0) -> float:
-        """A group begins a collective once the host has issued it, and the GPU and what is sent are there; its end."""
+    def send(
+        self, axes: tuple[str, ...], seconds: float, kind: str, line: str, due: float = 0.0
+    ) -> float:
+        """A group begins a collective once the host has issued it, and the GPU and what is sent
+        are there; its end.
+        """
         begin = max(self.host, self.gpu, self.groups[axes], due)
         end = self.groups[axes] = begin + seconds
         self.sent[axes] += seconds
@@ -138,7 +154,9 @@ class Clocks:
         groups, spent, sent = nothing(), nothing(), nothing()
         for longer, seconds in ((groups, self.groups), (spent, self.spent), (sent, self.sent)):
             add(longer, seconds, factor)
-        events = None if self.events is None else [_stretched(event, factor) for event in self.events]
+        events = (
+            None if self.events is None else [_stretched(event, factor) for event in self.events]
+        )
         return Clocks(self.gpu * factor, self.host * factor, groups, spent, sent, events)
 
     def since(self, before: "Clocks") -> list[float]:
@@ -149,9 +167,12 @@ class Clocks:
     def is_steady(self, took: Sequence[float], earlier: Sequence[float]) -> bool:
         """Whether iterations will go on as the last two, in which streams came this far.
 
-        A stream that is ahead of the GPU must not fall behind it later, nor one that is behind it come ahead.
+        A stream that is ahead of the GPU must not fall behind it later, nor one that is behind it
+        come ahead.
         """
-        if len(took) != len(earlier) or any(abs(a - b) > EPSILON for a, b in zip(took, earlier, strict=True)):
+        if len(took) != len(earlier) or any(
+            abs(a - b) > EPSILON for a, b in zip(took, earlier, strict=True)
+        ):
             return False
         return all(
             abs(each - took[0]) < EPSILON or not each or (each > took[0]) == (stream > self.gpu)
@@ -159,12 +180,18 @@ class Clocks:
         )
 
     def repeat(self, before: "Clocks", times: int, events: int) -> None:
-        """As if what has happened since `before`, when there were `events` of them, happened `times` times more."""
+        """As if what has happened since `before`, when there were `events` of them, happened
+        `times` times more.
+        """
         if self.events is not None:
             shift: dict[Stream, float] = {GPU: self.gpu - before.gpu, HOST: self.host - before.host}
             shift |= {axes: now - before.groups.get(axes, 0.0) for axes, now in self.groups.items()}
             self.events.append(Again(tuple(self.events[events:]), times, shift))
         self.gpu += (self.gpu - before.gpu) * times
         self.host += (self.host - before.host) * times
-        for now, then in ((self.groups, before.groups), (self.spent, before.spent), (self.sent, before.sent)):
+        for now, then in (
+            (self.groups, before.groups),
+            (self.spent, before.spent),
+            (self.sent, before.sent),
+        ):
             add(now, {key: now[key] - then[key] for key in now}, times)

@@ -1,9 +1,10 @@
 """Seconds of a collective over links, by the algorithms among which NCCL chooses.
 
-The algorithms and the constants below are those of NCCL's own model of time (NVIDIA/nccl 2.30, src/graph/tuning.cc).
-There a step of a ring takes 3.4 us within a node and 14 us between nodes, before what the network adds; `link_latency`
-and `network_latency` are the same for a cluster.  Its protocols for small messages (LL, LL128) are left out: published
-measurements of small messages take as long as its `Simple` says, or longer.
+The algorithms and the constants below are those of NCCL's own model of time (NVIDIA/nccl 2.30,
+src/graph/tuning.cc).  There a step of a ring takes 3.4 us within a node and 14 us between nodes,
+before what the network adds; `link_latency` and `network_latency` are the same for a cluster.  Its
+protocols for small messages (LL, LL128) are left out: published measurements of small messages take
+as long as its `Simple` says, or longer.
 
 Non-goals: measured collectives, which win over all formulas (`seconds`).
 """
@@ -24,8 +25,9 @@ TREE_RATE = 0.92
 """The part of a ring's bandwidth that a tree holds."""
 
 PAT_RATE, PAT_LEVELS, PAT_RANK = 0.75, 3.5, 2.8e-6
-"""PAT, which gathers and scatters by a tree where each node has one rank: the part of a ring's bandwidth that it holds,
-how many of its levels take a network's latency, and seconds that each rank adds."""
+"""PAT, which gathers and scatters by a tree where each node has one rank: the part of a ring's
+bandwidth that it holds, how many of its levels take a network's latency, and seconds that each rank
+adds."""
 
 
 @frozen
@@ -62,12 +64,16 @@ class Group:
         return within * self.link_latency + across * self.network_latency
 
     def tree_latency(self) -> Size:
-        """Seconds from a tree's leaves to its root: along each node's ranks, then over levels of nodes."""
+        """Seconds from a tree's leaves to its root: along each node's ranks, then over levels
+        of nodes.
+        """
         return (self.near - 1) * self.link_latency + levels(self.nodes) * self.network_latency
 
 
 def get_collective_seconds(op: str, whole: Size, group: Group) -> Size:
-    """Seconds of an all-reduce, a gather or a scatter of `whole` bytes, by the fastest of its algorithms."""
+    """Seconds of an all-reduce, a gather or a scatter of `whole` bytes, by the fastest of its
+    algorithms.
+    """
     moved, ring = group.moved(whole), group.ring_latency()
     if HALVES[op] == 2:
         steps = ring * (1 + (PLATEAU - 1) * (group.near < group.ranks))

@@ -1,7 +1,8 @@
-"""The critical path of a step: the chain of ops and collectives that makes it as long as it is; the slack of others.
+"""The critical path of a step: the chain of ops and collectives that makes it as long as it is; the
+slack of others.
 
-The critical path method (Kelley and Walker 1959) on the graph of what waits for what, networkx's.  The nodes of
-a pipeline are actions, whose ops count by the time that they take of them.
+The critical path method (Kelley and Walker 1959) on the graph of what waits for what, networkx's.
+The nodes of a pipeline are actions, whose ops count by the time that they take of them.
 """
 
 from bisect import bisect_right, insort
@@ -25,12 +26,15 @@ MOST = 20_000
 """Iterations of more events than this are one node of each stream."""
 
 EQUAL = 1e-9
-"""Seconds by which the end of a collective and the time when it is waited for may differ, as they are added up."""
+"""Seconds by which the end of a collective and the time when it is waited for may differ, as
+they are added up.
+"""
 
 
 @frozen
 class CriticalPath:
-    """The seconds on the path by kind and plan line, which add up to the step; and the least slack of each.
+    """The seconds on the path by kind and plan line, which add up to the step; and the least slack
+    of each.
 
     Slack is by how many seconds an op may take longer before the step does.
     """
@@ -52,7 +56,9 @@ def critical_path(program: Program, on: Hardware) -> CriticalPath:
 
 
 class _Graph:
-    """Work that takes time, from begin to end, by kind and line; edges from what it waits for, which is older."""
+    """Work that takes time, from begin to end, by kind and line; edges from what it waits for,
+    which is older.
+    """
 
     def __init__(self) -> None:
         from networkx import DiGraph
@@ -60,13 +66,17 @@ class _Graph:
         self._nodes = list[tuple[float, float, Seconds]]()
         self._graph: DiGraph[int] = DiGraph()
 
-    def node(self, begin: float, end: float, lines: Seconds, after: Iterable[int | None] = ()) -> int:
+    def node(
+        self, begin: float, end: float, lines: Seconds, after: Iterable[int | None] = ()
+    ) -> int:
         """A new node; its number."""
         number = len(self._nodes)
         self._nodes.append((begin, end, lines))
         self._graph.add_node(number)
         self._graph.add_edges_from(
-            (it, number, {"weight": self._nodes[it][1] - self._nodes[it][0]}) for it in after if it is not None
+            (it, number, {"weight": self._nodes[it][1] - self._nodes[it][0]})
+            for it in after
+            if it is not None
         )
         return number
 
@@ -75,11 +85,17 @@ class _Graph:
         return self._nodes[number][1]
 
     def path(self, total: float) -> CriticalPath:
-        """The longest path, and the slack of lines, of a step that takes `total`: what ends later does not count."""
+        """The longest path, and the slack of lines, of a step that takes `total`: what ends
+        later does not count.
+        """
         from networkx import dag_longest_path
 
-        self._graph.remove_nodes_from([at for at, (_, end, _) in enumerate(self._nodes) if end > total + EQUAL])
-        self.node(total, total, nothing(), [it for it in self._graph if not self._graph.out_degree(it)])
+        self._graph.remove_nodes_from(
+            [at for at, (_, end, _) in enumerate(self._nodes) if end > total + EQUAL]
+        )
+        self.node(
+            total, total, nothing(), [it for it in self._graph if not self._graph.out_degree(it)]
+        )
         longest: list[int] = dag_longest_path(self._graph)
         on_path, slack = nothing(), nothing()
         for begin, end, lines in (self._nodes[it] for it in longest):
@@ -92,7 +108,9 @@ class _Graph:
         return CriticalPath(sum(on_path.values()), on_path, slack)
 
     def _slack(self) -> dict[int, float]:
-        """Until what waits for it, or for that, and so on, would begin later; nodes in reverse order."""
+        """Until what waits for it, or for that, and so on, would begin later; nodes in reverse
+        order.
+        """
         found = dict[int, float]()
         for it in sorted(self._graph, reverse=True):
             latest = (self._nodes[later][0] + found[later] for later in self._graph.successors(it))
@@ -126,7 +144,10 @@ class Streams:
         elif not isinstance(it.stream, str):
             own = _only(f"{it.kind}: {' × '.join(it.stream)}", it.line, it.end - it.begin)
             node = self.graph.node(
-                it.begin, it.end, own, [last(it.stream), last(GPU), last(HOST), self._arrived(it.due)]
+                it.begin,
+                it.end,
+                own,
+                [last(it.stream), last(GPU), last(HOST), self._arrived(it.due)],
             )
             insort(self._sent, (it.end, node))
         elif it.kind == HOST or it.kind.startswith(EXPOSED):
@@ -140,7 +161,9 @@ class Streams:
         """The GPU's last work, where the host has waited for it before it issues an op."""
         host, gpu = self._last.get(HOST), self._last.get(GPU)
         is_idle = self.graph.end(host) < it.begin - EQUAL if host is not None else it.begin > EQUAL
-        return gpu if is_idle and gpu is not None and self.graph.end(gpu) <= it.begin + EQUAL else None
+        return (
+            gpu if is_idle and gpu is not None and self.graph.end(gpu) <= it.begin + EQUAL else None
+        )
 
     def _arrived(self, due: float) -> int | None:
         """The collective that ends when what is waited for is there."""
@@ -164,7 +187,9 @@ class Streams:
 
 
 class _Row:
-    """The graph of a pipeline: actions after what they wait for, between what ranks do before and after their rows."""
+    """The graph of a pipeline: actions after what they wait for, between what ranks do before
+    and after their rows.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._graph = rows, _Graph()
@@ -176,7 +201,9 @@ class _Row:
         rows, ranks = self._rows, range(len(self._rows.ranks))
         for rank in ranks:
             self._before(rank)
-        for slot in sorted(chain.from_iterable(rows.timeline.slots), key=lambda it: (it.start, it.end)):
+        for slot in sorted(
+            chain.from_iterable(rows.timeline.slots), key=lambda it: (it.start, it.end)
+        ):
             self._action(slot)
         ends = [it for rank in ranks for it in (self._last[rank], *self._reductions(rank))]
         for after in (rank.after for rank in rows.ranks):
@@ -198,7 +225,9 @@ class _Row:
             add(spent, part.spent)
         values = [self._value(it, action) for it in needs(action, rows.schedule.stages)]
         after = [self._last[rank], self._ready.get(action.stage), *values]
-        self._last[rank] = self._of_stage[action.stage] = self._graph.node(slot.start, slot.end, spent, after)
+        self._last[rank] = self._of_stage[action.stage] = self._graph.node(
+            slot.start, slot.end, spent, after
+        )
         if value := made_by(action):
             self._made[value] = self._last[rank]
 
@@ -217,7 +246,10 @@ class _Row:
         for begin, end, move in self._rows.reductions(rank):
             before = [last.get(axes) for axes, _ in move.sends]
             node = self._graph.node(
-                begin, end, _only(move.kind, move.line), [*(self._of_stage[it] for it in move.stages), *before]
+                begin,
+                end,
+                _only(move.kind, move.line),
+                [*(self._of_stage[it] for it in move.stages), *before],
             )
             last |= {axes: node for axes, _ in move.sends}
             yield node

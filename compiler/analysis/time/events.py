@@ -1,7 +1,7 @@
 """The events of a predicted step: what each stream of each rank of a pipeline does when.
 
-Iterations that were counted are there one by one, but for those of which there would be too many: these are one event
-of each stream.
+Iterations that were counted are there one by one, but for those of which there would be too many:
+these are one event of each stream.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,9 @@ MOST = 200_000
 
 
 def events_of(program: Program, on: Hardware, most: float = MOST) -> list[list[Event]]:
-    """The events of each rank along the pipeline's axis, or of one rank, as the program begins them; about `most`."""
+    """The events of each rank along the pipeline's axis, or of one rank, as the program begins
+    them; about `most`.
+    """
     if program.pipeline:
         rows = Rows(program, program.pipeline, on, record=True)
         return [[*_of_row(rows, rank, most / len(rows.ranks))] for rank in range(len(rows.ranks))]
@@ -38,7 +40,9 @@ def events_of(program: Program, on: Hardware, most: float = MOST) -> list[list[E
 def expanded(
     events: Sequence[Event | Again], most: float, shift: Mapping[Stream, float] | None = None
 ) -> Iterator[Event]:
-    """Events with iterations that were counted, each stream's later; these are one event where they are over `most`."""
+    """Events with iterations that were counted, each stream's later; these are one event where
+    they are over `most`.
+    """
     for it, later in unrolled(events, most, shift or {}):
         yield from [it] if isinstance(it, Event) else _as_one(it, later)
 
@@ -46,7 +50,9 @@ def expanded(
 def unrolled(
     events: Sequence[Event | Again], most: float, later: Mapping[Stream, float]
 ) -> Iterator[tuple[Event | Again, Mapping[Stream, float]]]:
-    """Events, each stream's `later`, one by one but for iterations of more than `most`; these with how much later."""
+    """Events, each stream's `later`, one by one but for iterations of more than `most`; these
+    with how much later.
+    """
     for it in events:
         if isinstance(it, Event):
             by = later.get(it.stream, 0.0)
@@ -55,7 +61,9 @@ def unrolled(
             yield it, later
         else:
             for nth in range(1, it.times + 1):
-                yield from unrolled(it.events, most, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()})
+                yield from unrolled(
+                    it.events, most, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()}
+                )
 
 
 def count(events: Sequence[Event | Again]) -> int:
@@ -69,7 +77,9 @@ def _as_one(again: Again, later: Mapping[Stream, float]) -> Iterator[Event]:
     for stream, by in again.shift.items():
         if by and stream in ends:
             begin = ends[stream] + later.get(stream, 0.0)
-            yield Event(stream, f"{again.times} {ITERATIONS}", "", begin, begin + again.times * by, begin)
+            yield Event(
+                stream, f"{again.times} {ITERATIONS}", "", begin, begin + again.times * by, begin
+            )
 
 
 def _of_row(rows: Rows, rank: int, most: float) -> Iterator[Event]:
@@ -77,10 +87,14 @@ def _of_row(rows: Rows, rank: int, most: float) -> Iterator[Event]:
     own, slots = rows.ranks[rank], rows.timeline.slots[rank]
     yield from expanded(own.before.events or (), most)
     free, waits = own.before.gpu, {begin: (end, move) for begin, end, move in rows.waits(rank)}
-    whole = sum(count(each.events or ()) for slot in slots for each in rows.clocks(slot.action)) <= most
+    whole = (
+        sum(count(each.events or ()) for slot in slots for each in rows.clocks(slot.action)) <= most
+    )
     for slot in slots:
         end, move = waits.get(free, (free, None))
-        yield from _wait(free, end, move.waiting if move else BUBBLE, move.line if move else rows.line)
+        yield from _wait(
+            free, end, move.waiting if move else BUBBLE, move.line if move else rows.line
+        )
         yield from _wait(max(free, end), slot.start, BUBBLE, rows.line)
         yield Event(ACTIONS, str(slot.action), rows.line, slot.start, slot.end, slot.start)
         yield from _of_action(rows, slot, whole or slot.action.microbatch == 0)

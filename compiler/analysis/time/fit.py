@@ -1,4 +1,6 @@
-"""The figures of a hardware file that would explain how profiled steps differ from the prediction."""
+"""The figures of a hardware file that would explain how profiled steps differ from the
+prediction.
+"""
 
 from collections.abc import Mapping
 from math import exp, log
@@ -18,11 +20,14 @@ LEAST, SHARE = 0.05, 0.01
 """The change of a figure, and the part of the step that it makes up, from which on it is named."""
 
 ROUNDS, WEIGHINGS = 4, 12
-"""How often the search follows the slopes of predictions, and how often it weighs the differences that these leave."""
+"""How often the search follows the slopes of predictions, and how often it weighs the
+differences that these leave.
+"""
 
 NEAR, PRIOR = 0.001, 0.01
-"""The part of a step below which differences count by their squares, above by themselves; what a change costs, in
-steps by squares of logarithms, so that a figure which explains hardly anything stays."""
+"""The part of a step below which differences count by their squares, above by themselves; what a
+change costs, in steps by squares of logarithms, so that a figure which explains hardly anything
+stays."""
 
 
 @frozen
@@ -31,7 +36,8 @@ class Figure:
 
     fields  of `Hardware`, in a file's words too
     table   of `Measured`, whose rows win
-    nodes   whether the rows are those of groups on several nodes; None where that makes no difference
+    nodes   whether the rows are those of groups on several nodes; None where that makes no
+            difference
     """
 
     of: str
@@ -46,9 +52,19 @@ FIGURES = (
     Figure("attention", "gpu", {"attention": "attention"}, "attention"),
     Figure("memory-bound ops", "gpu", {"streamed": "streamed"}, "moved"),
     Figure("shortest kernels", "gpu", {"kernel": "kernel"}),
-    Figure("links in a node", "link: node", {"link": "bandwidth", "link_latency": "latency"}, "collectives", False),
     Figure(
-        *("links between nodes", "link: adapters", {"network": "bandwidth", "network_latency": "latency"}),
+        "links in a node",
+        "link: node",
+        {"link": "bandwidth", "link_latency": "latency"},
+        "collectives",
+        False,
+    ),
+    Figure(
+        *(
+            "links between nodes",
+            "link: adapters",
+            {"network": "bandwidth", "network_latency": "latency"},
+        ),
         *("collectives", True),
     ),
     Figure("issuing an op", "host", {"op": "op"}),
@@ -60,7 +76,8 @@ FIGURES = (
 class Fit:
     """Hardware on which the prediction is nearest to a profile.
 
-    changes  by how many times the seconds of each figure are longer, of those that make a difference
+    changes  by how many times the seconds of each figure are longer, of those that make a
+             difference
     lines    of the profile, beside the prediction on this hardware
     """
 
@@ -70,9 +87,11 @@ class Fit:
 
 
 def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
-    """The fit to a profile by its lines' seconds of each kind: the least sum of differences, with the least changes.
+    """The fit to a profile by its lines' seconds of each kind: the least sum of differences, with
+    the least changes.
 
-    A line that differs by itself moves no figure, as differences count by themselves and not by their squares.
+    A line that differs by itself moves no figure, as differences count by themselves and not by
+    their squares.
     """
     import numpy as np
 
@@ -80,19 +99,29 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
     step, own = step_time(program, on).seconds, numpy.zeros(len(FIGURES))
 
     def differs(logs: Any) -> Any:
-        lines = sorted(beside(profile, step_time(program, _changed(on, logs))), key=lambda line: line.name)
-        excess = [line.measured.get(kind, 0.0) - line.predicted.get(kind, 0.0) for line in lines for kind in KINDS]
+        lines = sorted(
+            beside(profile, step_time(program, _changed(on, logs))), key=lambda line: line.name
+        )
+        excess = [
+            line.measured.get(kind, 0.0) - line.predicted.get(kind, 0.0)
+            for line in lines
+            for kind in KINDS
+        ]
         return numpy.array(excess) / step
 
     def slopes(logs: Any, at: Any) -> Any:
-        return numpy.stack([(differs(logs + LEAST * unit) - at) / LEAST for unit in numpy.eye(len(FIGURES))], 1)
+        return numpy.stack(
+            [(differs(logs + LEAST * unit) - at) / LEAST for unit in numpy.eye(len(FIGURES))], 1
+        )
 
     for _ in range(ROUNDS):
         at = differs(own)
         slope, moved = slopes(own, at), 0 * own
         for _ in range(WEIGHINGS):
             weighed = slope.T / numpy.maximum(abs(at + slope @ moved), NEAR)
-            moved = numpy.linalg.solve(weighed @ slope + PRIOR * numpy.eye(len(FIGURES)), -weighed @ at - PRIOR * own)
+            moved = numpy.linalg.solve(
+                weighed @ slope + PRIOR * numpy.eye(len(FIGURES)), -weighed @ at - PRIOR * own
+            )
         own = own + numpy.clip(moved, -log(2), log(2))
     shares = abs(slopes(own, differs(own)) * own).sum(0)
     named = numpy.where((abs(own) > LEAST) & (shares > SHARE), own, 0.0)
@@ -110,7 +139,10 @@ def _changed(on: Hardware, logs: Any) -> Hardware:
 
 def slower(on: Hardware, figure: Figure, times: float) -> Hardware:
     """The hardware where all that a figure is of takes a multiple of its time."""
-    changed = {name: _scaled(getattr(on, name), 1 / times if name in RATES else times) for name in figure.fields}
+    changed = {
+        name: _scaled(getattr(on, name), 1 / times if name in RATES else times)
+        for name in figure.fields
+    }
     if figure.table:
         rows = tuple(_row(it, figure, times) for it in getattr(on.measured, figure.table))
         changed["measured"] = evolve(on.measured, **{figure.table: rows})

@@ -1,4 +1,5 @@
-"""The ops of a step on one rank: seconds, operations and bytes over the whole step; and seconds where each op runs.
+"""The ops of a step on one rank: seconds, operations and bytes over the whole step; and seconds
+where each op runs.
 
 The latter are the walk of a step without a pipeline, written down, with what the GPU waits for.
 """
@@ -53,7 +54,9 @@ class OpRow:
 
 
 def op_rows(program: Program, on: Hardware, rank: int | None = None) -> list[OpRow]:
-    """The ops in the order of the program that take time; of a pipeline, those of a rank along its axis."""
+    """The ops in the order of the program that take time; of a pipeline, those of a rank along
+    its axis.
+    """
     return [row for row in _rows(program, on, rank) if row.count and (row.computes or row.sends)]
 
 
@@ -65,22 +68,34 @@ def _rows(program: Program, on: Hardware, rank: int | None) -> Iterator[OpRow]:
     yield from _around(program, program.pipeline, on, rank)
     for number in program.pipeline.stages_of(rank):
         stage = stage_programs(program)[number]
-        received = {value.name: value.type for value in (*stage.forward.inputs, *stage.backward.inputs)}
-        ops, times = _Ops(stage.program, on, {**program.types, **received}), program.size(MICROBATCHES)
+        received = {
+            value.name: value.type for value in (*stage.forward.inputs, *stage.backward.inputs)
+        }
+        ops, times = (
+            _Ops(stage.program, on, {**program.types, **received}),
+            program.size(MICROBATCHES),
+        )
         yield from ops.of(stage.forward.body, times, "forward", "")
         yield from ops.of(stage.backward.body, times, "backward", "")
 
 
 def _around(program: Program, pipeline: Pipeline, on: Hardware, rank: int) -> Iterator[OpRow]:
     """The work of a pipeline's rank around its row, its chunks moved one by one."""
-    moves, ops = ChunkMoves(program, pipeline, rank), _Ops(rank_programs(program)[rank], on, program.types)
+    moves, ops = (
+        ChunkMoves(program, pipeline, rank),
+        _Ops(rank_programs(program)[rank], on, program.types),
+    )
     around = [op for op in program.region.body if isinstance(op, Op) and op not in moves.ops]
     among = {op: [it.among for it in messages(program, op, program.types)] for op in around}
-    yield from ops.of([op for op in around if all(not it or rank in it for it in among[op])], 1, "step", "")
+    yield from ops.of(
+        [op for op in around if all(not it or rank in it for it in among[op])], 1, "step", ""
+    )
     for chunk, op in (*moves.gathers(), *moves.reductions()):
         sent = moves.messages(chunk, op)
         calls = [(it.axes, of_message(program, it, on, prod(it.shape))) for it in sent]
-        yield evolve(ops.row(op, 1, "step", ""), computes={}, sends=_summed(calls), sent=_bytes(sent))
+        yield evolve(
+            ops.row(op, 1, "step", ""), computes={}, sends=_summed(calls), sent=_bytes(sent)
+        )
 
 
 def _summed(calls: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
@@ -99,7 +114,12 @@ class _Ops:
     """Makes the rows of one program's ops; `types` are those of its values."""
 
     def __init__(self, program: Program, on: Hardware, types: Mapping[str, Type]) -> None:
-        self._program, self._on, self._types, self._prices = program, on, types, prices(program, on, types)
+        self._program, self._on, self._types, self._prices = (
+            program,
+            on,
+            types,
+            prices(program, on, types),
+        )
 
     def of(self, body: Sequence[Stmt], times: int, where: str, repeat: str) -> Iterator[OpRow]:
         """The rows of a body that runs so often, in a repeat over this dim."""
@@ -107,7 +127,12 @@ class _Ops:
             if isinstance(stmt, Region):
                 inside = stmt.kind if stmt.kind in ("forward", "backward") else where
                 dim = stmt.dim if stmt.kind == "repeat" else repeat
-                yield from self.of(stmt.body, times * (self._program.size(stmt.dim) if stmt.dim else 1), inside, dim)
+                yield from self.of(
+                    stmt.body,
+                    times * (self._program.size(stmt.dim) if stmt.dim else 1),
+                    inside,
+                    dim,
+                )
             elif stmt.kind != "begin":
                 yield self.row(stmt, times, where, repeat)
 
@@ -116,9 +141,14 @@ class _Ops:
         price, sent = self._prices(op), messages(self._program, op, self._types)
         layers = prod(map(self._program.size, price.layers))
         calls = [layers * (it.hops or 1) for it in sent]
-        work = OPS[op.kind].work(Local(self._program, op, tuple(self._types[name] for name in op.inputs)))
+        work = OPS[op.kind].work(
+            Local(self._program, op, tuple(self._types[name] for name in op.inputs))
+        )
         factors = sum(each.elements for each in work.products) * ITEM_BYTES.get(work.dtype, 0)
-        sends = ((axes, times * each * seconds) for (axes, seconds), each in zip(price.sends, calls, strict=True))
+        sends = (
+            (axes, times * each * seconds)
+            for (axes, seconds), each in zip(price.sends, calls, strict=True)
+        )
         return OpRow(
             op.kind,
             op.outputs[0].name if op.outputs else "",
@@ -126,7 +156,10 @@ class _Ops:
             where,
             repeat,
             times,
-            {UPDATE if where == "step" else kind: times * seconds for kind, seconds in price.computes},
+            {
+                UPDATE if where == "step" else kind: times * seconds
+                for kind, seconds in price.computes
+            },
             _summed(sends),
             times * (price.kernels * self._on.op + sum(calls) * self._on.collective),
             times * work.operations,
@@ -137,9 +170,11 @@ class _Ops:
 
 @frozen
 class Pace:
-    """The seconds in which the host issues a layer, forward and backward, and in which the GPU computes it.
+    """The seconds in which the host issues a layer, forward and backward, and in which the GPU
+    computes it.
 
-    layers  the dim of the repeat that takes most; "" for a whole microbatch of a model without repeats
+    layers  the dim of the repeat that takes most; "" for a whole microbatch of a model without
+            repeats
     """
 
     layers: str
@@ -162,7 +197,8 @@ def pace(program: Program, rows: Sequence[OpRow], rank: int | None = None) -> Pa
 
 @frozen
 class OpSeconds:
-    """Seconds of a microbatch, of all that is done once a step, and of each op by the name of its first result.
+    """Seconds of a microbatch, of all that is done once a step, and of each op by the name of its
+    first result.
 
     The ops of a microbatch are those of one iteration of their repeats.
     """
@@ -179,7 +215,11 @@ def op_seconds(program: Program, on: Hardware) -> OpSeconds:
     watch = _Stopwatch(program, on, prices(program, on))
     watch.step()
     took = {name: median(each) for name, each in watch.took.items()}
-    once = sum(took[_name(stmt)] for stmt in program.region.body if isinstance(stmt, Op) and _name(stmt) in took)
+    once = sum(
+        took[_name(stmt)]
+        for stmt in program.region.body
+        if isinstance(stmt, Op) and _name(stmt) in took
+    )
     return OpSeconds((watch.clocks.gpu - once) / program.size(MICROBATCHES), once, took)
 
 
@@ -198,7 +238,9 @@ class _Stopwatch(Walk):
         self._note(op, before)
 
     def _await(self, op: Op, end: float) -> None:
-        """A wait of an op that runs is a part of it; one for a layer's parameters is noted as the gather's."""
+        """A wait of an op that runs is a part of it; one for a layer's parameters is noted as
+        the gather's.
+        """
         before = self.clocks.gpu
         super()._await(op, end)
         if not self._runs:

@@ -18,8 +18,8 @@ from ..param_uses import leaves
 def needed(program: Program) -> int:
     """The operations that a model needs for a step, on all ranks together.
 
-    6 for each token and parameter but those of a table that is only looked up, and attention's of the pairs that its
-    mask lets through.
+    6 for each token and parameter but those of a table that is only looked up, and attention's of
+    the pairs that its mask lets through.
     """
     of, uses = leaves(program), list[tuple[str, str]]()
     for op in walk(program.forward.body):
@@ -28,14 +28,19 @@ def needed(program: Program) -> int:
     looked_up -= {name for name, kind in uses if kind != EMBEDDING.name}
     tables = sum(prod(map(program.valid, program.param(name).type.dims)) for name in looked_up)
     tokens = program.train.global_batch * program.train.seq
-    return 6 * tokens * (active_count(program) - tables) + 3 * _attention(program, program.forward.body)
+    return 6 * tokens * (active_count(program) - tables) + 3 * _attention(
+        program, program.forward.body
+    )
 
 
 def _attention(program: Program, body: Sequence[Stmt]) -> int:
     """Forward's operations of all microbatches, on all ranks together."""
 
     def of(stmts: Sequence[Stmt]) -> int:
-        inner = (of(it.body) * program.size(it.dim) if isinstance(it, Region) else each(it) for it in stmts)
+        inner = (
+            of(it.body) * program.size(it.dim) if isinstance(it, Region) else each(it)
+            for it in stmts
+        )
         return sum(inner)
 
     def each(op: Op) -> int:
@@ -45,7 +50,9 @@ def _attention(program: Program, body: Sequence[Stmt]) -> int:
 
 
 def done(program: Program) -> int:
-    """The operations of a step that a rank does, backward's recomputation too; of a pipeline, a rank's on average."""
+    """The operations of a step that a rank does, backward's recomputation too; of a pipeline, a
+    rank's on average.
+    """
     stages = program.axis(program.pipeline.axis).size if program.pipeline else 1
     return _of(program, program.region.body) // stages
 

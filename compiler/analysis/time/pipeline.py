@@ -1,8 +1,9 @@
-"""The time of a pipeline's step: what each rank does before its row, the rows as a simulation does them, and the rest.
+"""The time of a pipeline's step: what each rank does before its row, the rows as a simulation does
+them, and the rest.
 
-Weights of a rank's chunks are gathered from the step's begin on, each for its stages' first action, and gradients are
-reduced from their last action on, while the rank's other stages work.  Non-goals: reductions that delay collectives of
-stages over the same axes.
+Weights of a rank's chunks are gathered from the step's begin on, each for its stages' first action,
+and gradients are reduced from their last action on, while the rank's other stages work.  Non-goals:
+reductions that delay collectives of stages over the same axes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,10 +26,15 @@ class Rows:
     reduced  when the gradients of all ranks are
     """
 
-    def __init__(self, program: Program, pipeline: Pipeline, on: Hardware, *, record: bool = False) -> None:
+    def __init__(
+        self, program: Program, pipeline: Pipeline, on: Hardware, *, record: bool = False
+    ) -> None:
         assert pipeline.schedule, "time: a pipeline without rows"
         self.schedule, self.line = pipeline.schedule, str(program.axis(pipeline.axis).span)
-        self.parts, self.ranks = of_stages(program, on, record=record), of_ranks(program, pipeline, on, record=record)
+        self.parts, self.ranks = (
+            of_stages(program, on, record=record),
+            of_ranks(program, pipeline, on, record=record),
+        )
         self.times = self._times(tuple(cuts(program, pipeline, on)))
         self.timeline = simulate(pipeline.schedule, self.times)
         if on.contention:
@@ -40,16 +46,30 @@ class Rows:
 
     def _times(self, cuts: tuple[float, ...]) -> Times:
         """The seconds of each stage's actions and of messages, and when each stage can begin."""
-        of = {kind: tuple(each[kind].gpu for each in self.parts) for kind in (Work.FORWARD, Work.INPUT, Work.WEIGHT)}
+        of = {
+            kind: tuple(each[kind].gpu for each in self.parts)
+            for kind in (Work.FORWARD, Work.INPUT, Work.WEIGHT)
+        }
         owners = [self.ranks[owner] for owner in self.schedule.stage_to_rank]
-        begins = (rank.ready[stage][0] if stage in rank.ready else rank.before.gpu for stage, rank in enumerate(owners))
-        return Times(of[Work.FORWARD], of[Work.INPUT], of[Work.WEIGHT], max(cuts, default=0.0), cuts, tuple(begins))
+        begins = (
+            rank.ready[stage][0] if stage in rank.ready else rank.before.gpu
+            for stage, rank in enumerate(owners)
+        )
+        return Times(
+            of[Work.FORWARD],
+            of[Work.INPUT],
+            of[Work.WEIGHT],
+            max(cuts, default=0.0),
+            cuts,
+            tuple(begins),
+        )
 
     def _slowed_parts(self, lost: float) -> list[Mapping[Work, Clocks]]:
-        """The clocks of each stage beside what its rank sends around its row: gathers, and reductions of gradients.
+        """The clocks of each stage beside what its rank sends around its row: gathers, and
+        reductions of gradients.
 
-        The GPU loses a part of its rate meanwhile.  A rank's loss is shared out over all its actions, since which of
-        them run beside a collective changes as they take longer.
+        The GPU loses a part of its rate meanwhile.  A rank's loss is shared out over all its
+        actions, since which of them run beside a collective changes as they take longer.
         """
         slower = list[float]()
         for rank in range(len(self.ranks)):
@@ -61,7 +81,9 @@ class Rows:
         ]
 
     def _beside(self, rank: int) -> float:
-        """The seconds in which a rank computes its row and sends gradients or gets weights at the same time."""
+        """The seconds in which a rank computes its row and sends gradients or gets weights at
+        the same time.
+        """
         sent = [(begin, end) for begin, end, _ in self.reductions(rank)]
         ready = [at for at, _ in self.ranks[rank].ready.values()]
         if ready:
@@ -101,7 +123,9 @@ class Rows:
         return StepTime(self.seconds, account.spent, account.sent, rank)
 
     def reductions(self, rank: int) -> Iterator[tuple[float, float, Move]]:
-        """When each of a rank's reductions begins, as its stages have ended and its group is free, and when it ends."""
+        """When each of a rank's reductions begins, as its stages have ended and its group is
+        free, and when it ends.
+        """
         slots, free = self.timeline.slots[rank], dict[tuple[str, ...], float]()
         for move in self.ranks[rank].reductions:
             end = max(slot.end for slot in slots if slot.action.stage in move.stages)

@@ -1,4 +1,5 @@
-"""The work of each rank of a pipeline around its row, and how long each stage's actions and messages take.
+"""The work of each rank of a pipeline around its row, and how long each stage's actions and
+messages take.
 
 Purpose: what the rows are simulated with.  Each kind of stage and of chunk is priced once.
 """
@@ -26,7 +27,9 @@ from .timeline import Walk
 
 @frozen
 class Move:
-    """A chunk's sending, by axes and seconds; its stages; the kinds of sending and of waiting for it."""
+    """A chunk's sending, by axes and seconds; its stages; the kinds of sending and of waiting
+    for it.
+    """
 
     stages: tuple[int, ...]
     sends: tuple[Sent, ...]
@@ -54,7 +57,9 @@ class Rank:
 # ---- around the rows
 
 
-def of_ranks(program: Program, pipeline: Pipeline, on: Hardware, *, record: bool = False) -> list[Rank]:
+def of_ranks(
+    program: Program, pipeline: Pipeline, on: Hardware, *, record: bool = False
+) -> list[Rank]:
     """The work of each rank around its row."""
     around = _Around(program, pipeline, on, record)
     return [around.of(rank) for rank in range(program.axis(pipeline.axis).size)]
@@ -71,11 +76,16 @@ class _Around:
         row = next(at for at, stmt in enumerate(body) if isinstance(stmt, Region))
         self._before = [stmt for stmt in body[:row] if isinstance(stmt, Op)]
         after = [stmt for stmt in body[row:] if isinstance(stmt, Op)]
-        self._after = [(op, [each.among for each in messages(program, op, program.types)]) for op in after]
+        self._after = [
+            (op, [each.among for each in messages(program, op, program.types)]) for op in after
+        ]
 
     def of(self, rank: int) -> Rank:
         """The work of a rank around its row."""
-        moves, own = ChunkMoves(self._program, self._pipeline, rank), rank_programs(self._program)[rank]
+        moves, own = (
+            ChunkMoves(self._program, self._pipeline, rank),
+            rank_programs(self._program)[rank],
+        )
         key = (tuple(dim.size for dim in own.dims), own.params)
         of = self._prices.setdefault(key, prices(own, self._on, self._program.types))
         before, after = (Walk(own, self._on, of, self._record) for _ in range(2))
@@ -83,9 +93,17 @@ class _Around:
         ready = dict[int, tuple[float, Move]]()
         for move in (self._move(moves, *pair) for pair in moves.gathers()):
             end = max(before.send(each, move.kind, move.line) for each in move.sends)
-            ready |= {stage: (end, move) for stage in move.stages if end >= ready.get(stage, (0.0,))[0]}
+            ready |= {
+                stage: (end, move) for stage in move.stages if end >= ready.get(stage, (0.0,))[0]
+            }
         sums = tuple(self._move(moves, *pair) for pair in moves.reductions())
-        after.update([op for op, among in self._after if op not in moves.ops and all(rank in it for it in among if it)])
+        after.update(
+            [
+                op
+                for op, among in self._after
+                if op not in moves.ops and all(rank in it for it in among if it)
+            ]
+        )
         return Rank(before.clocks, ready, sums, after.clocks)
 
     def _move(self, moves: ChunkMoves, chunk: Chunk, op: Op) -> Move:
@@ -103,7 +121,8 @@ class _Around:
 def of_stages(
     program: Program, on: Hardware, *, record: bool = False, splits: bool = False
 ) -> list[Mapping[Work, Clocks]]:
-    """The clocks of each stage; those that do the same ops in as many layers, as all in the middle, are walked once.
+    """The clocks of each stage; those that do the same ops in as many layers, as all in the middle,
+    are walked once.
 
     Backward is in two parts if it `splits`, or rows do.
     """
@@ -117,10 +136,14 @@ def of_stages(
     return found
 
 
-def _parts(program: Program, stage: StageProgram, on: Hardware, record: bool, splits: bool) -> dict[Work, Clocks]:
-    """The clocks after each part of a stage's work on a microbatch; backward is one where no row splits it.
+def _parts(
+    program: Program, stage: StageProgram, on: Hardware, record: bool, splits: bool
+) -> dict[Work, Clocks]:
+    """The clocks after each part of a stage's work on a microbatch; backward is one where no row
+    splits it.
 
-    The host issues an action's ops while the GPU does them, and the next action once it has issued these.
+    The host issues an action's ops while the GPU does them, and the next action once it has issued
+    these.
     """
     received = {value.name: value.type for value in (*stage.forward.inputs, *stage.backward.inputs)}
     backward = stage.backward.body
@@ -154,11 +177,16 @@ def _part(body: Sequence[Stmt], *, put_off: bool) -> tuple[Stmt, ...]:
 def cuts(program: Program, pipeline: Pipeline, on: Hardware) -> Iterator[float]:
     """Seconds in which the values of a microbatch cross from a stage to the next, cut by cut."""
     known = dict[object, float]()
-    for values, ranks in zip(crossing(program, pipeline), pairwise(pipeline.stage_to_rank), strict=True):
+    for values, ranks in zip(
+        crossing(program, pipeline), pairwise(pipeline.stage_to_rank), strict=True
+    ):
         among = tuple(sorted({*ranks}))
         key = (among, *(it.name for it in values))
         if key not in known:
-            sent = [Message("rotate", it.name, (pipeline.axis,), it.type.dtype, (), among=among) for it in values]
+            sent = [
+                Message("rotate", it.name, (pipeline.axis,), it.type.dtype, (), among=among)
+                for it in values
+            ]
             sizes = (program.elements(it.type) for it in values)
             known[key] = sum(of_message(program, *each) for each in zip(sent, repeat(on), sizes))
         yield known[key] if among[1:] else 0.0

@@ -28,9 +28,11 @@ Sent = tuple[tuple[str, ...], float]
 
 @frozen
 class Price:
-    """An op: what it sends, by axes and seconds; whom the GPU then waits for; what it computes, by kind.
+    """An op: what it sends, by axes and seconds; whom the GPU then waits for; what it computes, by
+    kind.
 
-    sends   of a ring one hop of its keys and values, and backward one of their gradients, and the last of these
+    sends   of a ring one hop of its keys and values, and backward one of their gradients, and the
+            last of these
     blocks  how many keys a ring brings one after the other, its own first; 1 of all other ops
     own     the part of what it computes that is done with the first of them
     layers  the dims of the layers whose flat buffers it takes as a stack, and sends one by one
@@ -83,7 +85,9 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
     sums = sums_of(program, op, own)
     computes = of_work(measured_as(op), work, on) if work else {}
     if sums:
-        computes["memory-bound"] = computes.get("memory-bound", 0.0) + of_work(ACCUMULATE, sums, on)["memory-bound"]
+        computes["memory-bound"] = (
+            computes.get("memory-bound", 0.0) + of_work(ACCUMULATE, sums, on)["memory-bound"]
+        )
     return Price(
         sends,
         EXPOSED + " × ".join(axes),
@@ -105,9 +109,11 @@ MASTER = ITEM_BYTES["f32"]
 
 
 def work_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
-    """The work of an op whose operands have these types; None where it only gives its operand another shape.
+    """The work of an op whose operands have these types; None where it only gives its operand
+    another shape.
 
-    None of a cast of gradients to the type of their sums, too: these are added up as they are (`sums_of`).
+    None of a cast of gradients to the type of their sums, too: these are added up as they are
+    (`sums_of`).
     """
     entry = OPS[op.kind]
     # a cast of the step's own, not of the model, that widens a gradient
@@ -123,20 +129,28 @@ ACCUMULATE = "accumulate"
 
 
 def sums_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
-    """The work of adding gradients of weights to those of earlier microbatches, where an op makes any.
+    """The work of adding gradients of weights to those of earlier microbatches, where an op makes
+    any.
 
     It reads a gradient, and reads and writes a sum of the element type of masters.
     """
     made = [value.type for value in op.outputs]
-    of_weights = op.kind in (VJP, "contract", GROUPED.name) and not any(BATCH in type.dims for type in made)
+    of_weights = op.kind in (VJP, "contract", GROUPED.name) and not any(
+        BATCH in type.dims for type in made
+    )
     if not of_weights or not any(BATCH in type.dims for type in types):
         return None
     items = (ITEM_BYTES[type.dtype] for type in made)
-    each = (program.elements(type) * (item + 2 * max(item, MASTER)) for type, item in zip(made, items, strict=True))
+    each = (
+        program.elements(type) * (item + 2 * max(item, MASTER))
+        for type, item in zip(made, items, strict=True)
+    )
     return Work(bytes=sum(each), kernels=len(made))
 
 
 def _seconds(program: Program, it: Message, op: Op, on: Hardware, shape: Sequence[int]) -> float:
-    """Seconds of one hop of a message; ragged rows take as long as the larger of what goes and what comes."""
+    """Seconds of one hop of a message; ragged rows take as long as the larger of what goes and
+    what comes.
+    """
     came = program.elements(op.outputs[0].type) if it.ragged else 0
     return of_message(program, evolve(it, hops=0), on, max(prod(shape), came))

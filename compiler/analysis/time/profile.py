@@ -64,15 +64,23 @@ class Line:
 
 
 def read_profile(folder: Path, ranks: Sequence[int] = ()) -> Profile | None:
-    """The profile in a folder that SCALEC_PROFILE named, of those of `ranks` that are in it; of all, if none is.
+    """The profile in a folder that SCALEC_PROFILE named, of those of `ranks` that are in it; of
+    all, if none is.
 
-    None where no rank has written any.  ValueError or KeyError where a file is not as a run writes it.
+    None where no rank has written any.  ValueError or KeyError where a file is not as a run writes
+    it.
     """
     files = {int(path.stem[4:9]): path for path in sorted(folder.glob("rank?????-lines.json"))}
-    found = {rank: json.loads(files[rank].read_text(encoding="utf-8")) for rank in files.keys() & {*ranks} or files}
+    found = {
+        rank: json.loads(files[rank].read_text(encoding="utf-8"))
+        for rank in files.keys() & {*ranks} or files
+    }
     if not found:
         return None
-    first, names = next(iter(found.values())), dict.fromkeys(name for it in found.values() for name in it["lines"])
+    first, names = (
+        next(iter(found.values())),
+        dict.fromkeys(name for it in found.values() for name in it["lines"]),
+    )
     lines = {name: _mean([it["lines"].get(name, {}) for it in found.values()]) for name in names}
     return Profile(first["device"], first["steps"], tuple(sorted(found)), lines)
 
@@ -90,7 +98,9 @@ def ranks_at(program: Program, place: int | None) -> list[int]:
 def strangers(profile: Profile, program: Program, time: StepTime) -> list[str]:
     """The lines of a profile that neither are in this program nor take any of its time."""
     body = program.region.body
-    known = {str(stmt.span) for stmt in (*walk(body), *walk_regions(body))} | {line for _, line in time.spent}
+    known = {str(stmt.span) for stmt in (*walk(body), *walk_regions(body))} | {
+        line for _, line in time.spent
+    }
     return [name for name in profile.lines if name and not _of_program(name) and name not in known]
 
 
@@ -110,7 +120,9 @@ def beside(profile: Profile, time: StepTime | None) -> list[Line]:
 
 def _kind(kind: str) -> str:
     """A rank of a pipeline waits for others' messages."""
-    return "exposed" if kind.startswith((EXPOSED, BUBBLE)) else "idle" if kind == HOST else "compute"
+    return (
+        "exposed" if kind.startswith((EXPOSED, BUBBLE)) else "idle" if kind == HOST else "compute"
+    )
 
 
 def _of_program(name: str) -> bool:

@@ -1,4 +1,6 @@
-"""The time of a step with all that follows from it, as `explain time` prints it and `plan.json` has it."""
+"""The time of a step with all that follows from it, as `explain time` prints it and `plan.json`
+has it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +25,9 @@ COMPUTED = ("products", "attention", "memory-bound")
 
 @frozen
 class Room:
-    """The bytes that a rank needs, those of its GPU, None where not known, and the ends of the need's range."""
+    """The bytes that a rank needs, those of its GPU, None where not known, and the ends of the
+    need's range.
+    """
 
     needs: int
     capacity: int | None
@@ -62,7 +66,8 @@ class Report:
     needed      operations that the model needs, on a rank
     done        operations that a rank does
     peak        operations a second that the GPU is able to do, in the element type of the plan
-    loads       by name, the seconds of the step at other loads of experts; none where all ranks get the same
+    loads       by name, the seconds of the step at other loads of experts; none where all ranks get
+                the same
     ops         the step's ops, in the program's order; none where they were not asked for
     measured    the part of the seconds of all ops that comes from measured ones, not from formulas
     neighbours  other plans that are worth a look, the fastest first; None where none was looked for
@@ -84,7 +89,12 @@ class Report:
     @property
     def tokens(self) -> float:
         """Tokens a second and GPU."""
-        return self.program.train.global_batch * self.program.train.seq / self.ranks / self.step.seconds
+        return (
+            self.program.train.global_batch
+            * self.program.train.seq
+            / self.ranks
+            / self.step.seconds
+        )
 
     @property
     def per_token(self) -> int:
@@ -104,21 +114,29 @@ class Report:
 
     @property
     def sent(self) -> dict[str, tuple[float, float]]:
-        """By axes, the seconds of all collectives over them, and those in which the GPU waits for them."""
+        """By axes, the seconds of all collectives over them, and those in which the GPU waits
+        for them.
+        """
         sent = {" × ".join(axes): seconds for axes, seconds in self.step.sent.items()}
         kinds = self.step.kinds
-        waited = {kind.removeprefix(EXPOSED): kinds[kind] for kind in kinds if kind.startswith(EXPOSED)}
+        waited = {
+            kind.removeprefix(EXPOSED): kinds[kind] for kind in kinds if kind.startswith(EXPOSED)
+        }
         return {axes: (sent.get(axes, 0.0), waited.get(axes, 0.0)) for axes in (sent | waited)}
 
     @property
     def computed(self) -> float:
-        """The seconds in which a rank computes for the model: what communication can hide behind."""
+        """The seconds in which a rank computes for the model: what communication can hide
+        behind.
+        """
         return sum(self.step.kinds.get(kind, 0.0) for kind in COMPUTED)
 
     @property
     def ratios(self) -> dict[str, float]:
         """By axes, the seconds of computation for each second of collectives over them."""
-        return {axes: self.computed / seconds for axes, (seconds, _) in self.sent.items() if seconds}
+        return {
+            axes: self.computed / seconds for axes, (seconds, _) in self.sent.items() if seconds
+        }
 
     @property
     def pace(self) -> Pace:
@@ -126,11 +144,15 @@ class Report:
         return pace(self.program, self.ops, self.step.rank)
 
     def held(self, kind: str) -> float | None:
-        """The part of the GPU's rate that ops of a kind hold, of operations or of bytes; None where none are known.
+        """The part of the GPU's rate that ops of a kind hold, of operations or of bytes; None where
+        none are known.
 
         The memory-bound ops that count are those which do nothing else.
         """
-        rows, is_counted = [row for row in self.ops if kind in row.computes], kind in ("products", "attention")
+        rows, is_counted = (
+            [row for row in self.ops if kind in row.computes],
+            kind in ("products", "attention"),
+        )
         rows = rows if is_counted else [row for row in rows if len(row.computes) == 1]
         done = sum(row.operations if is_counted else row.bytes for row in rows)
         seconds = sum(row.computes[kind] for row in rows)
@@ -144,19 +166,25 @@ def with_ops(it: Report) -> Report:
 
 
 def _measured(it: Report, ops: Sequence[OpRow]) -> float:
-    """The part of the seconds of ops that come from figures of one's own, not from formulas or published rates."""
+    """The part of the seconds of ops that come from figures of one's own, not from formulas or
+    published rates.
+    """
     published = tuple(row for row in it.on.measured.attention if row.kernel in KERNELS)
     shipped = Measured(attention=published)
     if it.on.measured == shipped:
         return 0.0
     formulas = op_rows(it.program, evolve(it.on, measured=shipped), it.step.rank)
     pairs = [(row.taken, other.taken) for row, other in zip(ops, formulas, strict=True)]
-    own = sum(seconds for row, other in pairs for key, seconds in row.items() if seconds != other[key])
+    own = sum(
+        seconds for row, other in pairs for key, seconds in row.items() if seconds != other[key]
+    )
     return own / sum(seconds for row, _ in pairs for seconds in row.values())
 
 
 def report(program: Program, on: Hardware, *, by_load: bool = True) -> Report:
-    """The time of a step of a program after the last pass; `by_load` at other loads of experts too."""
+    """The time of a step of a program after the last pass; `by_load` at other loads of experts
+    too.
+    """
     loads = times_by_load(program, on) if by_load else {}
     return Report(
         program,
@@ -179,7 +207,9 @@ def room(program: Program) -> Room:
 
 
 def as_json(it: Report) -> dict[str, Any]:
-    """The report as plain values: seconds, bytes, operations of one rank; docs/time.md says what each is."""
+    """The report as plain values: seconds, bytes, operations of one rank; docs/time.md says
+    what each is.
+    """
     spent = sorted(it.step.spent.items(), key=lambda pair: -pair[1])
     return {
         "gpu": it.on.name,
@@ -195,12 +225,19 @@ def as_json(it: Report) -> dict[str, Any]:
         **({"loads": it.loads} if it.loads else {}),
         "rank": it.step.rank,
         "kinds": it.step.kinds,
-        "lines": [{"kind": kind, "line": line, "seconds": seconds} for (kind, line), seconds in spent],
+        "lines": [
+            {"kind": kind, "line": line, "seconds": seconds} for (kind, line), seconds in spent
+        ],
         "collectives": [
-            {"axes": axes, "seconds": seconds, "exposed": exposed} for axes, (seconds, exposed) in it.sent.items()
+            {"axes": axes, "seconds": seconds, "exposed": exposed}
+            for axes, (seconds, exposed) in it.sent.items()
         ],
         **(_of_ops(it) if it.ops else {}),
-        **({} if it.neighbours is None else {"neighbours": [_neighbour(it, each) for each in it.neighbours]}),
+        **(
+            {}
+            if it.neighbours is None
+            else {"neighbours": [_neighbour(it, each) for each in it.neighbours]}
+        ),
     }
 
 
@@ -217,11 +254,18 @@ def _of_ops(it: Report) -> dict[str, Any]:
 
 
 def _op(row: OpRow) -> dict[str, Any]:
-    return asdict(row) | {"sends": {" × ".join(axes): seconds for axes, seconds in row.sends.items()}}
+    return asdict(row) | {
+        "sends": {" × ".join(axes): seconds for axes, seconds in row.sends.items()}
+    }
 
 
 def _memory(room: Room) -> dict[str, Any]:
-    return {"needs": room.needs, "capacity": room.capacity, "fits": room.fits, "close_to_full": room.close_to_full}
+    return {
+        "needs": room.needs,
+        "capacity": room.capacity,
+        "fits": room.fits,
+        "close_to_full": room.close_to_full,
+    }
 
 
 def _neighbour(it: Report, other: Neighbour) -> dict[str, Any]:
@@ -234,7 +278,9 @@ def _neighbour(it: Report, other: Neighbour) -> dict[str, Any]:
 
 
 BLOCK, MOVED, OPS = 1 << 20, 13, 4
-"""Bytes that are hashed at a time, bytes moved for each of them, and ops: each word of 4 bytes meets two keys of 8."""
+"""Bytes that are hashed at a time, bytes moved for each of them, and ops: each word of 4 bytes
+meets two keys of 8.
+"""
 
 LIMIT_OPS = 25
 """Ops by which the limit on a loss is made of the losses before."""
@@ -259,7 +305,9 @@ def looks(program: Program, step: float, on: Hardware) -> Iterator[Look]:
     asked, it = program.watch, account(program)
     if asked.copies:
         at_rest = sum(bucket.saved for bucket in it.buckets)
-        yield Look(f"copies every {asked.copies}", _hashed(2 * at_rest + it.state, on), asked.copies)
+        yield Look(
+            f"copies every {asked.copies}", _hashed(2 * at_rest + it.state, on), asked.copies
+        )
     if asked.replay:
         yield Look(f"replay every {asked.replay}", step + _hashed(2 * it.state, on), asked.replay)
     if asked.spikes:

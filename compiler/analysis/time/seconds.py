@@ -1,7 +1,8 @@
 """Seconds of work on a GPU, and of a collective over its links.
 
-Formulas of data sheets: products by the peak that is held, by how many tiles fill the GPU's multiprocessors and by how
-long their sums are; attention by its length and width; the rest by bytes.
+Formulas of data sheets: products by the peak that is held, by how many tiles fill the GPU's
+multiprocessors and by how long their sums are; attention by its length and width; the rest by
+bytes.
 """
 
 from ...ir import ITEM_BYTES, Op, Program
@@ -20,7 +21,9 @@ SHORT = 64
 """The length of sums at which a product runs at half of what long ones do."""
 
 LENGTH, WIDTH, NARROW = 370, 128, 0.17
-"""Attention of `LENGTH` positions runs at half of what long ones do; below a width of `WIDTH` by this power of it."""
+"""Attention of `LENGTH` positions runs at half of what long ones do; below a width of `WIDTH`
+by this power of it.
+"""
 
 PUBLISHED = ("bf16", "f16")
 """The element types in which kernels for attention were timed that a GPU's file names."""
@@ -38,12 +41,16 @@ def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
         found["attention"] = _attention(work.scores, work.dtype, on)
     if work.bytes:
         own = on.measured.seconds_of(op, work.bytes)
-        found["memory-bound"] = max(work.bytes / on.memory_rate, on.kernel * work.kernels) if own is None else own
+        found["memory-bound"] = (
+            max(work.bytes / on.memory_rate, on.kernel * work.kernels) if own is None else own
+        )
     return found
 
 
 def measured_as(op: Op) -> str:
-    """The name of an op among measured ones: its kind, of a gradient that of its op and the operands."""
+    """The name of an op among measured ones: its kind, of a gradient that of its op and the
+    operands.
+    """
     return " ".join((op.kind, str(op.get("of")), *op.names("wrt"))) if op.kind == VJP else op.kind
 
 
@@ -57,7 +64,9 @@ def _product(it: Product, dtype: str, on: Hardware) -> float:
 
 
 def _filled(it: Product, rows: int, columns: int, sms: int) -> float:
-    """The part of the multiprocessors' time that makes elements of the result, and not padding or nothing."""
+    """The part of the multiprocessors' time that makes elements of the result, and not padding
+    or nothing.
+    """
     tiles = it.batch * -(-it.m // rows) * -(-it.n // columns)
     useful = it.batch * it.m * it.n / (rows * columns)
     return useful / (-(-tiles // sms) * sms)
@@ -72,11 +81,16 @@ def _attention(it: Scores, dtype: str, on: Hardware) -> float:
         if rate is not None:
             return it.operations / rate
     narrow = min(1.0, it.width / WIDTH) ** NARROW
-    return it.operations / (on.peak_rate(dtype) * on.attention * narrow * it.length / (it.length + LENGTH)) + on.kernel
+    return (
+        it.operations
+        / (on.peak_rate(dtype) * on.attention * narrow * it.length / (it.length + LENGTH))
+        + on.kernel
+    )
 
 
 def of_message(program: Program, message: Message, on: Hardware, elements: Size) -> Size:
-    """Seconds of a message with `elements` elements as its input, from when all ranks of its group have begun.
+    """Seconds of a message with `elements` elements as its input, from when all ranks of its group
+    have begun.
 
     Groups over the same axes send at the same time, and share a node's adapters.
     """
@@ -86,7 +100,10 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
         near = 1 if crosses(program, message.axes, on.ranks_per_node, message.among) else ranks
     away = near < ranks  # in all these sums a bool counts as 0 or 1
     size = elements * ITEM_BYTES[message.dtype]
-    own, latency = on.network / on.ranks_per_node, away * on.network_latency + (1 - away) * on.link_latency
+    own, latency = (
+        on.network / on.ranks_per_node,
+        away * on.network_latency + (1 - away) * on.link_latency,
+    )
     if message.op == "rotate":
         hop = _measured("send", size, 2, 2 - away, on)
         hop = size / (away * own + (1 - away) * on.link) + latency if hop is None else hop
@@ -102,14 +119,18 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
 
 
 def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> float | None:
-    """Seconds of a collective by measured ones of groups of its size, or of a message by those of two ranks."""
+    """Seconds of a collective by measured ones of groups of its size, or of a message by those
+    of two ranks.
+    """
     if not isinstance(ranks, int) or not isinstance(near, int):
         return None
     return on.measured.collective(op, ranks, -(-ranks // near), whole)
 
 
 def near_ranks(program: Program, axes: tuple[str, ...], ranks_per_node: Size) -> Size:
-    """The number of ranks of a group over `axes` that share a node; ranks count the mesh's last axis innermost."""
+    """The number of ranks of a group over `axes` that share a node; ranks count the mesh's last
+    axis innermost.
+    """
     near, stride = 1, 1
     for axis in reversed(program.axes):
         if axis.name in axes:

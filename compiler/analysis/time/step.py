@@ -1,4 +1,6 @@
-"""The time of a step: of a rank, or in a pipeline of the rank that is busy longest, with its bubble."""
+"""The time of a step: of a rank, or in a pipeline of the rank that is busy longest, with its
+bubble.
+"""
 
 from ...ir import Program
 from ..expert_loads import loads
@@ -19,5 +21,7 @@ def step_time(program: Program, on: Hardware) -> StepTime:
 
 
 def times_by_load(program: Program, on: Hardware) -> dict[str, StepTime]:
-    """The times of a step at an equal, the planned and the worst load of experts; none where all ranks get the same."""
+    """The times of a step at an equal, the planned and the worst load of experts; none where
+    all ranks get the same.
+    """
     return {it.name: step_time(it.program, on) for it in loads(program)}

@@ -1,9 +1,11 @@
-"""The timeline of a step on one rank: a walk of its IR over streams, of the GPU, of each group of ranks, of the host.
+"""The timeline of a step on one rank: a walk of its IR over streams, of the GPU, of each group of
+ranks, of the host.
 
-An op begins when the host has issued it, the GPU is free and its values are there.  A collective begins where the
-program begins it: a gather of parameters ahead of its layer, the reduction of a gradient as soon as that is made, any
-other at its place, and the GPU waits for it there.  Iterations are walked until one is like the one before; the
-rest are counted.  Non-goals: other ranks, which are taken to be as fast.
+An op begins when the host has issued it, the GPU is free and its values are there.  A collective
+begins where the program begins it: a gather of parameters ahead of its layer, the reduction of a
+gradient as soon as that is made, any other at its place, and the GPU waits for it there.
+Iterations are walked until one is like the one before; the rest are counted.  Non-goals: other
+ranks, which are taken to be as fast.
 """
 
 from collections import deque
@@ -18,8 +20,8 @@ from .clocks import HOST, UPDATE, Clocks
 from .prices import Price, Prices, Sent
 
 COUNTED = 6
-"""The host's work on counts of experts' rows that it has waited for, in ops that it issues: 37 us of CPU time
-(benchmarks/routes.py), of which an op takes 6."""
+"""The host's work on counts of experts' rows that it has waited for, in ops that it issues: 37 us
+of CPU time (benchmarks/routes.py), of which an op takes 6."""
 
 
 def seconds_of(program: Program, on: Hardware, of: Prices, body: Sequence[Stmt]) -> float:
@@ -32,16 +34,20 @@ def seconds_of(program: Program, on: Hardware, of: Prices, body: Sequence[Stmt])
 class Walk:
     """Walks the step of a program without a pipeline, or parts of one stage."""
 
-    def __init__(self, program: Program, on: Hardware, prices: Prices, record: bool = False) -> None:
+    def __init__(
+        self, program: Program, on: Hardware, prices: Prices, record: bool = False
+    ) -> None:
         self.clocks = Clocks(events=[] if record else None)
         self._program, self._on, self._prices = program, on, prices
         self._first, self._last = True, False
         self._reduced = 0.0  # when all reductions are done that have begun
         self._sums = dict[str, float]()  # by value, when a reduction has made it
-        self._under_way = dict[str, tuple[Op, float]]()  # by value, the exchange that brings it, and when it has
+        # by value, the exchange that brings it, and when it has
+        self._under_way = dict[str, tuple[Op, float]]()
         # By dims of layers, when each has its parameters, and the kind of waiting for them.
         self._gathered = dict[tuple[str, ...], list[tuple[float, str]]]()
-        self._around, self._at = tuple[str, ...](), 0  # the dims of the repeats around, and which of their layers it is
+        # the dims of the repeats around, and which of their layers it is
+        self._around, self._at = tuple[str, ...](), 0
         body = program.region.body
         begun = {str(op.get("bucket")) for op in walk(body) if op.kind == "begin"}
         ops = (op for op in body if begun and isinstance(op, Op))
@@ -52,7 +58,9 @@ class Walk:
         begun = {op.outputs[0].name for op in self._begins}
         for stmt in self._program.region.body:
             if isinstance(stmt, Region):
-                self._iterate(self._program.size(MICROBATCHES), partial(self._microbatch, stmt), deque())
+                self._iterate(
+                    self._program.size(MICROBATCHES), partial(self._microbatch, stmt), deque()
+                )
             elif stmt.outputs and stmt.outputs[0].name in begun:
                 self._await(stmt, self._reduced)
             elif (layers := self._prices(stmt).layers) and self._prices(stmt).gathers:
@@ -80,7 +88,9 @@ class Walk:
 
     # ---- loops
 
-    def _iterate(self, count: int, do: Callable[[int], None], under_way: deque[float], ends: int = 1) -> None:
+    def _iterate(
+        self, count: int, do: Callable[[int], None], under_way: deque[float], ends: int = 1
+    ) -> None:
         """Iterations; once they are steady, those up to the last `ends` are counted, not done.
 
         `under_way` are the times by which what they have begun for later ones is there.
@@ -91,11 +101,16 @@ class Walk:
             do(at)
             at += 1
             progress = self.clocks.since(before)
-            earlier, took = took, progress + [now - was for now, was in zip(under_way, then, strict=False)]
+            earlier, took = (
+                took,
+                progress + [now - was for now, was in zip(under_way, then, strict=False)],
+            )
             if at < count - ends and self.clocks.is_steady(took, earlier):
                 times = count - ends - at
                 self.clocks.repeat(before, times, events)
-                under_way.extend([under_way.popleft() + times * progress[0] for _ in range(len(under_way))])
+                under_way.extend(
+                    [under_way.popleft() + times * progress[0] for _ in range(len(under_way))]
+                )
                 at += times
 
     def _microbatch(self, region: Region, at: int) -> None:
@@ -103,11 +118,19 @@ class Walk:
         self.body(region.body)
 
     def _repeat(self, region: Region) -> None:
-        """Layers: each gathers its parameters `prefetch` layers ahead, or waits for what the step has gathered."""
+        """Layers: each gathers its parameters `prefetch` layers ahead, or waits for what the
+        step has gathered.
+        """
         count, prefetch = self._program.size(region.dim), self._program.flow.prefetch
-        gathers = [op for op in ops_in(region.body) if self._prices(op).bucket and self._prices(op).gathers]
+        gathers = [
+            op for op in ops_in(region.body) if self._prices(op).bucket and self._prices(op).gathers
+        ]
         body, ready = [stmt for stmt in region.body if stmt not in gathers], deque[float]()
-        outside, dims, line = (self._around, self._at), (*self._around, region.dim), str(region.span)
+        outside, dims, line = (
+            (self._around, self._at),
+            (*self._around, region.dim),
+            str(region.span),
+        )
         gathered = self._gathered.get(dims, [])[self._at * count :] if self._first else []
 
         def layer(at: int) -> None:
@@ -129,7 +152,11 @@ class Walk:
         """An op at its place; `kind` in place of its own, but for waiting."""
         if op.kind == "begin":
             bucket = op.get("bucket")
-            for each in [it for it in self._begins if self._prices(it).bucket == bucket] if self._last else ():
+            for each in (
+                [it for it in self._begins if self._prices(it).bucket == bucket]
+                if self._last
+                else ()
+            ):
                 self._reduce(each)
             return
         it = self._prices(op)
@@ -152,10 +179,12 @@ class Walk:
             self._issue(COUNTED * self._on.op, it.line)
 
     def _ring(self, op: Op, it: Price) -> None:
-        """Attention to its own keys while the next ones come, then to these; gradients of keys follow them around.
+        """Attention to its own keys while the next ones come, then to these; gradients of keys
+        follow them around.
 
-        As `runtime.ops.ring_attention` does it: a hop of gradients begins when a block is done, beside the next block,
-        and the hop that brings them to the rank of their keys after the last one, beside nothing.
+        As `runtime.ops.ring_attention` does it: a hop of gradients begins when a block is done,
+        beside the next block, and the hop that brings them to the rank of their keys after the last
+        one, beside nothing.
         """
         keys, gradients, last = it.sends[0], it.sends[1:], int(it.blocks) - 1
         passed = self.clocks.gpu

@@ -1,9 +1,9 @@
 """Says which programs are legal: run before the first pass and after each.
 
-Purpose: declarations that agree with each other; every name bound once and before its use, every op typed as its entry
-infers, every region's ends matched.
-Non-goals: the user's mistakes (`frontend.validate`); whatever fails here is a defect of the pass that is named, or of
-IR text edited by hand.
+Purpose: declarations that agree with each other; every name bound once and before its use, every op
+typed as its entry infers, every region's ends matched.  Non-goals: the user's mistakes
+(`frontend.validate`); whatever fails here is a defect of the pass that is named, or of IR text
+edited by hand.
 """
 
 from collections.abc import Generator
@@ -29,8 +29,12 @@ def check(program: Program) -> None:
         Regions(program).outermost()
         Buckets(program).check()
         if program.after in PLACED:
-            assert not (drifts := next(drifting(program), None)), f"{drifts[0].outputs[0].name}: its copies would drift"
-        assert program.dims == with_padding(program).dims, "experts are not padded to their capacity"
+            assert not (drifts := next(drifting(program), None)), (
+                f"{drifts[0].outputs[0].name}: its copies would drift"
+            )
+        assert program.dims == with_padding(program).dims, (
+            "experts are not padded to their capacity"
+        )
 
 
 @contextmanager

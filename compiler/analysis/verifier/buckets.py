@@ -1,4 +1,5 @@
-"""Buckets: what one says of itself against the ops that gather and reduce it, and the reductions that layers begin.
+"""Buckets: what one says of itself against the ops that gather and reduce it, and the reductions
+that layers begin.
 
 Non-goals: the types and operands of those ops (`ops`).
 """
@@ -17,7 +18,9 @@ class Buckets(Checker):
     """The buckets of a program whose ops are right."""
 
     def check(self) -> None:
-        """Layers begin what the step packs, ops move buckets as these say, and one product's weights are adjacent."""
+        """Layers begin what the step packs, ops move buckets as these say, and one product's
+        weights are adjacent.
+        """
         if self.program.region.kind == "step":
             self._begun()
         self._moved()
@@ -45,15 +48,33 @@ class Buckets(Checker):
         program, body = self.program, self.program.region.body
         found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
         stages = program.pipeline.axis if program.pipeline else ""
-        for op, is_step in (*((op, True) for op in ops_in(body)), *((op, False) for op in walk(regions_in(body)))):
-            flat = op.outputs[0].type.dims[-1:] if op.kind == "coerce" and stages not in op.names("axes") else ()
+        for op, is_step in (
+            *((op, True) for op in ops_in(body)),
+            *((op, False) for op in walk(regions_in(body))),
+        ):
+            flat = (
+                op.outputs[0].type.dims[-1:]
+                if op.kind == "coerce" and stages not in op.names("axes")
+                else ()
+            )
             if flat and flat[0] in found:
                 found[flat[0]].append((op, is_step))
         for bucket in program.buckets:
-            actual, dtype = _as_moved(program, bucket, found[bucket.dim]), program.reduce_dtype(bucket)
-            assert actual == bucket, f"bucket {bucket.name} is moved as one with {_facts(actual)}, not {_facts(bucket)}"
-            sent = {op.outputs[0].type.dtype for op, _ in found[bucket.dim] if ends(op)[0].kind is Kind.PARTIAL}
-            assert sent <= {dtype}, f"bucket {bucket.name} is reduced in {', '.join(sorted(sent))}, not {dtype}"
+            actual, dtype = (
+                _as_moved(program, bucket, found[bucket.dim]),
+                program.reduce_dtype(bucket),
+            )
+            assert actual == bucket, (
+                f"bucket {bucket.name} is moved as one with {_facts(actual)}, not {_facts(bucket)}"
+            )
+            sent = {
+                op.outputs[0].type.dtype
+                for op, _ in found[bucket.dim]
+                if ends(op)[0].kind is Kind.PARTIAL
+            }
+            assert sent <= {dtype}, (
+                f"bucket {bucket.name} is reduced in {', '.join(sorted(sent))}, not {dtype}"
+            )
 
     def _products(self) -> None:
         """The weights of one product lie side by side in a bucket."""
@@ -71,7 +92,9 @@ def _as_moved(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> B
     staged = program.pipeline is not None and bool(program.state_of(bucket.params[0]).parameters)
     return evolve(
         bucket,
-        shard_axes=_axes(op for op, _ in ops if Kind.SHARDED in (ends(op)[0].kind, ends(op)[1].kind)),
+        shard_axes=_axes(
+            op for op, _ in ops if Kind.SHARDED in (ends(op)[0].kind, ends(op)[1].kind)
+        ),
         reduce_axes=_axes(op for op, _ in sums if ends(op)[1].kind is Kind.INVARIANT),
         reshard_after_forward=any(staged or not is_step for is_step in gathers),
         shard_gradients=any(not is_step for _, is_step in sums),
@@ -79,20 +102,25 @@ def _as_moved(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> B
 
 
 def _axes(ops: Iterable[Op]) -> tuple[str, ...]:
-    """The axes of all of these; where they are not the same, those of each after the other, which no bucket has."""
+    """The axes of all of these; where they are not the same, those of each after the other,
+    which no bucket has.
+    """
     return tuple(axis for axes in dict.fromkeys(op.names("axes") for op in ops) for axis in axes)
 
 
 def _facts(bucket: Bucket) -> str:
     return (
         f"shard_axes {[*bucket.shard_axes]}, reduce_axes {[*bucket.reduce_axes]}, "
-        f"reshard_after_forward {bucket.reshard_after_forward}, shard_gradients {bucket.shard_gradients}"
+        f"reshard_after_forward {bucket.reshard_after_forward}, shard_gradients"
+        f" {bucket.shard_gradients}"
     )
 
 
 @frozen
 class _Origins:
-    """Where values come from: results of regions from what their layers yield, casts from their operands."""
+    """Where values come from: results of regions from what their layers yield, casts from their
+    operands.
+    """
 
     ends: dict[str, tuple[Leave, str]]
     casts: dict[str, str]
@@ -104,10 +132,14 @@ class _Origins:
             for region in walk_regions([program.region])
             for end, result in zip(region.yields, region.results, strict=False)
         }
-        return cls(ends, {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "cast"})
+        return cls(
+            ends, {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "cast"}
+        )
 
     def layer(self, name: str, layers: int) -> str:
-        """The value that a layer yields into a stack of `layers` repeats that microbatches sum; "" of anything else."""
+        """The value that a layer yields into a stack of `layers` repeats that microbatches sum;
+        "" of anything else.
+        """
         for leave in (Leave.SUM, *[Leave.STACK] * layers):
             while leave is Leave.STACK and name in self.casts:
                 name = self.casts[name]

@@ -1,4 +1,6 @@
-"""The declarations before the region: axes, dims, claims, parameters, buckets, names, settings, stages."""
+"""The declarations before the region: axes, dims, claims, parameters, buckets, names, settings,
+stages.
+"""
 
 from collections import Counter
 from collections.abc import Collection
@@ -28,7 +30,10 @@ class Declarations(Checker):
             ("parameter", [param.name for param in it.stored]),
             ("buffer's route", [buffer.route for buffer in it.buffers]),
             ("bucket", [bucket.name for bucket in it.buckets]),
-            ("claim", [] if it.after == FIRST else [(claim.dim, claim.axis) for claim in it.claims]),
+            (
+                "claim",
+                [] if it.after == FIRST else [(claim.dim, claim.axis) for claim in it.claims],
+            ),
         ):
             self._once(what, names)
         for name in (it.name, *self.axes, *(axis.parent for axis in it.axes), *self.sizes):
@@ -54,10 +59,16 @@ class Declarations(Checker):
         assert name.isidentifier(), f"`{name}` is not a plain name"
         self.type(name, param.type)
         assert param.type.dtype in FLOATS, f"{name}: a parameter of {param.type.dtype}"
-        counts = min(param.stacked, param.inner) >= 0 and param.stacked + param.inner <= len(param.type.dims)
-        assert counts, f"{name}: stacked {param.stacked} inner {param.inner} of {len(param.type.dims)} dims"
+        counts = min(param.stacked, param.inner) >= 0 and param.stacked + param.inner <= len(
+            param.type.dims
+        )
+        assert counts, (
+            f"{name}: stacked {param.stacked} inner {param.inner} of {len(param.type.dims)} dims"
+        )
         takes = INITS.get(init.kind)
-        assert takes == len(init.args), f"{name}: there is no initial value {init.kind} of {len(init.args)}"
+        assert takes == len(init.args), (
+            f"{name}: there is no initial value {init.kind} of {len(init.args)}"
+        )
         assert all(arg >= 0 for arg in init.args), f"{name}: a negative deviation"
 
     def _buffer(self, it: Buffer) -> None:
@@ -67,20 +78,30 @@ class Declarations(Checker):
         assert it.route < self.program.routes, f"{it.name}: moved by load {it.route}"
 
     def _names(self) -> None:
-        """All parameters are stored, or none; a tensor in parts has all its parts; interleaved rows fit in a head."""
+        """All parameters are stored, or none; a tensor in parts has all its parts; interleaved
+        rows fit in a head.
+        """
         it = self.program
         stored, params = [each.param for each in it.names], [param.name for param in it.stored]
         assert not stored or sorted(stored) == sorted(params), "stored and other parameters differ"
         parts = Counter(each.tensor for each in it.names)
         for each in it.names:
-            assert parts[each.tensor] == each.parts, f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
+            assert parts[each.tensor] == each.parts, (
+                f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
+            )
         self._once("stored part", [(each.tensor, each.part) for each in it.names])
         pairs = {each.param: each for each in it.names if each.interleaved}
         for param in it.params:
             rows = [*param.type.dims[len(it.outer(param)) : len(param.type.dims) - param.inner]]
             if each := pairs.get(param.name):
-                head = sum(self.sizes[dim] for dim in rows[-1:]) if len(rows) > 1 or each.skipped else 0
-                assert each.skipped + each.interleaved <= head, f"{param.name}: pairs in heads of {head} rows"
+                head = (
+                    sum(self.sizes[dim] for dim in rows[-1:])
+                    if len(rows) > 1 or each.skipped
+                    else 0
+                )
+                assert each.skipped + each.interleaved <= head, (
+                    f"{param.name}: pairs in heads of {head} rows"
+                )
 
     def _buckets(self) -> None:
         it = self.program
@@ -95,8 +116,14 @@ class Declarations(Checker):
     def _train(self) -> None:
         """The settings are those that the dims were made from."""
         it, train = self.program, self.program.train
-        batch = train.microbatch * it.degree(tuple(claim.axis for claim in it.claims if claim.dim == BATCH))
-        for dim, size in ((SEQUENCE, train.seq), (BATCH, batch), (MICROBATCHES, train.global_batch / batch)):
+        batch = train.microbatch * it.degree(
+            tuple(claim.axis for claim in it.claims if claim.dim == BATCH)
+        )
+        for dim, size in (
+            (SEQUENCE, train.seq),
+            (BATCH, batch),
+            (MICROBATCHES, train.global_batch / batch),
+        ):
             said = f"dim {dim} is {self.sizes.get(dim, 'missing')}, but {size:g} by `train`"
             assert self.sizes.get(dim) == size, said
 
@@ -112,8 +139,12 @@ class Stages(Checker):
         """Stages and rows agree with the program's sizes."""
         if not (pipeline := self.program.pipeline):
             return
-        assert pipeline.axis in self.axes, f"stages over axis {pipeline.axis}, which is not declared"
-        assert all(dim in self.sizes for dim in pipeline.dims), "stages of a repeat whose dim is not declared"
+        assert pipeline.axis in self.axes, (
+            f"stages over axis {pipeline.axis}, which is not declared"
+        )
+        assert all(dim in self.sizes for dim in pipeline.dims), (
+            "stages of a repeat whose dim is not declared"
+        )
         if pipeline.stage_to_rank or pipeline.layers:
             self._stages(pipeline)
         for rows in filter(None, (pipeline.given, pipeline.schedule)):
@@ -131,17 +162,25 @@ class Stages(Checker):
         assert sum(layers) == total, f"stages have {sum(layers)} iterations, the repeats {total}"
         assert all(layers[1:-1]), "a stage in the middle has no layers"
         ranks = {*range(self.program.axis(pipeline.axis).size)}
-        assert {*stage_to_rank} == ranks, f"stages lie on ranks {sorted({*stage_to_rank})} of {len(ranks)}"
+        assert {*stage_to_rank} == ranks, (
+            f"stages lie on ranks {sorted({*stage_to_rank})} of {len(ranks)}"
+        )
         params = {param.name for param in self.program.params}
         for name, stages in pipeline.param_stages:
             assert name in params, f"stages hold {name}, which is no parameter"
-            assert {*stages} <= {*range(len(stage_to_rank))}, f"{name}: held by a stage that there is not"
+            assert {*stages} <= {*range(len(stage_to_rank))}, (
+                f"{name}: held by a stage that there is not"
+            )
 
     def _rows(self, pipeline: Pipeline, rows: Schedule) -> None:
-        """Rows are of these ranks, and do all the work of their stages in an order in which it can be done."""
+        """Rows are of these ranks, and do all the work of their stages in an order in which it
+        can be done.
+        """
         ranks, microbatches = self.program.axis(pipeline.axis).size, self.sizes.get(MICROBATCHES, 0)
         assert rows.ranks == ranks, f"rows of {rows.ranks} ranks, the axis has {ranks}"
-        assert rows.microbatches == microbatches, f"rows of {rows.microbatches} of {microbatches} microbatches"
+        assert rows.microbatches == microbatches, (
+            f"rows of {rows.microbatches} of {microbatches} microbatches"
+        )
         fits = rows.stage_to_rank == (pipeline.stage_to_rank or rows.stage_to_rank)
         assert fits, "the ranks of rows are not those of stage_to_rank"
         for problem in problems(rows):

@@ -1,4 +1,6 @@
-"""Regions: how they nest, what enters and leaves them, and that each name is bound once before its use."""
+"""Regions: how they nest, what enters and leaves them, and that each name is bound once before
+its use.
+"""
 
 from collections import Counter
 
@@ -63,8 +65,12 @@ class Regions(Checker):
             inner = regions_in(region.body)
             assert len(inner) == 1, "a step has one region of all microbatches"
             blocks = [stmt.kind for stmt in inner[0].body]
-            assert blocks == ["forward", "backward"], "microbatches are one forward and one backward"
-            assert self.program.losses in (1, 2), "a step yields losses, norm, count, loads and its parameters"
+            assert blocks == ["forward", "backward"], (
+                "microbatches are one forward and one backward"
+            )
+            assert self.program.losses in (1, 2), (
+                "a step yields losses, norm, count, loads and its parameters"
+            )
 
     def region(self, region: Region, outer: dict[str, Type]) -> dict[str, Type]:
         """Checks a region; returns the names that stay visible after it."""
@@ -79,7 +85,9 @@ class Regions(Checker):
         carried = [arg.value.type for arg in region.args if arg.enter is Enter.CARRY]
         lasts = [here[end.name] for end in region.yields if end.leave is Leave.LAST]
         assert carried == lasts or not region.dim, "carries"
-        assert len(region.yields) == len(region.results) or region.kind in ("model", "step"), "results"
+        assert len(region.yields) == len(region.results) or region.kind in ("model", "step"), (
+            "results"
+        )
         after: dict[str, Type] = here if region.kind in ("forward", "backward") else {}
         for end, result in zip(region.yields, region.results, strict=False):
             self._leave(end, result, region, here)
@@ -91,10 +99,14 @@ class Regions(Checker):
         looped = region.kind in ("repeat", MICROBATCHES)
         assert bool(region.dim) == looped, f"a {region.kind} over {region.dim or 'nothing'}"
         assert not looped or region.dim in self.sizes, f"{region.dim} is not declared"
-        assert (region.kind == MICROBATCHES) == (region.dim == MICROBATCHES), f"a {region.kind} over {region.dim}"
+        assert (region.kind == MICROBATCHES) == (region.dim == MICROBATCHES), (
+            f"a {region.kind} over {region.dim}"
+        )
         assert not region.reverse or region.kind == "repeat", f"a {region.kind} reversed"
         takes = region.args or region.yields or region.results
-        assert not takes or region.kind not in ("forward", "backward"), f"{region.kind} takes nothing"
+        assert not takes or region.kind not in ("forward", "backward"), (
+            f"{region.kind} takes nothing"
+        )
 
     def _body(self, region: Region, here: dict[str, Type]) -> None:
         self._depth += 1
@@ -115,7 +127,9 @@ class Regions(Checker):
         awaited = [op.inputs[0] for op in ops_in(region.body) if OPS[op.kind].awaits]
         assert Counter(begun) == Counter(awaited), f"{begun} are under way, and {awaited} awaited"
         found = uses(region) if begun else Counter[str]()
-        assert all(found[name] == 1 for name in begun), f"of {begun} some are read before they have come"
+        assert all(found[name] == 1 for name in begun), (
+            f"of {begun} some are read before they have come"
+        )
 
     def _op(self, op: Op, here: dict[str, Type]) -> None:
         types = self._ops.check(op, here, self._reversed > 0)
@@ -130,7 +144,9 @@ class Regions(Checker):
             return
         assert arg.source in outer, f"{arg.source} enters a region before it is bound"
         source = outer[arg.source]
-        assert arg.enter is not Enter.EACH or source.dims[:1] == (region.dim,), f"{arg.source} has no slices"
+        assert arg.enter is not Enter.EACH or source.dims[:1] == (region.dim,), (
+            f"{arg.source} has no slices"
+        )
         expected = source.inside(region.dim) if arg.enter is Enter.EACH else source
         assert arg.value.type == expected, f"{arg.value.name} is {arg.value.type}, not {expected}"
 
@@ -142,7 +158,8 @@ class Regions(Checker):
             and (pipeline := self.program.pipeline)
             and pipeline.axis in dict(result.type.places)
         ):
-            places = dict(inner.places) | {pipeline.axis: PARTIAL}  # each rank has the sum of its own stages
+            # each rank has the sum of its own stages
+            places = dict(inner.places) | {pipeline.axis: PARTIAL}
             expected = evolve(expected, places=self.program.places(places))
         assert result.type == expected, f"{result.name} is {result.type}, not {expected}"
 

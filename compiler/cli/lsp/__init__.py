@@ -26,7 +26,9 @@ COMMAND = Command(
     lsp,
     _arguments,
     "serve editors: diagnostics, hovers, completion and more",
-    "A language server for plans, which an editor starts, and to which it speaks on standard input and output.\n"
-    "Needs pygls: pip install 'scalec[lsp]'.  docs/editors.md has what VS Code and Neovim need to start it.",
+    "A language server for plans, which an editor starts, and to which it speaks on standard"
+    " input and output.\n"
+    "Needs pygls: pip install 'scalec[lsp]'.  docs/editors.md has what VS Code and Neovim need"
+    " to start it.",
     "scalec lsp",
 )

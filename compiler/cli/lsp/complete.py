@@ -1,4 +1,6 @@
-"""The words that can be written at a place, from the words before it alone, since the text is rarely a plan there."""
+"""The words that can be written at a place, from the words before it alone, since the text is
+rarely a plan there.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -54,8 +56,12 @@ def complete(document: Document, line: int, column: int) -> list[Item]:
 
 
 def call_at(document: Document, line: int, column: int) -> tuple[OpDef, list[str], int] | None:
-    """The op in whose call a place is, the words of its signature, and which of them is given there."""
-    for frame in reversed(_frames(document.source.text[: offset(document.source.text, line, column)]) or ()):
+    """The op in whose call a place is, the words of its signature, and which of them is given
+    there.
+    """
+    for frame in reversed(
+        _frames(document.source.text[: offset(document.source.text, line, column)]) or ()
+    ):
         if frame.opens == "(" and frame.before and (entry := op_named(frame.before[-1])):
             words = signature(entry).partition("(")[2][:-1].split(", ")
             keys, many = [word.partition("=")[0] for word in words], frame.words.count(",")
@@ -65,7 +71,9 @@ def call_at(document: Document, line: int, column: int) -> tuple[OpDef, list[str
 
 
 def _frames(text: str) -> list[_Frame] | None:
-    """The brackets that are open at the end of a text, the outermost first; None within a string or comment."""
+    """The brackets that are open at the end of a text, the outermost first; None within a
+    string or comment.
+    """
     frames, last = [_Frame("", (), [])], ""
     for match in WORDS.finditer(text):
         last = word = match[0]
@@ -106,11 +114,17 @@ class _Here:
         elif self._of:
             yield from self._in_settings(self._of, self._heading)
         elif section == "mesh":
-            yield from (Item(name, Kind.AXIS, f"usual for {what}") for name, what in AXES.items() if self._last != "=")
+            yield from (
+                Item(name, Kind.AXIS, f"usual for {what}")
+                for name, what in AXES.items()
+                if self._last != "="
+            )
         elif section == "use":
             yield from self._sections("dims", "const", "mesh", "shard", "names")
         elif section in DECLARING:
-            yield from self._named(*((Kind.DIM, Kind.CONST) if self._last == "=" else (DECLARING[section],)))
+            yield from self._named(
+                *((Kind.DIM, Kind.CONST) if self._last == "=" else (DECLARING[section],))
+            )
         elif self._last in ("repeat", "to"):
             yield from self._named(Kind.DIM)
         elif self._last == "~":
@@ -118,13 +132,18 @@ class _Here:
         elif self._last == "by":
             yield Item(CALL.plan_name, Kind.OP, signature(CALL), CALL.doc)
         else:
-            yield from (Item(word, Kind.SECTION, doc=doc) for word, doc in STATEMENTS.items() if self._fresh)
+            yield from (
+                Item(word, Kind.SECTION, doc=doc) for word, doc in STATEMENTS.items() if self._fresh
+            )
             yield from self._in_expression()
 
     def _sections(self, *others: str) -> Iterator[Item]:
         """Sections of settings, and other words."""
         yield from (Item(word, Kind.SECTION, doc=MEANINGS[word]) for word in others)
-        yield from (Item(name, Kind.SECTION, doc=cleandoc(of.__doc__ or "")) for name, of in SECTIONS.items())
+        yield from (
+            Item(name, Kind.SECTION, doc=cleandoc(of.__doc__ or ""))
+            for name, of in SECTIONS.items()
+        )
 
     def _named(self, *kinds: Kind) -> Iterator[Item]:
         """The names of the last text that was a plan."""
@@ -152,7 +171,10 @@ class _Here:
             yield from (Item(choice, Kind.WORD) for choice in attribute.choices)
             yield from self._named(Kind.DIM if attribute.dims else Kind.CONST)
             return
-        yield from (Item(f"{it.name}=", Kind.ARGUMENT, ", ".join(it.choices) or it.dims) for it in attributes.values())
+        yield from (
+            Item(f"{it.name}=", Kind.ARGUMENT, ", ".join(it.choices) or it.dims)
+            for it in attributes.values()
+        )
         yield from self._in_expression()
 
     def _in_list(self) -> Iterator[Item]:
@@ -184,13 +206,19 @@ class _Here:
 
     def _in_settings(self, of: type[Settings], heading: str = "") -> Iterator[Item]:
         if self._last == "=":
-            yield from (each for field in fields_of(of) if field.key == self._key for each in _values(field))
+            yield from (
+                each for field in fields_of(of) if field.key == self._key for each in _values(field)
+            )
             return
         begun = next((field for field in fields_of(of) if field.key == self._last), None)
         if begun and isinstance(begun.what, Part) and begun.what.form != "call":
             yield from _values(begun)  # the name of a section
             return
-        given = {word for word, after in zip(self._words, self._words[1:], strict=False) if after in ("=", "every")}
+        given = {
+            word
+            for word, after in zip(self._words, self._words[1:], strict=False)
+            if after in ("=", "every")
+        }
         for field in fields_of(of):
             if field.key not in given and (not heading or field.belongs(heading)):
                 yield Item(field.key, Kind.SETTING, takes(field), field.doc or _doc(field))
@@ -203,15 +231,22 @@ def _doc(field: Field) -> str:
 def _values(field: Field) -> Iterator[Item]:
     """The words that a setting takes."""
     if isinstance(field.what, Part):
-        yield from (Item(word, Kind.WORD, doc=_doc(field)) for word in heading_of(field.what.of)[1] or ())
+        yield from (
+            Item(word, Kind.WORD, doc=_doc(field)) for word in heading_of(field.what.of)[1] or ()
+        )
     elif field.key == "gpu":
         yield from (Item(word, Kind.WORD) for word in GPUS)
     elif field.what.takes.startswith("one of"):
-        yield from (Item(word, Kind.WORD, doc=field.doc) for word in re.findall("`([^`]+)`", field.what.takes))
+        yield from (
+            Item(word, Kind.WORD, doc=field.doc)
+            for word in re.findall("`([^`]+)`", field.what.takes)
+        )
 
 
 def _head(frame: _Frame) -> tuple[str, str]:
-    """The word that begins a section or item, of the words before its brace, and the name after it, "" for none."""
+    """The word that begins a section or item, of the words before its brace, and the name after
+    it, "" for none.
+    """
     before = frame.before
     if before and before[-1] == ")":
         return next((word for word in reversed(before) if word in ("model", "route")), ""), ""

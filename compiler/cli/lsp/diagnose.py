@@ -23,7 +23,9 @@ class Told:
 
 
 def told(document: Document) -> list[Told]:
-    """The mistakes and warnings of a document; those in a file that it uses are at the place that names that."""
+    """The mistakes and warnings of a document; those in a file that it uses are at the place
+    that names that.
+    """
     return [_told(document, each) for each in (*document.mistakes, *document.later)]
 
 
@@ -37,7 +39,11 @@ def _told(document: Document, it: Diagnostic) -> Told:
 
 def _use(document: Document) -> Span:
     """The first place that names another file."""
-    used = [it.span for it in document.syntax.mentions if it.kind is Kind.FILE] if document.syntax else []
+    used = (
+        [it.span for it in document.syntax.mentions if it.kind is Kind.FILE]
+        if document.syntax
+        else []
+    )
     return (document.here(used[0]) if used else None) or document.source.whole()
 
 
@@ -55,5 +61,7 @@ def actions(document: Document, first: int, last: int) -> Iterator[Action]:
     for each in told(document):
         if each.span.line <= last and first <= max(each.span.end_line, each.span.line):
             for fix in fixes(each.of):
-                title = f"write `{fix.text}`" if fix.text else f"leave `{fix.span.words.strip()}` out"
+                title = (
+                    f"write `{fix.text}`" if fix.text else f"leave `{fix.span.words.strip()}` out"
+                )
                 yield Action(title, each, fix)

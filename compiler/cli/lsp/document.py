@@ -1,7 +1,8 @@
-"""A document as it is typed: its text now, the last text that was a plan, and the last one that made a program.
+"""A document as it is typed: its text now, the last text that was a plan, and the last one that
+made a program.
 
-Purpose: diagnostics at once, facts of the compiled step after a pause.  All functions are pure but for files that a
-plan uses.  Non-goals: the protocol.
+Purpose: diagnostics at once, facts of the compiled step after a pause.  All functions are pure but
+for files that a plan uses.  Non-goals: the protocol.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +60,10 @@ class Syntax:
     def is_model(self) -> bool:
         """Whether the document has a model alone, which other files use."""
         kinds = {section.kind.name for section in self.plans[0].sections()}
-        return any(isinstance(item, tree.Model) for item in self.plans[0].items) and not kinds & {"train", "mesh"}
+        return any(isinstance(item, tree.Model) for item in self.plans[0].items) and not kinds & {
+            "train",
+            "mesh",
+        }
 
     @cached_property
     def mentions(self) -> tuple[Mention, ...]:
@@ -74,7 +78,8 @@ class Facts:
     model    the program without placements
     placed   the program in which each value has its placement
     program  the program after the last pass
-    step     its time, with that of each op in `rows`; None where the speed of the plan's GPU is not known
+    step     its time, with that of each op in `rows`; None where the speed of the plan's GPU is not
+             known
     """
 
     source: Source
@@ -94,7 +99,9 @@ class Facts:
 
 @frozen
 class Document:
-    """A document: `syntax` and `facts` may be of earlier texts than `source`; `model` is None where this makes none."""
+    """A document: `syntax` and `facts` may be of earlier texts than `source`; `model` is None
+    where this makes none.
+    """
 
     source: Source
     syntax: Syntax | None = None
@@ -107,7 +114,11 @@ class Document:
     @property
     def is_current(self) -> bool:
         """Whether the text as it is now is a plan."""
-        return self.syntax is not None and self.syntax.source.text == self.source.text and is_whole(self.source)
+        return (
+            self.syntax is not None
+            and self.syntax.source.text == self.source.text
+            and is_whole(self.source)
+        )
 
     @property
     def is_model(self) -> bool:
@@ -127,25 +138,44 @@ class Document:
         if not (place := self._moved.before(line, column)):
             return None
         path = self.source.path
-        return next((mention for mention in self.syntax.mentions if mention.is_at(path, *place)), None)
+        return next(
+            (mention for mention in self.syntax.mentions if mention.is_at(path, *place)), None
+        )
 
     def of_file(self, source: Source) -> "Document | None":
-        """This plan as seen from a file that it uses, with this text; None where it uses none such."""
+        """This plan as seen from a file that it uses, with this text; None where it uses none
+        such.
+        """
         plans = self.syntax.plans if self.syntax else ()
-        own = [plan for plan in plans if same_file(plan.span.path, source.path) and plan.span.text == source.text]
+        own = [
+            plan
+            for plan in plans
+            if same_file(plan.span.path, source.path) and plan.span.text == source.text
+        ]
         if not own:
             return None
         others = (plan for plan in plans if plan is not own[0])
         syntax = Syntax((own[0], *others))
-        return evolve(self, source=source_of(own[0]), syntax=syntax, model=None, mistakes=(), last_compiled=None)
+        return evolve(
+            self,
+            source=source_of(own[0]),
+            syntax=syntax,
+            model=None,
+            mistakes=(),
+            last_compiled=None,
+        )
 
     def here(self, span: Span) -> Span | None:
-        """Where a span of the last syntax is in the text as it is now; None where that was edited away."""
+        """Where a span of the last syntax is in the text as it is now; None where that was
+        edited away.
+        """
         return span if span.path != self.source.path else self._moved.after(span)
 
     @property
     def later(self) -> Iterator[Diagnostic]:
-        """The mistakes and warnings that compiling found, at their places now; without those that were edited away."""
+        """The mistakes and warnings that compiling found, at their places now; without those
+        that were edited away.
+        """
         source, found = self.last_compiled or (self.source, ())
         moved = Moved(source, self.source)
         for it in found:
@@ -189,7 +219,10 @@ def typed(before: Document | None, source: Source, read: Reader = load) -> Docum
 
 
 def is_whole(source: Source) -> bool:
-    """Whether a text has no mistakes of syntax.  Raises PlanError where it is beyond the limits of a plan."""
+    """Whether a text has no mistakes of syntax.
+
+    Raises PlanError where it is beyond the limits of a plan.
+    """
     return not read_plan(source).mistakes
 
 
@@ -208,7 +241,10 @@ def _files(source: Source, read: Reader) -> Iterator[tree.Plan]:
         yield (plan := read_plan(current).plan)
         for use in plan.items:
             with suppress(PlanError):
-                if isinstance(use, tree.Use) and (found := opened(use, current, read)).path not in seen:
+                if (
+                    isinstance(use, tree.Use)
+                    and (found := opened(use, current, read)).path not in seen
+                ):
                     seen.add(found.path)
                     read_plan(found)
                     pending.append(found)
@@ -222,7 +258,8 @@ class Overtaken(Exception):
 
 
 def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -> Document:
-    """The document with the facts of its step and all of its warnings, or with mistakes that the passes have found.
+    """The document with the facts of its step and all of its warnings, or with mistakes that the
+    passes have found.
 
     Raises Overtaken where it `is_stale` between two passes.
     """
@@ -257,4 +294,6 @@ def _warnings(facts: Facts) -> Iterator[Diagnostic]:
     least = smallest(facts.program)
     now = account(least)
     if fits(least, now) is False:
-        yield too_large(least, now, f"`scalec check {facts.source.path}` finds changes with which it fits")
+        yield too_large(
+            least, now, f"`scalec check {facts.source.path}` finds changes with which it fits"
+        )

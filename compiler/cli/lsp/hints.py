@@ -22,10 +22,15 @@ def hints(document: Document, first: int, last: int) -> Iterator[tuple[int, str]
     path, name = document.source.path, PurePath(document.source.path).name
     moved = Moved(facts.source, document.source) if path == facts.source.path else None
     lines = {it.line for rank in facts.sent for it in rank if it.bytes >= LEAST}
-    for number in sorted(int(line.removeprefix(f"{name}:")) for line in lines if line.startswith(f"{name}:")):
+    for number in sorted(
+        int(line.removeprefix(f"{name}:")) for line in lines if line.startswith(f"{name}:")
+    ):
         place = moved.now(number) if moved else number
         if place and first <= place <= last:
-            found = sent(facts.sent, lambda it, line=f"{name}:{number}": it.line == line and it.bytes >= LEAST)
+            found = sent(
+                facts.sent,
+                lambda it, line=f"{name}:{number}": it.line == line and it.bytes >= LEAST,
+            )
             yield place, " · ".join(map(_short, found))
 
 

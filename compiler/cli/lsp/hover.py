@@ -1,4 +1,6 @@
-"""The text for the name under the cursor: its meaning, and what becomes of it on the ranks, as Markdown."""
+"""The text for the name under the cursor: its meaning, and what becomes of it on the ranks, as
+Markdown.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from inspect import cleandoc
@@ -55,7 +57,12 @@ def _keyword(document: Document, line: int, column: int) -> Hover | None:
     source = document.source
     at = offset(source.text, line, column)
     around = next(
-        (it for it in WORDS.finditer(source.text) if it.start() <= at <= it.end() and it[0] in MEANINGS), None
+        (
+            it
+            for it in WORDS.finditer(source.text)
+            if it.start() <= at <= it.end() and it[0] in MEANINGS
+        ),
+        None,
     )
     return Hover(source.span(*around.span()), MEANINGS[around[0]]) if around else None
 
@@ -73,7 +80,11 @@ def _said(document: Document, it: Mention) -> Lines:
         case Kind.CONST if value := constant(document, it.name):
             yield f"`{it.name} = {value}`"
         case Kind.DIM if program := facts.program if facts else document.model:
-            yield from _dim(program, it.name) if facts or it.name not in DATA_DIMS or not document.is_model else ()
+            yield from (
+                _dim(program, it.name)
+                if facts or it.name not in DATA_DIMS or not document.is_model
+                else ()
+            )
         case Kind.AXIS if facts:
             yield from _axis(facts, it.name)
         case Kind.OP | Kind.WORD if entry := op_named(it.name):
@@ -109,11 +120,27 @@ def _declaration(document: Document, name: str) -> str:
 
 
 def constant(document: Document, name: str) -> str:
-    """The words of a constant's value, first those with which a file is used; "" where none is given."""
-    items = [item for plan in (document.syntax.plans if document.syntax else ()) for item in plan.items]
-    parts = (part for field in ("sections", "body") for item in items for part in getattr(item, field, ()))
-    sections = (part for part in parts if isinstance(part, tree.Section) and part.kind.name == "const")
-    entries = (entry for section in sections for entry in section.entries if isinstance(entry, tree.Setting))
+    """The words of a constant's value, first those with which a file is used; "" where none is
+    given.
+    """
+    items = [
+        item for plan in (document.syntax.plans if document.syntax else ()) for item in plan.items
+    ]
+    parts = (
+        part
+        for field in ("sections", "body")
+        for item in items
+        for part in getattr(item, field, ())
+    )
+    sections = (
+        part for part in parts if isinstance(part, tree.Section) and part.kind.name == "const"
+    )
+    entries = (
+        entry
+        for section in sections
+        for entry in section.entries
+        if isinstance(entry, tree.Setting)
+    )
     return next((entry.value.span.words for entry in entries if entry.key.name == name), "")
 
 
@@ -151,7 +178,11 @@ def _of_value(document: Document, facts: Facts, it: Mention) -> Lines:
     placed = value_at(facts.placed.region, it.name, at, it.binds)
     if value := placed or value_at(facts.model.region, it.name, at, it.binds):
         yield f"```\n{it.name}: {print_type(value.type)}\n```"
-        yield from _made(facts, placed) if placed else ("no rank holds it by itself: it is part of a larger op",)
+        yield from (
+            _made(facts, placed)
+            if placed
+            else ("no rank holds it by itself: it is part of a larger op",)
+        )
 
 
 def _unplaced(document: Document, model: Program, it: Mention) -> Lines:
@@ -178,7 +209,9 @@ def _made(facts: Facts, value: Value) -> Lines:
     kept = [each for each in facts.memory.kept if each.what == value.name]
     if kept:
         layers = f", {amount(kept[0].bytes)} of each layer" * (kept[0].layers > 1)
-        yield f"kept for backward: {amount(sum(each.total for each in kept))} of a microbatch{layers}"
+        yield (
+            f"kept for backward: {amount(sum(each.total for each in kept))} of a microbatch{layers}"
+        )
     if maker := facts.makers.get(value.name):
         yield from _seconds(facts, maker)
         yield _sent(facts, lambda it: it.line == str(maker.span))
@@ -208,12 +241,16 @@ def _on_a_rank(program: Program, of: Type) -> str:
     size = amount(int(prod(shape)) * ITEM_BYTES[of.dtype])
     places = [f"{place} over `{axis}`" for axis, place in of.places]
     shown = " × ".join(f"{int(each):,}" for each in shape) or "a number"
-    return f"on a rank: {shown} of {of.dtype}, {size}; {', '.join(places) or 'the same on all ranks'}"
+    return (
+        f"on a rank: {shown} of {of.dtype}, {size}; {', '.join(places) or 'the same on all ranks'}"
+    )
 
 
 def _seconds(facts: Facts, maker: Op) -> Lines:
     """The time of an op, and of all that its line does in backward."""
-    own = [row for row in facts.rows if row.where == "forward" and row.name == maker.outputs[0].name]
+    own = [
+        row for row in facts.rows if row.where == "forward" and row.name == maker.outputs[0].name
+    ]
     backward = [row for row in facts.rows if (row.where, row.line) == ("backward", str(maker.span))]
     if facts.step and own:
         took = f"`{maker.kind}` takes {_summed(own)} of the {seconds(facts.step.seconds)} of a step"
@@ -232,7 +269,8 @@ def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
         for it in sent(facts.sent, wanted)
     ]
     lines = (
-        f"- `{it.op}` over {' × '.join(it.axes)}, {it}, {it.where}" + f", {seconds(t)}" * bool(t) for it, t in found
+        f"- `{it.op}` over {' × '.join(it.axes)}, {it}, {it.where}" + f", {seconds(t)}" * bool(t)
+        for it, t in found
     )
     return "\n".join(lines)
 
@@ -243,23 +281,33 @@ def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
 def _params(document: Document, program: Program, name: str) -> Iterator[Param]:
     """A parameter; where branches of a repeat have one each, all of them."""
     found = document.syntax.mentions if document.syntax else ()
-    bound = next((it.span for it in found if it.binds and (it.kind, it.name) == (Kind.PARAM, name)), None)
+    bound = next(
+        (it.span for it in found if it.binds and (it.kind, it.name) == (Kind.PARAM, name)), None
+    )
     place = document.of_facts(bound) if bound else None
     for param in program.stored:
-        if param.name == name or (place and (param.span.path, param.span.start) == (place.path, place.start)):
+        if param.name == name or (
+            place and (param.span.path, param.span.start) == (place.path, place.start)
+        ):
             yield param
 
 
 def _of_param(facts: Facts, param: Param) -> Lines:
     program, name = facts.program, param.name
     yield f"```\n{name}: {print_type(param.type)}\n```"
-    yield f"{counted(prod(map(program.valid, param.type.dims)), 'element')}; {_on_a_rank(program, param.type)}"
+    yield (
+        f"{counted(prod(map(program.valid, param.type.dims)), 'element')};"
+        f" {_on_a_rank(program, param.type)}"
+    )
     bucket = next((bucket for bucket in program.buckets if name in bucket.params), None)
     if bucket:
         bytes = next((each for each in facts.memory.buckets if each.name == bucket.name), None)
         held = f": {amount(bytes.total)} of state on a rank" if bytes else ""
         shared = f", shared out over {' × '.join(bucket.shard_axes)}" if bucket.shard_axes else ""
-        yield f"in bucket `{bucket.name}` with {counted(len(bucket.params) - 1, 'other')}{held}{shared}"
+        yield (
+            f"in bucket `{bucket.name}` with"
+            f" {counted(len(bucket.params) - 1, 'other')}{held}{shared}"
+        )
         yield _sent(facts, lambda it: it.bucket == bucket.name)
 
 
@@ -269,7 +317,9 @@ def _dim(program: Program, name: str) -> Lines:
         return
     padded = f", {dim.size - dim.valid:,} of them padding" if dim.valid < dim.size else ""
     yield f"`{name}` = {dim.size:,}{padded}"
-    axes = list(dict.fromkeys(claim.axis for claim in program.claims if claim.dim == name and claim.split))
+    axes = list(
+        dict.fromkeys(claim.axis for claim in program.claims if claim.dim == name and claim.split)
+    )
     if axes:
         sizes = " × ".join(f"`{axis}` = {program.axis(axis).size:,}" for axis in axes)
         yield f"sharded over {sizes}"
@@ -279,7 +329,9 @@ def _axis(facts: Facts, name: str) -> Lines:
     program = facts.program
     axes = [axis for axis in program.axes if axis.parent == name]
     yield " × ".join(f"`{axis.name}` = {axis.size:,}" for axis in axes)
-    dims = dict.fromkeys(claim.dim for claim in program.claims if claim.axis in {axis.name for axis in axes})
+    dims = dict.fromkeys(
+        claim.dim for claim in program.claims if claim.axis in {axis.name for axis in axes}
+    )
     if dims:
         yield f"shards {listing(dims)}"
     over = sent(facts.sent, lambda it: not {axis.name for axis in axes}.isdisjoint(it.axes))
@@ -289,5 +341,7 @@ def _axis(facts: Facts, name: str) -> Lines:
         own = {axis.name for axis in axes}
         took = sum(time for among, time in facts.step.sent.items() if own & {*among})
         waits = facts.step.kinds.items()
-        waited = sum(time for kind, time in waits if own & {*kind.removeprefix(EXPOSED).split(" × ")})
+        waited = sum(
+            time for kind, time in waits if own & {*kind.removeprefix(EXPOSED).split(" × ")}
+        )
         yield f"they take {seconds(took)}; for {seconds(waited)} the GPU waits"

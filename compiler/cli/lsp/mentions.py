@@ -1,6 +1,7 @@
 """The names in a plan and the files that it uses: each mention with what it names.
 
-Purpose: definitions, references, renaming, colours and hovers, from syntax alone.  Non-goals: whether names are right.
+Purpose: definitions, references, renaming, colours and hovers, from syntax alone.  Non-goals:
+whether names are right.
 """
 
 import re
@@ -22,7 +23,9 @@ SECTIONS: dict[str, type[Settings]] = {of.SECTION: of for of in schema.SECTIONS}
 
 
 class Kind(Enum):
-    """The kinds of things that have names: in words, and the protocol's kinds of tokens, and of items and symbols."""
+    """The kinds of things that have names: in words, and the protocol's kinds of tokens, and of
+    items and symbols.
+    """
 
     DIM = "dim", "typeParameter", "TypeParameter"
     AXIS = "axis", "enum", "Enum"
@@ -71,13 +74,19 @@ def mentions(plans: Sequence[tree.Plan]) -> tuple[Mention, ...]:
     """The names in files that make up one plan, file by file in their order."""
     found = [each for plan in plans for item in plan.items for each in _of(item, None)]
     known = dict.fromkeys(("batch", "seq", "microbatches"), Kind.DIM)
-    known |= {it.name: it.kind for it in found if it.binds and it.kind is not Kind.AXIS and it.kind in RENAMED}
+    known |= {
+        it.name: it.kind
+        for it in found
+        if it.binds and it.kind is not Kind.AXIS and it.kind in RENAMED
+    }
     found = [evolve(it, kind=_kind(it, known)) if it.kind is Kind.WORD else it for it in found]
     return tuple(sorted(found, key=lambda it: (it.span.path != plans[0].span.path, it.span.start)))
 
 
 def _kind(word: Mention, known: Mapping[str, Kind]) -> Kind:
-    """The kind of thing that a word names; among settings the words of the language come first, but for dims."""
+    """The kind of thing that a word names; among settings the words of the language come first,
+    but for dims.
+    """
     kind = known.get(word.name, Kind.WORD)
     return kind if kind is Kind.DIM or not isinstance(word.of, type) else Kind.WORD
 
@@ -101,7 +110,9 @@ ROLES: dict[tuple[type, str], tuple[Kind, bool]] = {
     (tree.Rule, "axes"): (Kind.AXIS, False),
     (tree.Section, "kind"): (Kind.SECTION, False),
 }
-"""The kind of each name in a node, and whether the node binds it; all others are words, or are bound elsewhere."""
+"""The kind of each name in a node, and whether the node binds it; all others are words, or are
+bound elsewhere.
+"""
 
 DECLARING = {"dims": Kind.DIM, "const": Kind.CONST, "mesh": Kind.AXIS, "names": Kind.PARAM}
 """The sections whose keys are the author's own names."""
@@ -115,7 +126,9 @@ def _of(node: Any, of: Of) -> Iterator[Mention]:
         case tree.Use(path=path, sections=sections):
             yield Mention(Kind.FILE, path.value, path.span)
             for each in sections:  # which override what is bound in the file
-                yield from (evolve(it, binds=it.binds and it.kind is Kind.AXIS) for it in _of(each, None))
+                yield from (
+                    evolve(it, binds=it.binds and it.kind is Kind.AXIS) for it in _of(each, None)
+                )
         case tree.UserOp(name=name):
             yield Mention(Kind.OP, name.name, name.span, binds=True)
         case tree.Section(kind=kind) if own := DECLARING.get(kind.name):
@@ -123,10 +136,14 @@ def _of(node: Any, of: Of) -> Iterator[Mention]:
             for entry in node.entries:
                 yield from _declared(entry, own)
         case tree.Section(kind=kind):
-            yield from _section(node, part_of(of, kind.name) if isinstance(of, type) else SECTIONS.get(kind.name))
+            yield from _section(
+                node, part_of(of, kind.name) if isinstance(of, type) else SECTIONS.get(kind.name)
+            )
         case tree.Setting(key=key, value=value):
             inner = part_of(of, key.name) if isinstance(of, type) else None
-            yield Mention(Kind.SETTING if isinstance(of, type) else Kind.ARGUMENT, key.name, key.span, of=of)
+            yield Mention(
+                Kind.SETTING if isinstance(of, type) else Kind.ARGUMENT, key.name, key.span, of=of
+            )
             yield from _of(value, inner or of)
         case tree.Call(name=name) if isinstance(of, type):
             yield Mention(Kind.WORD, name.name, name.span, of=of)
@@ -134,8 +151,11 @@ def _of(node: Any, of: Of) -> Iterator[Mention]:
         case tree.Call(name=name):
             yield from _fields(node, name.name)
         case tree.Rule(dims=dims):
-            yield from (Mention(Kind.WORD, dim.name, dim.span) for dim in dims if dim.span.words == dim.name)
-            yield from _fields(node, of, leaving="dims")  # `zero 1` means dims that it does not name
+            yield from (
+                Mention(Kind.WORD, dim.name, dim.span) for dim in dims if dim.span.words == dim.name
+            )
+            # `zero 1` means dims that it does not name
+            yield from _fields(node, of, leaving="dims")
         case _ if attrs.has(node.__class__):
             yield from _fields(node, of)
         case _:
@@ -172,7 +192,9 @@ def _declared(entry: tree.Entry, kind: Kind) -> Iterator[Mention]:
 
 
 def _in_strings(value: Any) -> Iterator[Mention]:
-    """The dims of the names of tensors, `"layers.{i}.experts.{experts}.weight"`, and beside these."""
+    """The dims of the names of tensors, `"layers.{i}.experts.{experts}.weight"`, and beside
+    these.
+    """
     match value:
         case tree.String(span=span):
             for found in re.finditer(r"\{(\w+)\}", span.words):
@@ -187,7 +209,9 @@ def _in_strings(value: Any) -> Iterator[Mention]:
 
 
 def part_of(of: type[Settings] | None, key: str) -> type[Settings] | None:
-    """The class of the section `key` within one of this class; None where that is a value, or unknown."""
+    """The class of the section `key` within one of this class; None where that is a value, or
+    unknown.
+    """
     if of is Flow and key == StateGroup.SECTION:
         return StateGroup
     parts = (field.what for field in fields_of(of) if field.key == key) if of else ()

@@ -49,7 +49,9 @@ class Moved:
         last = self._mapped(one, other, span.end_line, span.end_column)
         return first.to(last) if first and last else None
 
-    def _mapped(self, one: Source, other: Source, line: int, column: int, *, begins: bool = False) -> Span | None:
+    def _mapped(
+        self, one: Source, other: Source, line: int, column: int, *, begins: bool = False
+    ) -> Span | None:
         """A place; where something begins, what was put in just before it is not a part of it."""
         start, tail = self._edited
         at = offset(one.text, line, column)
@@ -69,7 +71,11 @@ def _common(one: str, other: str) -> int:
 def offset(text: str, line: int, column: int) -> int:
     """The offset of a place; beyond the end of a line, or of the text, that of the end."""
     ends = _line_ends(text)
-    return min((ends[line - 2] + 1 if line > 1 else 0) + column - 1, ends[line - 1]) if line <= len(ends) else len(text)
+    return (
+        min((ends[line - 2] + 1 if line > 1 else 0) + column - 1, ends[line - 1])
+        if line <= len(ends)
+        else len(text)
+    )
 
 
 @lru_cache(maxsize=8)

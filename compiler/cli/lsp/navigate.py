@@ -1,4 +1,6 @@
-"""From a name to its definition, to all its mentions, to another name; from a line to those of `train.py`."""
+"""From a name to its definition, to all its mentions, to another name; from a line to those of
+`train.py`.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +28,11 @@ def definition(document: Document, line: int, column: int) -> Span | None:
         return Span(paths[0], 1, 1, 1, 1) if paths else None
     bound = [it for it in document.syntax.mentions if it.binds and _same(it, mention)]
     if mention.kind is Kind.VALUE:
-        before = [it for it in bound if it.span.path == mention.span.path and it.span.start <= mention.span.start]
+        before = [
+            it
+            for it in bound
+            if it.span.path == mention.span.path and it.span.start <= mention.span.start
+        ]
         bound = before[-1:] or bound
     if not bound and mention.kind is Kind.DIM:
         key = FROM_SETTINGS.get(mention.name)
@@ -47,12 +53,18 @@ def _same(one: Mention, other: Mention) -> bool:
     return (one.kind, one.name) == (other.kind, other.name)
 
 
-def references(documents: Iterable[Document], mention: Mention, *, binding: bool = True) -> list[Span]:
+def references(
+    documents: Iterable[Document], mention: Mention, *, binding: bool = True
+) -> list[Span]:
     """All mentions of a name in documents that share the file that it is bound in, each once."""
     found: dict[tuple[str, int, int], Span] = {}
     for document in documents:
         for it in document.syntax.mentions if document.syntax else ():
-            if _same(it, mention) and (binding or not it.binds) and (span := document.here(it.span)):
+            if (
+                _same(it, mention)
+                and (binding or not it.binds)
+                and (span := document.here(it.span))
+            ):
                 found.setdefault((realpath(span.path), *span.start), span)
     return [*found.values()]
 
@@ -62,30 +74,58 @@ def users(document: Document, mention: Mention, others: Iterable[Document]) -> l
     assert document.syntax, "lsp: a mention without syntax"
     bound = {it.span.path for it in document.syntax.mentions if it.binds and _same(it, mention)}
     paths = set(map(realpath, bound or {document.source.path}))
-    sharing = (it for it in others if it.syntax and paths & {realpath(plan.span.path) for plan in it.syntax.plans})
+    sharing = (
+        it
+        for it in others
+        if it.syntax and paths & {realpath(plan.span.path) for plan in it.syntax.plans}
+    )
     return [document, *(other for other in sharing if other.source.path != document.source.path)]
 
 
 def renamable(documents: Sequence[Document], mention: Mention) -> list[Span]:
-    """The places of a name that its author may replace.  Raises PlanError where it cannot be replaced."""
+    """The places of a name that its author may replace.
+
+    Raises PlanError where it cannot be replaced.
+    """
     at = mention.span
-    if mention.kind not in RENAMED or mention.name in (*FROM_SETTINGS, "tokens", "labels", "documents", "loss"):
-        raise wrong("E0215", f"`{mention.name}` is a word of the language", at, "not a name of this plan")
+    if mention.kind not in RENAMED or mention.name in (
+        *FROM_SETTINGS,
+        "tokens",
+        "labels",
+        "documents",
+        "loss",
+    ):
+        raise wrong(
+            "E0215", f"`{mention.name}` is a word of the language", at, "not a name of this plan"
+        )
     if not all(document.is_current for document in documents):
         raise wrong("E0104", "a plan with a syntax error, in which no name can be replaced", at)
     found = references(documents, mention)
-    shipped = {realpath(path) for it in documents for path, use in _used(it) if use.path.value.startswith(SHIPPED)}
+    shipped = {
+        realpath(path)
+        for it in documents
+        for path, use in _used(it)
+        if use.path.value.startswith(SHIPPED)
+    }
     if not shipped.isdisjoint(realpath(span.path) for span in found):
         raise wrong("E0215", f"`{mention.name}` is a name of a file that comes with scalec", at)
     return found
 
 
 def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[Span]:
-    """The places where a name is to be replaced.  Raises PlanError where it cannot be, or the other name is taken."""
+    """The places where a name is to be replaced.
+
+    Raises PlanError where it cannot be, or the other name is taken.
+    """
     found = renamable(documents, mention)
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,63}", name):
         raise wrong("E0215", f"`{name}` cannot be a name", mention.span)
-    taken = {it.name: it.kind for document in documents if document.syntax for it in document.syntax.mentions}
+    taken = {
+        it.name: it.kind
+        for document in documents
+        if document.syntax
+        for it in document.syntax.mentions
+    }
     if (kind := taken.get(name)) in RENAMED:
         raise wrong("E0207", f"`{name}` is the name of another {kind.said}", mention.span)
     return found
@@ -95,7 +135,9 @@ def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[
 
 
 def emitted(facts: Facts, span: Span) -> tuple[str, list[int]]:
-    """The text of `train.py`, and the lines of it, counted from 1, that come from a line of the plan."""
+    """The text of `train.py`, and the lines of it, counted from 1, that come from a line of the
+    plan.
+    """
     from ...emit.train_py import train_py
 
     text = train_py(facts.program, facts.source)

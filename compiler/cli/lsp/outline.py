@@ -37,7 +37,9 @@ class Part:
 
 
 def outline(document: Document) -> Iterator[Part]:
-    """The parts of the last text that was a plan, at their places now; without those that were edited away."""
+    """The parts of the last text that was a plan, at their places now; without those that were
+    edited away.
+    """
     for item in document.syntax.plans[0].items if document.syntax else ():
         yield from _part(document, item, Kind.SETTING)
 
@@ -50,10 +52,24 @@ def _part(document: Document, node: Node, kind: Kind) -> Iterator[Part]:
         case tree.Setting(key=key):
             name, head = key.name, key.span
         case _:
-            name, kind, at = node.span.words.partition("{")[0].strip(), BLOCKS[node.__class__], node.span
+            name, kind, at = (
+                node.span.words.partition("{")[0].strip(),
+                BLOCKS[node.__class__],
+                node.span,
+            )
             head = evolve(at, end_line=at.line, end_column=at.column + len(name))
     own = DECLARING.get(name, Kind.SETTING)
-    inside = [each for field in ("sections", "entries", "body", "others") for each in getattr(node, field, ())]
+    inside = [
+        each
+        for field in ("sections", "entries", "body", "others")
+        for each in getattr(node, field, ())
+    ]
     span, head = document.here(node.span), document.here(head)
     if span and head:
-        yield Part(name, kind, span, head, tuple(part for each in inside for part in _part(document, each, own)))
+        yield Part(
+            name,
+            kind,
+            span,
+            head,
+            tuple(part for each in inside for part in _part(document, each, own)),
+        )

@@ -1,4 +1,6 @@
-"""The collectives of a step at a line or over an axis, alike ones together: those of the rank that sends most there."""
+"""The collectives of a step at a line or over an axis, alike ones together: those of the rank
+that sends most there.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,7 +17,9 @@ Ranks = tuple[tuple[Collective, ...], ...]
 
 @frozen
 class Sent:
-    """Collectives of one kind: their results, how many there are in a step, the bytes that a rank puts into all."""
+    """Collectives of one kind: their results, how many there are in a step, the bytes that a
+    rank puts into all.
+    """
 
     op: str
     axes: tuple[str, ...]
@@ -27,7 +31,11 @@ class Sent:
 
     def __str__(self) -> str:
         (size, *more), times = sorted(self.sizes), f" × {self.count:,}" if self.count > 1 else ""
-        return f"{amount(self.bytes)} in {counted(self.count, 'call')}" if more else f"{amount(size)}{times}"
+        return (
+            f"{amount(self.bytes)} in {counted(self.count, 'call')}"
+            if more
+            else f"{amount(size)}{times}"
+        )
 
 
 def of_ranks(program: Program) -> Ranks:

@@ -1,6 +1,7 @@
 """The language server: requests of an editor answered by the functions beside this module.
 
-Non-goals: the answers, which are pure (`hover`, `navigate`, `complete`, …), and the protocol's places (`wire`).
+Non-goals: the answers, which are pure (`hover`, `navigate`, `complete`, …), and the protocol's
+places (`wire`).
 """
 
 import asyncio
@@ -48,7 +49,9 @@ def serve() -> None:
 
 
 class Server(LanguageServer):
-    """The documents that an editor has open, by path; `folder` is where emitted programs are shown."""
+    """The documents that an editor has open, by path; `folder` is where emitted programs are
+    shown.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__("scalec", __version__)  # pyright: ignore[reportUnknownMemberType]
@@ -82,22 +85,38 @@ class Server(LanguageServer):
         document = self.documents.get(path_of(uri))
         if not document or document.facts:
             return document
-        seen = (other.of_file(document.source) for other in reversed(self.documents.values()) if other.facts)
+        seen = (
+            other.of_file(document.source)
+            for other in reversed(self.documents.values())
+            if other.facts
+        )
         return next((each for each in seen if each), document)
 
     def others(self) -> Iterator[Document]:
-        """All plans that a name may be in: those that are open, and the others of the editor's folders."""
+        """All plans that a name may be in: those that are open, and the others of the editor's
+        folders.
+        """
         yield from self.documents.values()
         folders = [Path(path_of(folder.uri)) for folder in self.workspace.folders.values()]
-        found = ((path, path.relative_to(folder).parts) for folder in folders for path in folder.rglob("*.scale"))
-        paths = (str(path.resolve()) for path, parts in found if not any(part.startswith(".") for part in parts))
+        found = (
+            (path, path.relative_to(folder).parts)
+            for folder in folders
+            for path in folder.rglob("*.scale")
+        )
+        paths = (
+            str(path.resolve())
+            for path, parts in found
+            if not any(part.startswith(".") for part in parts)
+        )
         for path in sorted({*paths} - self.documents.keys())[:PLANS]:
             with suppress(PlanError):
                 source = load(Path(path))
                 yield Document(source, syntax_of(source, self.read))
 
     def changed(self, uri: str) -> None:
-        """Takes a new text, says at once what is wrong with it and with plans that use it; compiles after a pause."""
+        """Takes a new text, says at once what is wrong with it and with plans that use it;
+        compiles after a pause.
+        """
         path = path_of(uri)
         self._uris[path] = uri
         self._typed(Source(path, self.workspace.get_text_document(uri).source))
@@ -106,11 +125,15 @@ class Server(LanguageServer):
     def _read_anew(self, path: str) -> None:
         """Reads the open plans that use a file."""
         for other in list(self.documents.values()):
-            if other.syntax and any(same_file(plan.span.path, path) for plan in other.syntax.plans[1:]):
+            if other.syntax and any(
+                same_file(plan.span.path, path) for plan in other.syntax.plans[1:]
+            ):
                 self._typed(other.source)
 
     def _typed(self, source: Source) -> None:
-        self.documents[source.path] = document = typed(self.documents.get(source.path), source, self.read)
+        self.documents[source.path] = document = typed(
+            self.documents.get(source.path), source, self.read
+        )
         self._publish(document)
         self._forget_pause(source.path)
         self._pauses[source.path] = asyncio.get_running_loop().create_task(self._compile(document))
@@ -139,7 +162,9 @@ class Server(LanguageServer):
                 self.workspace_inlay_hint_refresh(None)
 
     def closed(self, uri: str) -> None:
-        """Forgets a document, of which the editor shows no mistakes any more; those that use it read it from disk."""
+        """Forgets a document, of which the editor shows no mistakes any more; those that use it
+        read it from disk.
+        """
         path = path_of(uri)
         self._forget_pause(path)
         if self.documents.pop(path, None):
@@ -160,7 +185,9 @@ class Server(LanguageServer):
         if self._told.get(path) != found:
             self._told[path] = found
             version = self.workspace.get_text_document(self._uris[path]).version
-            self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(self._uris[path], found, version))
+            self.text_document_publish_diagnostics(
+                lsp.PublishDiagnosticsParams(self._uris[path], found, version)
+            )
 
 
 def _said(take: Callable[[Server, str], None]) -> Callable[[Server, Any], None]:
@@ -186,7 +213,9 @@ def _asked(answer: Answer) -> Callable[[Server, Any], object]:
 
 def on_hover(document: Document, it: lsp.HoverParams, ls: Server) -> lsp.Hover | None:
     found = hover(document, *ls.wire.place_of(document.source, it.position))
-    return found and lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, found.text), ls.wire.range_of(found.span))
+    return found and lsp.Hover(
+        lsp.MarkupContent(lsp.MarkupKind.Markdown, found.text), ls.wire.range_of(found.span)
+    )
 
 
 def on_definition(document: Document, it: lsp.DefinitionParams, ls: Server) -> lsp.Location | None:
@@ -194,8 +223,12 @@ def on_definition(document: Document, it: lsp.DefinitionParams, ls: Server) -> l
     return found and ls.wire.location(found)
 
 
-def on_implementation(document: Document, it: lsp.ImplementationParams, ls: Server) -> list[lsp.Location]:
-    """The lines of `train.py` that come from a line of the plan, in a copy that is only to be read."""
+def on_implementation(
+    document: Document, it: lsp.ImplementationParams, ls: Server
+) -> list[lsp.Location]:
+    """The lines of `train.py` that come from a line of the plan, in a copy that is only to be
+    read.
+    """
     if not document.facts:
         return []
     line, _ = ls.wire.place_of(document.source, it.position)
@@ -206,7 +239,9 @@ def on_implementation(document: Document, it: lsp.ImplementationParams, ls: Serv
     return [ls.wire.location(Span(str(path), at, 1, at, 1, text)) for at in lines]
 
 
-def _mentioned(document: Document, at: lsp.Position, ls: Server) -> tuple[list[Document], Mention] | None:
+def _mentioned(
+    document: Document, at: lsp.Position, ls: Server
+) -> tuple[list[Document], Mention] | None:
     """The name at a place, and the documents in which it means the same."""
     mention = document.mention(*ls.wire.place_of(document.source, at))
     return (navigate.users(document, mention, ls.others()), mention) if mention else None
@@ -218,7 +253,9 @@ def on_references(document: Document, it: lsp.ReferenceParams, ls: Server) -> li
     return [*map(ls.wire.location, spans)]
 
 
-def on_prepare_rename(document: Document, it: lsp.PrepareRenameParams, ls: Server) -> lsp.Range | None:
+def on_prepare_rename(
+    document: Document, it: lsp.PrepareRenameParams, ls: Server
+) -> lsp.Range | None:
     """The name that would be replaced."""
     if not (found := _mentioned(document, it.position, ls)):
         return None
@@ -234,7 +271,9 @@ def on_rename(document: Document, it: lsp.RenameParams, ls: Server) -> lsp.Works
     edits: dict[str, list[lsp.TextEdit]] = {}
     with _refusing():
         for span in navigate.renamed(*found, it.new_name):
-            edits.setdefault(ls.wire.uri_of(span.path), []).append(lsp.TextEdit(ls.wire.range_of(span), it.new_name))
+            edits.setdefault(ls.wire.uri_of(span.path), []).append(
+                lsp.TextEdit(ls.wire.range_of(span), it.new_name)
+            )
     return lsp.WorkspaceEdit(edits)
 
 
@@ -244,10 +283,14 @@ def _refusing() -> Generator[None]:
     try:
         yield
     except PlanError as error:
-        raise JsonRpcException(error.diagnostics[0].message, lsp.LSPErrorCodes.RequestFailed) from None
+        raise JsonRpcException(
+            error.diagnostics[0].message, lsp.LSPErrorCodes.RequestFailed
+        ) from None
 
 
-def on_formatting(document: Document, _: lsp.DocumentFormattingParams, ls: Server) -> list[lsp.TextEdit]:
+def on_formatting(
+    document: Document, _: lsp.DocumentFormattingParams, ls: Server
+) -> list[lsp.TextEdit]:
     """The text in scalec's layout; a plan with a syntax error is left alone."""
     try:
         text = format_plan(document.source)
@@ -257,23 +300,39 @@ def on_formatting(document: Document, _: lsp.DocumentFormattingParams, ls: Serve
     return [lsp.TextEdit(lsp.Range(lsp.Position(0, 0), end), text)]
 
 
-def on_code_action(document: Document, it: lsp.CodeActionParams, ls: Server) -> list[lsp.CodeAction]:
-    return [_action(each, ls.wire) for each in actions(document, it.range.start.line + 1, it.range.end.line + 1)]
+def on_code_action(
+    document: Document, it: lsp.CodeActionParams, ls: Server
+) -> list[lsp.CodeAction]:
+    return [
+        _action(each, ls.wire)
+        for each in actions(document, it.range.start.line + 1, it.range.end.line + 1)
+    ]
 
 
 def _action(it: Action, wire: Wire) -> lsp.CodeAction:
-    edit = lsp.WorkspaceEdit({wire.uri_of(it.fix.span.path): [lsp.TextEdit(wire.range_of(it.fix.span), it.fix.text)]})
-    return lsp.CodeAction(it.title, lsp.CodeActionKind.QuickFix, diagnostics=[wire.diagnostic(it.of)], edit=edit)
+    edit = lsp.WorkspaceEdit(
+        {wire.uri_of(it.fix.span.path): [lsp.TextEdit(wire.range_of(it.fix.span), it.fix.text)]}
+    )
+    return lsp.CodeAction(
+        it.title, lsp.CodeActionKind.QuickFix, diagnostics=[wire.diagnostic(it.of)], edit=edit
+    )
 
 
 def on_inlay_hint(document: Document, it: lsp.InlayHintParams, ls: Server) -> list[lsp.InlayHint]:
     lines = document.source.text.split("\n")
     found = hints(document, it.range.start.line + 1, it.range.end.line + 1)
-    ends = ((Span("", line, 1, line, len(lines[line - 1]) + 1, document.source.text), text) for line, text in found)
-    return [lsp.InlayHint(ls.wire.range_of(span).end, text, padding_left=True) for span, text in ends]
+    ends = (
+        (Span("", line, 1, line, len(lines[line - 1]) + 1, document.source.text), text)
+        for line, text in found
+    )
+    return [
+        lsp.InlayHint(ls.wire.range_of(span).end, text, padding_left=True) for span, text in ends
+    ]
 
 
-def on_semantic_tokens(document: Document, _: lsp.SemanticTokensParams, ls: Server) -> lsp.SemanticTokens:
+def on_semantic_tokens(
+    document: Document, _: lsp.SemanticTokensParams, ls: Server
+) -> lsp.SemanticTokens:
     """Each name by five numbers, its line and column relative to the one before."""
     data, line, column = list[int](), 0, 0
     for each in colours(document):
@@ -288,30 +347,45 @@ def on_semantic_tokens(document: Document, _: lsp.SemanticTokensParams, ls: Serv
 TOKEN_TYPES = sorted({kind.token for kind in Kind})
 
 
-def on_completion(document: Document, it: lsp.CompletionParams, ls: Server) -> list[lsp.CompletionItem]:
+def on_completion(
+    document: Document, it: lsp.CompletionParams, ls: Server
+) -> list[lsp.CompletionItem]:
     found = complete(document, *ls.wire.place_of(document.source, it.position))
     kinds = lsp.CompletionItemKind
-    return [lsp.CompletionItem(it.label, None, kinds[it.kind.item], None, it.detail, it.doc) for it in found]
+    return [
+        lsp.CompletionItem(it.label, None, kinds[it.kind.item], None, it.detail, it.doc)
+        for it in found
+    ]
 
 
-def on_signature_help(document: Document, it: lsp.SignatureHelpParams, ls: Server) -> lsp.SignatureHelp | None:
+def on_signature_help(
+    document: Document, it: lsp.SignatureHelpParams, ls: Server
+) -> lsp.SignatureHelp | None:
     if not (found := call_at(document, *ls.wire.place_of(document.source, it.position))):
         return None
     entry, words, at = found
-    said = lsp.SignatureInformation(signature(entry), entry.doc, [*map(lsp.ParameterInformation, words)])
+    said = lsp.SignatureInformation(
+        signature(entry), entry.doc, [*map(lsp.ParameterInformation, words)]
+    )
     return lsp.SignatureHelp([said], 0, at)
 
 
-def on_document_symbol(document: Document, _: lsp.DocumentSymbolParams, ls: Server) -> list[lsp.DocumentSymbol]:
+def on_document_symbol(
+    document: Document, _: lsp.DocumentSymbolParams, ls: Server
+) -> list[lsp.DocumentSymbol]:
     return [_symbol(part, ls.wire) for part in outline(document)]
 
 
 def _symbol(it: Part, wire: Wire) -> lsp.DocumentSymbol:
     inside, kind = [_symbol(part, wire) for part in it.parts], lsp.SymbolKind[it.kind.item]
-    return lsp.DocumentSymbol(it.name, kind, wire.range_of(it.span), wire.range_of(it.head), children=inside)
+    return lsp.DocumentSymbol(
+        it.name, kind, wire.range_of(it.span), wire.range_of(it.head), children=inside
+    )
 
 
-def on_folding_range(document: Document, _: lsp.FoldingRangeParams, __: Server) -> list[lsp.FoldingRange]:
+def on_folding_range(
+    document: Document, _: lsp.FoldingRangeParams, __: Server
+) -> list[lsp.FoldingRange]:
     return [*_folds(outline(document))]
 
 
@@ -333,9 +407,15 @@ ANSWERS: dict[str, tuple[Answer, object]] = {
     lsp.TEXT_DOCUMENT_FOLDING_RANGE: (on_folding_range, None),
     lsp.TEXT_DOCUMENT_SIGNATURE_HELP: (on_signature_help, lsp.SignatureHelpOptions(["(", ","])),
     lsp.TEXT_DOCUMENT_FORMATTING: (on_formatting, None),
-    lsp.TEXT_DOCUMENT_CODE_ACTION: (on_code_action, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix])),
+    lsp.TEXT_DOCUMENT_CODE_ACTION: (
+        on_code_action,
+        lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]),
+    ),
     lsp.TEXT_DOCUMENT_INLAY_HINT: (on_inlay_hint, None),
-    lsp.TEXT_DOCUMENT_COMPLETION: (on_completion, lsp.CompletionOptions(trigger_characters=["=", "[", "(", ","])),
+    lsp.TEXT_DOCUMENT_COMPLETION: (
+        on_completion,
+        lsp.CompletionOptions(trigger_characters=["=", "[", "(", ","]),
+    ),
     lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: (
         on_semantic_tokens,
         lsp.SemanticTokensLegend(TOKEN_TYPES, [lsp.SemanticTokenModifiers.Definition]),

@@ -12,7 +12,9 @@ from ...syntax.source import Source, Span
 from .diagnose import Told
 
 UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
-"""By the name of an encoding, that of Python without a mark of its order, and the bytes of a unit."""
+"""By the name of an encoding, that of Python without a mark of its order, and the bytes of a
+unit.
+"""
 
 
 def path_of(uri: str) -> str:
@@ -50,7 +52,9 @@ class Wire:
         lines = span.text.split("\n")
         if not span.line:
             return lsp.Range(lsp.Position(0, 0), self._position(lines[0], 1, len(lines[0]) + 1))
-        text, end_text = ((*lines, "")[min(at - 1, len(lines))] for at in (span.line, span.end_line))
+        text, end_text = (
+            (*lines, "")[min(at - 1, len(lines))] for at in (span.line, span.end_line)
+        )
         begin = self._position(text, span.line, span.column)
         return lsp.Range(begin, self._position(end_text, span.end_line, span.end_column))
 
@@ -67,8 +71,16 @@ class Wire:
     def diagnostic(self, it: Told) -> lsp.Diagnostic:
         """A mistake or a warning, with the places of its notes."""
         notes = [
-            lsp.DiagnosticRelatedInformation(self.location(note.span), note.text) for note in it.notes if note.span
+            lsp.DiagnosticRelatedInformation(self.location(note.span), note.text)
+            for note in it.notes
+            if note.span
         ]
-        severity = lsp.DiagnosticSeverity.Error if it.of.severity == "error" else lsp.DiagnosticSeverity.Warning
+        severity = (
+            lsp.DiagnosticSeverity.Error
+            if it.of.severity == "error"
+            else lsp.DiagnosticSeverity.Warning
+        )
         place = self.range_of(it.span)
-        return lsp.Diagnostic(place, it.text, severity, it.of.code, source="scalec", related_information=notes)
+        return lsp.Diagnostic(
+            place, it.text, severity, it.of.code, source="scalec", related_information=notes
+        )

@@ -1,7 +1,8 @@
 """`scalec plan`: the plans of a model for a number of GPUs, searched, priced and compiled.
 
-Purpose: a space of choices, thinned by arithmetic, ranked in closed form, then compiled, the best of them proved.
-Non-goals: seconds and bytes of a compiled plan (`analysis.time`, `analysis.memory`).
+Purpose: a space of choices, thinned by arithmetic, ranked in closed form, then compiled, the best
+of them proved.  Non-goals: seconds and bytes of a compiled plan (`analysis.time`,
+`analysis.memory`).
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ __all__ = ["Goal", "ModelFile", "Planned", "planned"]
 def planned(
     file: ModelFile, goal: Goal, kept: Mapping[str, object], top: int, at: Path, tell: Tell = silent
 ) -> Planned:
-    """The best plans of a model for a goal; the text of the first is that of a plan in the folder `at`.
+    """The best plans of a model for a goal; the text of the first is that of a plan in the folder
+    `at`.
 
     The search says to `tell` what it begins to do.  Raises PlanError where the model is none.
     """
@@ -41,7 +43,10 @@ def planned(
 
 def _notes(goal: Goal, best: Priced, why: tuple[Reason, ...]) -> dict[str, str]:
     """Comments for the sections of a plan."""
-    source, room = goal.hardware.source, f"{best.needs / GIB:,.1f} of {(best.capacity or 0) / GIB:,.0f} GiB"
+    source, room = (
+        goal.hardware.source,
+        f"{best.needs / GIB:,.1f} of {(best.capacity or 0) / GIB:,.0f} GiB",
+    )
     speed = f"{seconds(best.seconds)} a step, {best.tokens:,.0f} tokens/s/GPU, MFU {best.mfu:.1%}"
     notes = {"": f"Found by `scalec plan`, by {source}: {speed}, {room}."}
     for section in SECTIONS:

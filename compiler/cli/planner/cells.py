@@ -1,7 +1,9 @@
-"""Layers of one program each: what a microbatch takes in time and memory, without state, stages and their messages.
+"""Layers of one program each: what a microbatch takes in time and memory, without state, stages and
+their messages.
 
-Many choices have the same layers: they differ in data parallelism, stages and state, which `estimate` adds in closed
-form.  A cell is compiled on as few ranks as have its layers.  Few of a space are compiled; the others lie between them.
+Many choices have the same layers: they differ in data parallelism, stages and state, which
+`estimate` adds in closed form.  A cell is compiled on as few ranks as have its layers.  Few of a
+space are compiled; the others lie between them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +72,9 @@ def _measured(program: Program, facts: Facts, goal: Goal) -> Cell:
     of, layers = prices(program, goal.hardware), facts.layers
     seconds = partial(seconds_of, program, goal.hardware, of)
     repeats, before, after = _sides(program.forward.body)
-    again, late, early = _sides([stmt for stmt in program.backward.body if not _is_of_layers(stmt, facts)])
+    again, late, early = _sides(
+        [stmt for stmt in program.backward.body if not _is_of_layers(stmt, facts)]
+    )
     sums = [stmt for stmt in program.backward.body if _is_of_layers(stmt, facts)]
     inside = {id(op) for region in repeats for op in walk(region.body)}
     memory = account(program)
@@ -100,7 +104,9 @@ def _sides(body: Sequence[Stmt]) -> tuple[list[Region], list[Stmt], list[Stmt]]:
 
 def _is_of_layers(stmt: Stmt, facts: Facts) -> bool:
     """Whether an op outside of repeats is of all of their layers: it adds up gradients."""
-    return isinstance(stmt, Op) and any({*value.type.dims} & {*facts.outermost} for value in stmt.outputs)
+    return isinstance(stmt, Op) and any(
+        {*value.type.dims} & {*facts.outermost} for value in stmt.outputs
+    )
 
 
 def _put_off(program: Program, of: Prices, body: Sequence[Stmt]) -> float:
@@ -116,7 +122,9 @@ def _put_off(program: Program, of: Prices, body: Sequence[Stmt]) -> float:
 
 def _crossing(program: Program, repeats: Sequence[Region]) -> float:
     """Bytes of what layers hand on."""
-    carried = (arg.value.type for arg in repeats[0].args if arg.enter is Enter.CARRY) if repeats else ()
+    carried = (
+        (arg.value.type for arg in repeats[0].args if arg.enter is Enter.CARRY) if repeats else ()
+    )
     return sum(program.elements(type) * ITEM_BYTES[type.dtype] for type in carried)
 
 
@@ -129,15 +137,22 @@ Cells = dict[Key, tuple[float, ...]]
 """The numbers of cells that were compiled, of one model, sequence and GPU."""
 
 
-def cell_columns(file: ModelFile, facts: Facts, goal: Goal, found: Space, cells: Cells) -> Mapping[str, Column]:
-    """Columns by the fields of `Cell`; not a number where no cell can be compiled.  New `cells` are added."""
+def cell_columns(
+    file: ModelFile, facts: Facts, goal: Goal, found: Space, cells: Cells
+) -> Mapping[str, Column]:
+    """Columns by the fields of `Cell`; not a number where no cell can be compiled.
+
+    New `cells` are added.
+    """
     table = np.stack([found.columns[name] for name in OWN], axis=1)
     rows, which = np.unique(table, axis=0, return_inverse=True)
     mixes = [_mix(dict(zip(OWN, map(int, row), strict=True))) for row in rows]
     needed = [key for key in dict.fromkeys(key for mix in mixes for key in mix) if key not in cells]
     made = in_two(partial(_numbers, file, facts, goal), [decoded(dict(key)) for key in needed])
     cells |= dict(zip(needed, made, strict=True))
-    blended = np.stack([sum(share * np.array(cells[key]) for key, share in mix.items()) for mix in mixes])
+    blended = np.stack(
+        [sum(share * np.array(cells[key]) for key, share in mix.items()) for mix in mixes]
+    )
     return {it.name: blended[which.ravel(), at] for at, it in enumerate(fields(Cell))}
 
 
@@ -145,9 +160,19 @@ def _mix(own: Mapping[str, int]) -> dict[Key, float]:
     """The cells that are compiled for one that is between them, and their shares."""
     size, shares = own["microbatch"], dict[Key, float]()
     far = (size - ONE) / (SEVERAL - ONE)
-    sizes = {ONE: 1.0} if size == ONE else {SEVERAL: 1.0} if size == SEVERAL else {ONE: 1 - far, SEVERAL: far}
+    sizes = (
+        {ONE: 1.0}
+        if size == ONE
+        else {SEVERAL: 1.0}
+        if size == SEVERAL
+        else {ONE: 1 - far, SEVERAL: far}
+    )
     half = own["recompute"] == RECOMPUTE.index(HALF)
-    words = {RECOMPUTE.index(NONE): 0.5, RECOMPUTE.index(FULL): 0.5} if half else {own["recompute"]: 1.0}
+    words = (
+        {RECOMPUTE.index(NONE): 0.5, RECOMPUTE.index(FULL): 0.5}
+        if half
+        else {own["recompute"]: 1.0}
+    )
     for batch, by in sizes.items():
         for word, share in words.items():
             shares[tuple({**own, "microbatch": batch, "recompute": word}.items())] = by * share

@@ -7,15 +7,24 @@ from attrs import evolve, fields, frozen
 AXES = ("pp", "dp", "cp", "ep", "tp")
 """The axes of a mesh, outermost first."""
 
-NONE, REGATHER, SELECTIVE, HALF, FULL = RECOMPUTE = ("none", "regather", "selective", "half", "full")
-"""Parts that backward recomputes: nothing, gathers, cheap ops, all of every second layer, all layers."""
+NONE, REGATHER, SELECTIVE, HALF, FULL = RECOMPUTE = (
+    "none",
+    "regather",
+    "selective",
+    "half",
+    "full",
+)
+"""Parts that backward recomputes: nothing, gathers, cheap ops, all of every second layer, all
+layers.
+"""
 
 WORDS = {True: "on", False: "off"}
 
 
 @frozen
 class Choice:
-    """Degrees of all axes and settings; those that a plan does not need have the value that says nothing.
+    """Degrees of all axes and settings; those that a plan does not need have the value that says
+    nothing.
 
     sp        whether `seq` lies over tp too, where nothing else does
     via       how attention comes by the keys of other ranks of cp; "" without cp
@@ -72,7 +81,9 @@ class Choice:
         if self.data_axes:
             found["zero"] = str(self.zero)
         if self.pp > 1:
-            found["schedule"] = self.schedule + (f"({self.chunks})" if self.schedule in CHUNKED else "")
+            found["schedule"] = self.schedule + (
+                f"({self.chunks})" if self.schedule in CHUNKED else ""
+            )
         if self.recompute != NONE:
             found["recompute"] = self.recompute
         if self.tp > 1:
@@ -90,7 +101,9 @@ class Choice:
 
     def differs(self, other: "Choice") -> dict[str, tuple[object, object]]:
         """The names whose values are others, with both values."""
-        pairs = {it.name: (getattr(self, it.name), getattr(other, it.name)) for it in fields(Choice)}
+        pairs = {
+            it.name: (getattr(self, it.name), getattr(other, it.name)) for it in fields(Choice)
+        }
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def matches(self, kept: Mapping[str, object]) -> bool:

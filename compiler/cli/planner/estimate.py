@@ -1,4 +1,6 @@
-"""Seconds and bytes of all choices of a space in closed form, from their cells: good for ranking, not for reporting."""
+"""Seconds and bytes of all choices of a space in closed form, from their cells: good for
+ranking, not for reporting.
+"""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -16,7 +18,9 @@ from .facts import Facts, Goal
 from .space import SCHEDULES, Column, Space, where
 
 GATHERED = 2
-"""Layers whose parameters are there besides those that are gathered ahead: one that computes, one that is freed."""
+"""Layers whose parameters are there besides those that are gathered ahead: one that computes,
+one that is freed.
+"""
 
 
 @frozen
@@ -48,13 +52,21 @@ def state(facts: Facts, of: Mapping[str, Column]) -> State:
     """The state of all choices of a space."""
     params, routed = facts.program.params, {*facts.program.choices}
     stacked = [it for it in params if it.stacked]
-    layer = sum(_elements(facts, it, of) for it in stacked if not routed & {*it.type.dims}) / facts.layers
-    experts = sum(_elements(facts, it, of) for it in stacked if routed & {*it.type.dims}) / facts.layers + 0 * of["tp"]
+    layer = (
+        sum(_elements(facts, it, of) for it in stacked if not routed & {*it.type.dims})
+        / facts.layers
+    )
+    experts = (
+        sum(_elements(facts, it, of) for it in stacked if routed & {*it.type.dims}) / facts.layers
+        + 0 * of["tp"]
+    )
     outside = [_elements(facts, it, of) for it in params if not it.stacked]
     outer = where(of["pp"] == 1, sum(outside), reduce(larger, outside, 0))
     layers = -(-facts.layers // (of["pp"] * of["chunks"])) * of["chunks"]
     shares, few = of["dp"] * of["cp"] * of["ep"], of["dp"] * of["cp"]
-    held = _held(facts, of, layers * layer, outer, shares) + _held(facts, of, layers * experts, 0, few)
+    held = _held(facts, of, layers * layer, outer, shares) + _held(
+        facts, of, layers * experts, 0, few
+    )
     ahead = (of["zero"] == 3) * (GATHERED + of["prefetch"]) * (layer + experts) * _item(facts)
     return State(layers, layer, experts, outer, shares, few, held + ahead)
 
@@ -79,8 +91,12 @@ def wide_item(facts: Facts) -> int:
     return max(_item(facts), 4) if train.master is None else ITEM_BYTES[PRECISIONS[train.master]]
 
 
-def _held(facts: Facts, of: Mapping[str, Column], inner: Column, outer: Column, shares: Column) -> Column:
-    """Bytes of elements in layers and outside; these are whole in all stages of ZeRO but for what the optimizer has."""
+def _held(
+    facts: Facts, of: Mapping[str, Column], inner: Column, outer: Column, shares: Column
+) -> Column:
+    """Bytes of elements in layers and outside; these are whole in all stages of ZeRO but for
+    what the optimizer has.
+    """
     train, item, wide = facts.program.train, _item(facts), wide_item(facts)
     optimizer = wide * (len(train.optimizer.slots) + (item < wide))
     by = [where(of["zero"] >= stage, shares, 1) for stage in (1, 2, 3)]
@@ -100,7 +116,9 @@ SPLIT = ("zb_h1", "interleaved_zero_bubble", "zbv", "dualpipev")
 """Schedules that put off gradients of weights."""
 
 UPDATED = 7
-"""How many times an update reads or writes an element of the masters' type: norm, gradient, master, two averages."""
+"""How many times an update reads or writes an element of the masters' type: norm, gradient,
+master, two averages.
+"""
 
 
 @frozen
@@ -130,7 +148,9 @@ class _Estimate:
         axes = tuple(Axis(name, found.columns[name], name, span=span) for name in AXES)
         self._program = evolve(facts.program, axes=axes)
         self._state: State = state(facts, found.columns)
-        self._count = goal.global_batch // (found.columns["microbatch"] * found.columns["dp"] * found.columns["ep"])
+        self._count = goal.global_batch // (
+            found.columns["microbatch"] * found.columns["dp"] * found.columns["ep"]
+        )
 
     def made(self) -> Estimate:
         seconds = where(self._of["pp"] == 1, self._without_stages(), self._in_stages())
@@ -159,12 +179,21 @@ class _Estimate:
         gap = where(is_kind(of, *SPLIT), larger(busy - 2 * weights, 0), busy) / chunks
         first, later = larger(self._count, pp), smaller(self._count, pp) - 1
         send = of_message(
-            self._program, Message("rotate", "", ("pp",), "f32", ()), self._goal.hardware, cell["crossing"] / 4
+            self._program,
+            Message("rotate", "", ("pp",), "f32", ()),
+            self._goal.hardware,
+            cell["crossing"] / 4,
         )
         moved = self._state.layers * (
             self._reduce(self._state.layer, self._state.routed) + self._gather() * (of["zero"] > 0)
         )
-        return first * busy + later * gap + (2 * (pp * chunks - 1) + self._count) * send + moved + self._outside()
+        return (
+            first * busy
+            + later * gap
+            + (2 * (pp * chunks - 1) + self._count) * send
+            + moved
+            + self._outside()
+        )
 
     def _reduce(self, dense: Column, routed: Column) -> Column:
         """Seconds to reduce gradients over the axes of data: all of them, or scattered."""
@@ -176,7 +205,9 @@ class _Estimate:
         return self._send("all_gather", self._state.layer, self._state.routed)
 
     def _send(self, op: str, dense: Column, routed: Column) -> Column:
-        """Seconds of a collective over the axes of data, of experts over those that do not have them."""
+        """Seconds of a collective over the axes of data, of experts over those that do not have
+        them.
+        """
         found = 0.0
         item = "bf16" if op == "all_gather" else "f32" if wide_item(self._facts) == 4 else "f64"
         for axes, elements in ((DATA, dense), (DATA[:2], routed)):
@@ -190,7 +221,9 @@ class _Estimate:
     def _outside(self) -> Column:
         """Seconds of parameters outside of layers, which nothing hides."""
         outer, none = self._state.outer, 0 * self._state.outer
-        return self._reduce(outer, none) + (self._of["zero"] > 0) * self._send("all_gather", outer, none)
+        return self._reduce(outer, none) + (self._of["zero"] > 0) * self._send(
+            "all_gather", outer, none
+        )
 
     def _update(self) -> Column:
         kept = self._state.own / where(self._of["zero"] > 0, self._state.shares, 1)

@@ -1,4 +1,6 @@
-"""A choice compiled: its seconds by the timeline, its bytes by the memory account, and perhaps its proof."""
+"""A choice compiled: its seconds by the timeline, its bytes by the memory account, and perhaps
+its proof.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -23,11 +25,13 @@ from .plan_text import ModelFile, plan
 
 @frozen
 class Priced:
-    """A choice with what its program takes; where a GPU surely cannot hold it, no time: it is infinite.
+    """A choice with what its program takes; where a GPU surely cannot hold it, no time: it is
+    infinite.
 
     kinds     seconds of a step by kind
     tokens    a second and GPU
-    needs     bytes of the rank that needs most; capacity: bytes of a GPU, None where that is not known
+    needs     bytes of the rank that needs most; capacity: bytes of a GPU, None where that is not
+              known
     proved    whether its step is shown to be the single-device step
     ends      the ends of the range of `needs`; None where it has none
     """
@@ -70,7 +74,10 @@ class Priced:
     @property
     def exposed(self) -> float:
         """The share of a step in which GPUs wait for collectives."""
-        return sum(seconds for kind, seconds in self.kinds.items() if kind.startswith(EXPOSED)) / self.seconds
+        return (
+            sum(seconds for kind, seconds in self.kinds.items() if kind.startswith(EXPOSED))
+            / self.seconds
+        )
 
     @property
     def bubble(self) -> float:
@@ -95,8 +102,12 @@ def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Priced |
     return _priced(goal, choice, program)
 
 
-def prove(file: ModelFile, facts: Facts, goal: Goal, priced: Sequence[Priced]) -> list[Priced | Unpriced]:
-    """Choices compiled with all checks, and proved; equal small cases of them are evaluated once."""
+def prove(
+    file: ModelFile, facts: Facts, goal: Goal, priced: Sequence[Priced]
+) -> list[Priced | Unpriced]:
+    """Choices compiled with all checks, and proved; equal small cases of them are evaluated
+    once.
+    """
     found, known = list[Priced | Unpriced](), list[list[Case]]()
     for it in priced:
         try:

@@ -1,4 +1,6 @@
-"""The limits of a search: the GPUs that there are, and what a model sets, by its program on one rank without passes."""
+"""The limits of a search: the GPUs that there are, and what a model sets, by its program on one
+rank without passes.
+"""
 
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +60,11 @@ class Facts:
     def innermost(self) -> tuple[str, ...]:
         """The dims of its repeats without others inside, as a plan names them."""
         regions = walk_regions(self.program.region.body)
-        return tuple(dict.fromkeys(self._named(it.dim) for it in regions if it.dim and not regions_in(it.body)))
+        return tuple(
+            dict.fromkeys(
+                self._named(it.dim) for it in regions if it.dim and not regions_in(it.body)
+            )
+        )
 
     @cached_property
     def layers(self) -> int:
@@ -71,7 +77,9 @@ class Facts:
         return tuple(stmt.dim for stmt in self.program.region.body if isinstance(stmt, Region))
 
     def _named(self, dim: str) -> str:
-        """The dim of the model: a part that branches cut off has the span of the whole dim, which comes first."""
+        """The dim of the model: a part that branches cut off has the span of the whole dim,
+        which comes first.
+        """
         span = self.program.dim(dim).span
         return next(it.name for it in self.program.dims if it.span == span)
 
@@ -84,21 +92,33 @@ class Facts:
     def heads(self) -> tuple[tuple[str, str], ...]:
         """The dims of query heads and of key/value heads of its kinds of attention."""
         found = (roles(op, self.program.types) for op in self.program.ops)
-        return tuple(dict.fromkeys((it.heads, it.kv_heads) for it in found if it.key_seq and it.heads))
+        return tuple(
+            dict.fromkeys((it.heads, it.kv_heads) for it in found if it.key_seq and it.heads)
+        )
 
     @cached_property
     def tensor_dims(self) -> tuple[str, ...]:
-        """The dims that tensor parallelism splits: a vocabulary, heads, inner dims of MLPs; no two of one parameter."""
+        """The dims that tensor parallelism splits: a vocabulary, heads, inner dims of MLPs; no
+        two of one parameter.
+        """
         params = [set(it.type.dims[it.stacked :]) for it in self.program.params]
         apart = {*DATA_DIMS, *self._width, *self.program.choices}
         first = [dim for pair in self.heads for dim in pair]
         classes = [roles(op, self.program.types).classes for op in self.program.ops]
-        inner = [dim for it in self.program.params for dim in it.type.dims[it.stacked :] if dim not in apart]
+        inner = [
+            dim
+            for it in self.program.params
+            for dim in it.type.dims[it.stacked :]
+            if dim not in apart
+        ]
         found = list[str]()
         for dim in filter(None, dict.fromkeys((*classes, *first, *inner))):
             using = [own - {dim} for own in params if dim in own]
-            matrices = [own for own in using if own & self._width]  # into an MLP's inner dim, and out of it
-            alone = dim in (*first, *classes) or (len(matrices) > 1 and all(own <= self._width for own in using))
+            # into an MLP's inner dim, and out of it
+            matrices = [own for own in using if own & self._width]
+            alone = dim in (*first, *classes) or (
+                len(matrices) > 1 and all(own <= self._width for own in using)
+            )
             if using and alone and not any(own & {*found} for own in using):
                 found.append(dim)
         return tuple(found)
@@ -107,7 +127,9 @@ class Facts:
     def _width(self) -> set[str]:
         """The dims of what layers hand on, but for tokens."""
         regions = (stmt for stmt in self.program.region.body if isinstance(stmt, Region))
-        return {dim for region in regions for it in region.results for dim in it.type.dims} - {*DATA_DIMS}
+        return {dim for region in regions for it in region.results for dim in it.type.dims} - {
+            *DATA_DIMS
+        }
 
     @cached_property
     def selective(self) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ CHOSEN = ("seq", "global_batch", "microbatch", "recompute")
 
 RUN = (
     "steps = 100_000  seed = 0  precision = bf16",
-    "optimizer adamw { lr = 3e-4  betas = [0.9, 0.95]  eps = 1e-8  weight_decay = 0.1  clip = 1.0 }",
+    "optimizer adamw { lr = 3e-4  betas = [0.9, 0.95]  eps = 1e-8  weight_decay = 0.1  clip ="
+    " 1.0 }",
     'data tokens { files = ["data/*.bin"]  dtype = uint32 }',
 )
 """The run of a model that has none."""
@@ -33,7 +34,9 @@ RUN = (
 
 @frozen
 class ModelFile:
-    """A file, whose mesh, rules, state and pipeline are left out; of a model alone, with other sizes of some dims."""
+    """A file, whose mesh, rules, state and pipeline are left out; of a model alone, with other
+    sizes of some dims.
+    """
 
     source: Source
     dims: tuple[tuple[str, int], ...] = ()
@@ -55,14 +58,27 @@ class ModelFile:
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """The dims of a model alone, which have other sizes where `dims` says so."""
-        models = (item for item in self._syntax.items if self.is_model and isinstance(item, tree.Model))
-        sections = (
-            it for model in models for it in model.body if isinstance(it, tree.Section) and it.kind.name == "dims"
+        models = (
+            item for item in self._syntax.items if self.is_model and isinstance(item, tree.Model)
         )
-        return tuple(it.key.name for section in sections for it in section.entries if isinstance(it, tree.Setting))
+        sections = (
+            it
+            for model in models
+            for it in model.body
+            if isinstance(it, tree.Section) and it.kind.name == "dims"
+        )
+        return tuple(
+            it.key.name
+            for section in sections
+            for it in section.entries
+            if isinstance(it, tree.Setting)
+        )
 
     def model(self, folder: Path) -> str:
-        """The file used, or its own model and what it uses, with paths as seen from `folder`.  Raises PlanError."""
+        """The file used, or its own model and what it uses, with paths as seen from `folder`.
+
+        Raises PlanError.
+        """
         if self.is_model:
             sizes = "  ".join(f"{dim} = {size}" for dim, size in self.dims)
             over = f" {{ dims {{ {sizes} }} }}" if sizes else ""
@@ -73,7 +89,9 @@ class ModelFile:
         for item in self._syntax.items:
             if isinstance(item, tree.Use):
                 written = item.path.value
-                path = written if written.startswith(SHIPPED) else seen(self.folder / written, folder)
+                path = (
+                    written if written.startswith(SHIPPED) else seen(self.folder / written, folder)
+                )
                 yield _words(item.span).replace(f'"{written}"', f'"{path}"', 1)
             elif not isinstance(item, tree.Section) or item.kind.name in (NAMES, WATCH):
                 yield _words(item.span)
@@ -84,7 +102,11 @@ class ModelFile:
         section = self._section(TRAIN)
         if section is None:
             return RUN
-        settings = (it for it in section.entries if isinstance(it, tree.Setting) and it.key.name not in CHOSEN)
+        settings = (
+            it
+            for it in section.entries
+            if isinstance(it, tree.Setting) and it.key.name not in CHOSEN
+        )
         inner = (_words(it.span) for it in section.entries if isinstance(it, tree.Section))
         return "  ".join(_words(it.span) for it in settings), *inner
 
@@ -134,7 +156,9 @@ def plan(
     notes: Mapping[str, str] | None = None,
     at: Path | None = None,
 ) -> Source:
-    """The plan that says a choice, with a comment before each section that has a note, as it lies in a folder."""
+    """The plan that says a choice, with a comment before each section that has a note, as it
+    lies in a folder.
+    """
     parts = {
         "": file.model(at or file.folder),
         "cluster": _cluster(goal, choice, at or file.folder),
@@ -147,7 +171,9 @@ def plan(
     return _source(file, parts, notes or {}, at or file.folder)
 
 
-def _source(file: ModelFile, parts: Mapping[str, str], notes: Mapping[str, str], at: Path) -> Source:
+def _source(
+    file: ModelFile, parts: Mapping[str, str], notes: Mapping[str, str], at: Path
+) -> Source:
     text = "\n\n".join(_section(name, body, notes) for name, body in parts.items() if body)
     return Source(str(at / f"{Path(file.source.path).stem}_plan.scale"), f"{text}\n")
 
@@ -164,7 +190,10 @@ def _cluster(goal: Goal, choice: Choice, at: Path) -> str:
     per_node = min(goal.per_node, choice.gpus)
     file = f'  hardware = "{seen(goal.file, at)}"' if goal.file else ""
     far = "" if is_near(goal, choice) else "  weights_across_nodes = on"
-    return f"  gpu = {goal.hardware.name}  gpus_per_node = {per_node}  nodes = {choice.gpus // per_node}{file}{far}"
+    return (
+        f"  gpu = {goal.hardware.name}  gpus_per_node = {per_node}  nodes ="
+        f" {choice.gpus // per_node}{file}{far}"
+    )
 
 
 def _rules(facts: Facts, choice: Choice) -> Iterator[str]:
@@ -192,11 +221,17 @@ def _state(choice: Choice) -> str:
 
 
 def _schedule(choice: Choice) -> str:
-    return f"{choice.schedule}(chunks={choice.chunks})" if choice.schedule in CHUNKED else choice.schedule
+    return (
+        f"{choice.schedule}(chunks={choice.chunks})"
+        if choice.schedule in CHUNKED
+        else choice.schedule
+    )
 
 
 def _train(file: ModelFile, goal: Goal, choice: Choice, again: str) -> str:
-    sizes = f"seq = {goal.seq}  global_batch = {goal.global_batch}  microbatch = {choice.microbatch}"
+    sizes = (
+        f"seq = {goal.seq}  global_batch = {goal.global_batch}  microbatch = {choice.microbatch}"
+    )
     return "".join(f"\n  {line}" for line in (f"{sizes}{again}", *file.run))
 
 

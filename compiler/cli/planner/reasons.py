@@ -24,7 +24,9 @@ SECTIONS = {
     "pipeline": ("schedule", "chunks"),
     "train": ("microbatch", "recompute"),
 }
-"""By section of a plan, the values of a choice that it says; the first section that differs has a reason's comment."""
+"""By section of a plan, the values of a choice that it says; the first section that differs has
+a reason's comment.
+"""
 
 
 @frozen
@@ -54,7 +56,9 @@ class Reason:
         return f"{self._compared()}{self._excluded()}"
 
     def _excluded(self) -> str:
-        """For instance ` (kept: schedule 1f1b)`, of a plan that has another value than was asked for."""
+        """For instance ` (kept: schedule 1f1b)`, of a plan that has another value than was
+        asked for.
+        """
         names = [name for name in self.best.choice.differs(self.other.choice) if name in self.kept]
         own = self.best.choice.settings
         values = (f"{name} {own.get(name, getattr(self.best.choice, name))}" for name in names)
@@ -79,7 +83,9 @@ def _room(it: Priced) -> str:
 
 
 def may_not_fit(it: Priced) -> str:
-    """The range of memory of a plan that may fit, for instance `may not fit: 76.1 to 84.0 GiB of 80`."""
+    """The range of memory of a plan that may fit, for instance `may not fit: 76.1 to 84.0 GiB
+    of 80`.
+    """
     room = (it.capacity or 0) / GIB
     said = "may not fit" if it.high > (it.capacity or 0) else "is close to full"
     return f"{said}: {it.low / GIB:,.1f} to {it.high / GIB:,.1f} GiB of {room:,.0f}"
@@ -100,22 +106,34 @@ def reasons(
     price: Callable[[Choice], Priced | Unpriced],
     kept: Mapping[str, object],
 ) -> tuple[Reason, ...]:
-    """Reasons for a plan, as far as its neighbours are plans, even without the values of `kept`; some are `known`."""
+    """Reasons for a plan, as far as its neighbours are plans, even without the values of
+    `kept`; some are `known`.
+    """
     tried = [*neighbours(best.choice)]
     priced: dict[Choice, Priced | Unpriced] = {it.choice: it for it in known}
     new = [choice for _, choice in tried if choice not in priced]
     priced |= dict(zip(new, in_two(price, new), strict=True))
-    found = [Reason(step, best, it, kept) for step, choice in tried if isinstance(it := priced[choice], Priced)]
+    found = [
+        Reason(step, best, it, kept)
+        for step, choice in tried
+        if isinstance(it := priced[choice], Priced)
+    ]
     tight = [it for it in found if it.step == FIT and not it.other.fits]
     loose = [evolve(it, step=THROUGHPUT) for it in found if it.step == FIT and it.other.fits]
     return (
         *tight,
-        *(it for it in (*loose, *found) if it.step == BATCH or (it.step == THROUGHPUT and it.other.seconds < inf)),
+        *(
+            it
+            for it in (*loose, *found)
+            if it.step == BATCH or (it.step == THROUGHPUT and it.other.seconds < inf)
+        ),
     )
 
 
 def neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:
-    """Choices that differ in one respect, by the step in which it matters first: with less sharding to fit at all."""
+    """Choices that differ in one respect, by the step in which it matters first: with less
+    sharding to fit at all.
+    """
     yield from ((step, it) for step, it in _changed(of) if it != of)
 
 
@@ -135,7 +153,13 @@ def _changed(of: Choice) -> Iterator[tuple[str, Choice]]:
         yield THROUGHPUT, of.on(tp=of.tp * 2, dp=of.dp // 2, sp=True)
         yield (
             THROUGHPUT,
-            of.on(pp=of.pp * 2, dp=of.dp // 2, zero=min(of.zero, 1), schedule=of.schedule or "1f1b", prefetch=1),
+            of.on(
+                pp=of.pp * 2,
+                dp=of.dp // 2,
+                zero=min(of.zero, 1),
+                schedule=of.schedule or "1f1b",
+                prefetch=1,
+            ),
         )
     if of.dp % 2 == 0 and of.cp > 1:
         yield THROUGHPUT, of.on(cp=of.cp * 2, dp=of.dp // 2)

@@ -1,4 +1,6 @@
-"""The text of `scalec plan`: how the space was thinned, a table of the best plans, reasons, the plan's text."""
+"""The text of `scalec plan`: how the space was thinned, a table of the best plans, reasons, the
+plan's text.
+"""
 
 from collections.abc import Iterator
 from math import inf
@@ -28,7 +30,9 @@ NUMBERS = ("no", "this one", "these two", "these three", "these four", "these fi
 
 @frozen
 class Planned:
-    """The result of a search, why the best is so, and its text; without a plan that fits, no reasons and no text."""
+    """The result of a search, why the best is so, and its text; without a plan that fits, no
+    reasons and no text.
+    """
 
     found: Found
     top: int
@@ -50,8 +54,15 @@ def print_plans(it: Planned) -> str:
     """For people."""
     found, goal = it.found, it.found.goal
     model = f"{found.facts.program.name}: {parameters(found.facts.program)}"
-    on = f"on {goal.gpus:,} × {goal.hardware.name}, {goal.global_batch:,} sequences of {goal.seq:,} tokens a step"
-    parts = [f"{model}\n{on}, {expected(goal.hardware)}", "\n".join(_thinned(found)), "\n".join(_table(it))]
+    on = (
+        f"on {goal.gpus:,} × {goal.hardware.name}, {goal.global_batch:,} sequences of"
+        f" {goal.seq:,} tokens a step"
+    )
+    parts = [
+        f"{model}\n{on}, {expected(goal.hardware)}",
+        "\n".join(_thinned(found)),
+        "\n".join(_table(it)),
+    ]
     parts += ["\n".join(_said(it)), *_steps(it), it.text.rstrip()]
     return "\n\n".join(filter(None, parts))
 
@@ -63,7 +74,10 @@ def _thinned(found: Found) -> Iterator[str]:
         fitting = f"{len(found.fitting):,} fit" if found.fitting else "none fits"
         if unsure := len(found.by_time) - len(found.fitting):
             fitting += f", {unsure:,} may fit"
-        yield f"{len(found.priced):>11,}  compiled: {fitting}, {sum(each.proved for each in found.priced):,} proved"
+        yield (
+            f"{len(found.priced):>11,}  compiled: {fitting},"
+            f" {sum(each.proved for each in found.priced):,} proved"
+        )
 
 
 def _table(it: Planned) -> Iterator[str]:
@@ -106,13 +120,20 @@ def _said(it: Planned) -> Iterator[str]:
         return
     alike = len(_alike(it))
     if alike > 1:
-        yield f"{AS_FAST}: within {ALIKE:.0%} of the first, less than the model can tell: measure {NUMBERS[alike]}"
+        yield (
+            f"{AS_FAST}: within {ALIKE:.0%} of the first, less than the model can tell:"
+            f" measure {NUMBERS[alike]}"
+        )
     first = it.shown[0]
-    yield from get_warning(it.found.facts.program, it.found.goal.hardware.name, first.mfu, first.tokens)
+    yield from get_warning(
+        it.found.facts.program, it.found.goal.hardware.name, first.mfu, first.tokens
+    )
 
 
 def _unsure(it: Planned) -> Iterator[str]:
-    """The plans of the table that may fit, with the range of their memory, and which one is proposed then."""
+    """The plans of the table that may fit, with the range of their memory, and which one is
+    proposed then.
+    """
     unsure = [(at, each) for at, each in enumerate(it.shown, 1) if each.may_fit]
     yield from (f"{at} {may_not_fit(each)}; its time cannot be told" for at, each in unsure)
     if unsure and it.found.fitting:
@@ -126,7 +147,9 @@ def _steps(it: Planned) -> Iterator[str]:
     best = it.best
     facts = {FIT: _room(best), BATCH: _batch(it.found.goal, best.choice), THROUGHPUT: _spent(best)}
     for step, fact in facts.items():
-        yield "\n  ".join((f"{step}: {fact}", *(str(reason) for reason in it.reasons if reason.step == step)))
+        yield "\n  ".join(
+            (f"{step}: {fact}", *(str(reason) for reason in it.reasons if reason.step == step))
+        )
 
 
 def _room(it: Priced) -> str:
@@ -137,7 +160,10 @@ def _batch(goal: Goal, of: Choice) -> str:
     """For instance `2,048 sequences are 256 × microbatch 1 × 8 microbatches`."""
     count = goal.global_batch // (of.microbatch * of.replicas)
     ranks = counted(of.replicas, "replica")
-    return f"{goal.global_batch:,} sequences are {ranks} × {counted(count, 'microbatch')} of {of.microbatch}"
+    return (
+        f"{goal.global_batch:,} sequences are {ranks} × {counted(count, 'microbatch')} of"
+        f" {of.microbatch}"
+    )
 
 
 def _spent(it: Priced) -> str:
@@ -160,7 +186,12 @@ def as_json(it: Planned) -> dict[str, Any]:
         "space": [{"step": step, "left": count} for step, count in it.found.left],
         "plans": [plan_json(each, alike=each in it.found.alike) for each in it.shown],
         "reasons": [
-            {"step": reason.step, "change": reason.what, "says": str(reason), "plan": plan_json(reason.other)}
+            {
+                "step": reason.step,
+                "change": reason.what,
+                "says": str(reason),
+                "plan": plan_json(reason.other),
+            }
             for reason in it.reasons
         ],
         "plan": it.text,

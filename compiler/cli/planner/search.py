@@ -23,15 +23,18 @@ from .space import Column, Space, space
 from .two_processes import in_two
 
 SLACK = 1.1, 1.0
-"""Estimates of memory up to this part of what may be used are taken to fit: at first, and corrected."""
+"""Estimates of memory up to this part of what may be used are taken to fit: at first, and
+corrected.
+"""
 
 ROUNDS, BEST, OTHERS = 2, 6, 6
-"""Rounds in which choices are compiled: the best by estimates, corrected by what was compiled before, and the best of
-meshes that were not tried."""
+"""Rounds in which choices are compiled: the best by estimates, corrected by what was compiled
+before, and the best of meshes that were not tried."""
 
 TIGHT, TIGHTEST = 3, 1.1
-"""Choices that may fit and are compiled because they may be faster than all that fit; their memory by corrected
-estimates, as a part of a GPU's, at most: the lower end of a range is up to a tenth below what is likely."""
+"""Choices that may fit and are compiled because they may be faster than all that fit; their memory
+by corrected estimates, as a part of a GPU's, at most: the lower end of a range is up to a tenth
+below what is likely."""
 
 MANY = 2000
 """Choices among which those of other meshes are looked for."""
@@ -40,12 +43,16 @@ LEAST = 6
 """Choices that are compiled where none fits: those that need least."""
 
 ALIKE = 0.05
-"""Plans that differ by less cannot be told apart; most of a prediction's error is that of all plans of a model."""
+"""Plans that differ by less cannot be told apart; most of a prediction's error is that of all
+plans of a model.
+"""
 
 
 @frozen
 class Found:
-    """Plans that a search has found: the best first, of all that was compiled; `left` as in `Space`."""
+    """Plans that a search has found: the best first, of all that was compiled; `left` as in
+    `Space`.
+    """
 
     facts: Facts
     goal: Goal
@@ -79,11 +86,17 @@ class Found:
     def alike(self) -> tuple[Priced, ...]:
         """Plans that the model cannot tell from the best."""
         best = self.fitting[:1]
-        return tuple(it for it in self.fitting if it.seconds <= best[0].seconds * (1 + ALIKE)) if best else ()
+        return (
+            tuple(it for it in self.fitting if it.seconds <= best[0].seconds * (1 + ALIKE))
+            if best
+            else ()
+        )
 
 
 def _rank(it: Priced) -> tuple[float, int, int]:
-    """The fastest first; of those that take as long, that which says least, then that which needs least."""
+    """The fastest first; of those that take as long, that which says least, then that which
+    needs least.
+    """
     return float(f"{it.seconds:.6g}"), it.choice.prefetch, it.needs
 
 
@@ -104,16 +117,19 @@ def search(
     cells: Cells | None = None,
     tell: Tell = silent,
 ) -> Found:
-    """The best plans of a model for a goal, of all that have the values of `kept`; the first ones are proved.
+    """The best plans of a model for a goal, of all that have the values of `kept`; the first ones
+    are proved.
 
-    `cells` of an earlier search, of the same model, sequence and GPU, are not compiled once more.  The search says to
-    `tell` what it begins to do.
+    `cells` of an earlier search, of the same model, sequence and GPU, are not compiled once more.
+    The search says to `tell` what it begins to do.
     """
     return _Search(file, facts, goal, kept, tell).found(proved, {} if cells is None else cells)
 
 
 class _Search:
-    def __init__(self, file: ModelFile, facts: Facts, goal: Goal, kept: Mapping[str, object], tell: Tell) -> None:
+    def __init__(
+        self, file: ModelFile, facts: Facts, goal: Goal, kept: Mapping[str, object], tell: Tell
+    ) -> None:
         self._file, self._facts, self._goal, self._tell = file, facts, goal, tell
         self._price = partial(price, file, facts, goal)
         self._space = self._thinned(space(facts, goal, kept))
@@ -130,12 +146,19 @@ class _Search:
         bytes, room = state(self._facts, all.columns).bytes, self._goal.capacity
         mask = bytes <= (room or np.inf)
         found = all.where(mask, "whose state fits a GPU")
-        return found if len(found) else Space(all.where(bytes <= np.sort(bytes)[:LEAST][-1]).columns, found.left)
+        return (
+            found
+            if len(found)
+            else Space(all.where(bytes <= np.sort(bytes)[:LEAST][-1]).columns, found.left)
+        )
 
     def found(self, proved: int, cells: Cells) -> Found:
         if not len(self._space):
             return Found(self._facts, self._goal, self._space.left, (), ())
-        self._tell(f"estimating {counted(len(self._space), 'choice')} for {counted(self._goal.gpus, 'GPU')}")
+        self._tell(
+            f"estimating {counted(len(self._space), 'choice')} for"
+            f" {counted(self._goal.gpus, 'GPU')}"
+        )
         columns = cell_columns(self._file, self._facts, self._goal, self._space, cells)
         estimates = estimate(self._facts, self._goal, self._space, columns)
         left = self._space.left
@@ -155,20 +178,28 @@ class _Search:
             empty = it.choice.pp * it.choice.chunks > self._facts.layers
             alike.setdefault((it.choice.schedule, empty), []).append(it)
         self._tell(f"proving {counted(len(best), 'plan')}")
-        shown = in_two(partial(prove, self._file, self._facts, self._goal), [*alike.values()], worth=2)
+        shown = in_two(
+            partial(prove, self._file, self._facts, self._goal), [*alike.values()], worth=2
+        )
         all = (known | {it.choice: it for each in shown for it in each}).values()
         failed = (*self._failed, *(it for it in all if isinstance(it, Unpriced)))
-        return Found(self._facts, self._goal, left, tuple(it for it in all if isinstance(it, Priced)), failed)
+        return Found(
+            self._facts, self._goal, left, tuple(it for it in all if isinstance(it, Priced)), failed
+        )
 
     def _climb(self) -> None:
-        """Compiles what differs from the best in one respect, as long as that finds a better one."""
+        """Compiles what differs from the best in one respect, as long as that finds a better
+        one.
+        """
         while True:
             known = self._all
             best = min((it for it in known if it.fits), key=_rank, default=None)
             if best is None:
                 return
             tried = {it.choice for it in known} | {it.choice for it in self._failed}
-            near = dict.fromkeys(choice for _, choice in neighbours(best.choice) if choice.matches(self._kept))
+            near = dict.fromkeys(
+                choice for _, choice in neighbours(best.choice) if choice.matches(self._kept)
+            )
             untried = [choice for choice in near if choice not in tried]
             self._tell(f"compiling {counted(len(untried), 'plan')} next to the best so far")
             made = in_two(self._price, untried)
@@ -178,7 +209,9 @@ class _Search:
                 return
 
     def _bounded(self, of: Estimate) -> int:
-        """How many are faster than the best estimate if products run as fast as any and only bubbles are added."""
+        """How many are faster than the best estimate if products run as fast as any and only
+        bubbles are added.
+        """
         goal, columns = self._goal, self._space.columns
         train, on = self._facts.program.train, goal.hardware
         rate = on.product_rate(PRECISIONS[train.precision])
@@ -193,7 +226,12 @@ class _Search:
         seconds, bytes = self._corrected(of)
         fit = bytes <= (self._goal.capacity or np.inf) * NEARLY * SLACK[bool(self._priced)]
         fit[[*self._tried]] = False
-        order = [int(at) for at in np.argsort(np.where(fit, seconds, np.inf), kind="stable")[: min(MANY, np.sum(fit))]]
+        order = [
+            int(at)
+            for at in np.argsort(np.where(fit, seconds, np.inf), kind="stable")[
+                : min(MANY, np.sum(fit))
+            ]
+        ]
         first = order[:BEST]
         meshes = {self._mesh(at) for at in (*first, *self._priced)}
         for at in order:
@@ -211,7 +249,9 @@ class _Search:
         best = min((it.seconds for it in self._all if it.fits), default=inf)
         may = (bytes > NEARLY * room) & (bytes <= TIGHTEST * room) & (seconds < best)
         may[[*self._tried]] = False
-        order = np.argsort(np.where(may, seconds, np.inf), kind="stable")[: min(TIGHT, int(np.sum(may)))]
+        order = np.argsort(np.where(may, seconds, np.inf), kind="stable")[
+            : min(TIGHT, int(np.sum(may)))
+        ]
         known = {it.choice for it in self._all}
         return [int(at) for at in order if self._space.choice(int(at)) not in known]
 
@@ -238,19 +278,28 @@ class _Search:
                 self._failed.append(it)
 
     def _corrected(self, of: Estimate) -> tuple[Column, Column]:
-        """Estimates times how far compiled choices of their kind were off; of kinds that were not, times the mean."""
+        """Estimates times how far compiled choices of their kind were off; of kinds that were
+        not, times the mean.
+        """
         if not self._priced:
             return of.seconds, of.bytes
         kinds = np.stack([self._space.columns[name] for name in KIND], axis=1)
         exact = {at: (it.seconds, it.needs) for at, it in self._priced.items()}
         return (
-            of.seconds * _off(kinds, of.seconds, {at: seconds for at, (seconds, _) in exact.items() if seconds < inf}),
+            of.seconds
+            * _off(
+                kinds,
+                of.seconds,
+                {at: seconds for at, (seconds, _) in exact.items() if seconds < inf},
+            ),
             of.bytes * _off(kinds, of.bytes, {at: needs for at, (_, needs) in exact.items()}),
         )
 
 
 def _off(kinds: Column, estimates: Column, exact: Mapping[int, float]) -> Column:
-    """By how much estimates of each kind are off, the geometric mean; of kinds that were not compiled, that of all."""
+    """By how much estimates of each kind are off, the geometric mean; of kinds that were not
+    compiled, that of all.
+    """
     at = np.array([*exact], int)
     off = np.log(np.array([*exact.values()]) / estimates[at])
     factors = np.full(len(kinds), np.mean(off) if len(off) else 0.0)
@@ -265,5 +314,7 @@ KIND = ("schedule", "zero", "recompute")
 
 def _multiplied(facts: Facts) -> int:
     """Parameters that multiply each token: all active ones but those of the largest table."""
-    outside = [prod(map(facts.program.size, it.type.dims)) for it in facts.program.params if not it.stacked]
+    outside = [
+        prod(map(facts.program.size, it.type.dims)) for it in facts.program.params if not it.stacked
+    ]
     return active_count(facts.program) - max(outside, default=0)

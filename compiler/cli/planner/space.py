@@ -1,4 +1,5 @@
-"""The space of choices as columns of numbers, thinned by arithmetic; each step says how many it leaves.
+"""The space of choices as columns of numbers, thinned by arithmetic; each step says how many it
+leaves.
 
 Purpose: meshes first, which few rules thin, then the settings of each.
 Non-goals: what needs a program (`cells`), seconds and bytes (`estimate`).
@@ -31,7 +32,9 @@ TWO = ("zbv", "dualpipev")
 
 MICROBATCHES = (1, 2, 4, 8, 16)
 MOST_TOKENS = 2**16
-"""Tokens of a microbatch on a rank of data, if it is more than one sequence: more fill no GPU better."""
+"""Tokens of a microbatch on a rank of data, if it is more than one sequence: more fill no GPU
+better.
+"""
 
 LEAST_TOKENS = 8192
 """Tokens of a sequence that a rank of cp has at least: fewer are what microbatches are for."""
@@ -41,7 +44,9 @@ PREFETCH = (1, 2)
 
 @frozen
 class Space:
-    """Choices, in columns by the fields of `Choice`; `left` says after each step of thinning how many there are."""
+    """Choices, in columns by the fields of `Choice`; `left` says after each step of thinning
+    how many there are.
+    """
 
     columns: Mapping[str, Column]
     left: tuple[tuple[str, int], ...]
@@ -92,7 +97,10 @@ def space(facts: Facts, goal: Goal, kept: Mapping[str, object]) -> Space:
             }
             parts = [tables[it.pp > 1] for it, _ in by_mesh]
         else:
-            parts = [np.full(len(rows), _number(name, getattr(it, name)), np.int32) for it, rows in by_mesh]
+            parts = [
+                np.full(len(rows), _number(name, getattr(it, name)), np.int32)
+                for it, rows in by_mesh
+            ]
         columns[name] = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     left = (
         ("choices", all_of),
@@ -103,7 +111,9 @@ def space(facts: Facts, goal: Goal, kept: Mapping[str, object]) -> Space:
         ("with tensor and expert parallelism within a node", sum(sizes[it.pp > 1] for it in near)),
     )
     found = Space(columns, left)
-    return found.where(_batches(facts, goal, columns), "whose microbatches are whole and enough for their schedule")
+    return found.where(
+        _batches(facts, goal, columns), "whose microbatches are whole and enough for their schedule"
+    )
 
 
 def _number(name: str, value: object) -> int:
@@ -147,14 +157,24 @@ def divisors(number: int) -> list[int]:
 
 def _divides(facts: Facts, goal: Goal, it: Choice) -> bool:
     size, few = facts.program.size, {kv for heads, kv in facts.heads if kv != heads}
-    if it.pp > facts.layers or goal.seq % (it.tp if it.sp else 1) or goal.global_batch % it.replicas:
+    if (
+        it.pp > facts.layers
+        or goal.seq % (it.tp if it.sp else 1)
+        or goal.global_batch % it.replicas
+    ):
         return False
-    if any((size(dim) % it.tp and not (dim in few and it.tp % size(dim) == 0)) for dim in facts.tensor_dims):
+    if any(
+        (size(dim) % it.tp and not (dim in few and it.tp % size(dim) == 0))
+        for dim in facts.tensor_dims
+    ):
         return False
-    split = [dim for dim in facts.tensor_dims if size(dim) >= it.tp]  # ranks share what there is less of
+    # ranks share what there is less of
+    split = [dim for dim in facts.tensor_dims if size(dim) >= it.tp]
     if any(facts.program.valid(dim) <= size(dim) - size(dim) // it.tp for dim in split):
         return False  # a rank would have only padding
-    if it.cp > 1 and (goal.seq % (2 * it.cp * (it.tp if it.sp else 1)) or goal.seq // it.cp < LEAST_TOKENS):
+    if it.cp > 1 and (
+        goal.seq % (2 * it.cp * (it.tp if it.sp else 1)) or goal.seq // it.cp < LEAST_TOKENS
+    ):
         return False
     if it.via == "ulysses" and any(size(heads) % (it.tp * it.cp) for heads, _ in facts.heads):
         return False
@@ -179,7 +199,9 @@ def _is_asked_for(goal: Goal, mesh: Choice, kept: Mapping[str, object]) -> bool:
     return "ep" in kept if _is_tensor_parallelism_near(goal, mesh) else "tp" in kept
 
 
-def _settings(facts: Facts, goal: Goal, kept: Mapping[str, object], pipelined: bool) -> Iterator[tuple[object, ...]]:
+def _settings(
+    facts: Facts, goal: Goal, kept: Mapping[str, object], pipelined: bool
+) -> Iterator[tuple[object, ...]]:
     """ZeRO's stage, microbatch, recomputation, schedule, chunks, prefetch.
 
     A pipeline moves state once a step, so that its stages 2 and 3 are no others than 1.
@@ -191,7 +213,9 @@ def _settings(facts: Facts, goal: Goal, kept: Mapping[str, object], pipelined: b
     sizes = [it for it in MICROBATCHES if it == 1 or it * goal.seq <= MOST_TOKENS]
     if isinstance(own := kept.get("microbatch"), int):
         sizes = [own]
-    for zero, size, word, (schedule, chunks) in product((0, 1) if pipelined else (0, 1, 2, 3), sizes, again, orders):
+    for zero, size, word, (schedule, chunks) in product(
+        (0, 1) if pipelined else (0, 1, 2, 3), sizes, again, orders
+    ):
         for prefetch in PREFETCH if zero == 3 else (1,):
             row = {
                 "zero": zero,
@@ -210,7 +234,8 @@ def _chunks(schedule: str) -> Sequence[int]:
 
 
 def _batches(facts: Facts, goal: Goal, of: Mapping[str, Column]) -> Column:
-    """Whether there are whole microbatches, as many as the schedule needs, and layers for all stages.
+    """Whether there are whole microbatches, as many as the schedule needs, and layers for all
+    stages.
 
     State is shared over data, if there is any.
     """
@@ -221,5 +246,9 @@ def _batches(facts: Facts, goal: Goal, of: Mapping[str, Column]) -> Column:
     whole = (goal.global_batch % batch == 0) & (~chunked | (count % rounds == 0))
     enough = (of["schedule"] != SCHEDULES.index("dualpipev")) | (count >= 2 * of["pp"])
     shared = (of["zero"] == 0) | (of["dp"] * of["cp"] * of["ep"] > 1)
-    gathers = (of["recompute"] != RECOMPUTE.index(REGATHER)) | (of["sp"] > 0) | (of["via"] == VIA.index("gather"))
+    gathers = (
+        (of["recompute"] != RECOMPUTE.index(REGATHER))
+        | (of["sp"] > 0)
+        | (of["via"] == VIA.index("gather"))
+    )
     return whole & enough & shared & gathers & (of["pp"] * of["chunks"] <= facts.layers)

@@ -1,4 +1,6 @@
-"""The best plan at each of many points: GPUs, sequences, batches, sizes of the model, machines; pictures of these."""
+"""The best plan at each of many points: GPUs, sequences, batches, sizes of the model, machines;
+pictures of these.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
@@ -54,11 +56,18 @@ def swept(
         points.append(_point(file, goals, kept, values, known))
     last = [*axes.values()][-1]
     width = len(last) if isinstance(last[0], int) else 1
-    return [evolve(it, cliff=cliff(points[at - 1], it) if at % width else "") for at, it in enumerate(points)]
+    return [
+        evolve(it, cliff=cliff(points[at - 1], it) if at % width else "")
+        for at, it in enumerate(points)
+    ]
 
 
 def _point(
-    file: ModelFile, goals: Goals, kept: Mapping[str, object], values: Values, known: dict[object, Cells]
+    file: ModelFile,
+    goals: Goals,
+    kept: Mapping[str, object],
+    values: Values,
+    known: dict[object, Cells],
 ) -> Point:
     goal = goals(values)
     own = {name: int(size) for name, size in values.items() if name not in (*GOALS, *DEGREES)}
@@ -91,7 +100,9 @@ def cliff(before: Point, after: Point) -> str:
         return ""
     if after.best is None:
         degree = int(after.values.get("tp", 1))
-        return "tensor parallelism leaves the node" if degree > after.goal.per_node else "nothing fits"
+        return (
+            "tensor parallelism leaves the node" if degree > after.goal.per_node else "nothing fits"
+        )
     if after.best.tokens > before.best.tokens * (1 - CLIFF):
         return ""
     return next(_causes(before.goal, before.best, after.goal, after.best))
@@ -104,15 +115,24 @@ def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[st
         yield "crosses nodes"
     for axis, name in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
         if getattr(new, axis) > getattr(old, axis):
-            left = "no sequences left to share: " if new.replicas * new.microbatch == goal.global_batch else ""
-            yield f"{left}{name} parallelism of {getattr(new, axis)} in place of {getattr(old, axis)}"
+            left = (
+                "no sequences left to share: "
+                if new.replicas * new.microbatch == goal.global_batch
+                else ""
+            )
+            yield (
+                f"{left}{name} parallelism of {getattr(new, axis)} in place of {getattr(old, axis)}"
+            )
     if old.recompute == NONE != new.recompute or (new.recompute == FULL != old.recompute):
         yield f"recompute {new.recompute} in place of {old.recompute}"
     count = goal.global_batch // (new.microbatch * new.replicas)
     if count == 1 < was_goal.global_batch // (old.microbatch * old.replicas):
         yield "one microbatch left"
     if now.bubble - was.bubble > now.exposed - was.exposed and now.bubble > was.bubble:
-        yield f"{count} microbatches for {new.pp} stages: bubble {now.bubble:.0%} in place of {was.bubble:.0%}"
+        yield (
+            f"{count} microbatches for {new.pp} stages: bubble {now.bubble:.0%} in place of"
+            f" {was.bubble:.0%}"
+        )
     if now.exposed > was.exposed:
         yield f"GPUs wait for links: {now.exposed:.0%} in place of {was.exposed:.0%} of a step"
     if goal.seq > was_goal.seq:
@@ -122,7 +142,17 @@ def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[st
 
 def csv(points: Sequence[Point]) -> str:
     """A line for each point."""
-    lines = [[*points[0].values, "seconds", "tokens_per_second_per_gpu", "mfu", "needs_gib", "plan", "cliff"]]
+    lines = [
+        [
+            *points[0].values,
+            "seconds",
+            "tokens_per_second_per_gpu",
+            "mfu",
+            "needs_gib",
+            "plan",
+            "cliff",
+        ]
+    ]
     for it in points:
         best = it.best
         figures = (
@@ -143,7 +173,9 @@ def csv(points: Sequence[Point]) -> str:
 MARK = "Drawn by scalec plan"
 
 LEFT, TOP, PANEL, GAP, STEP, LINE = 90, 70, 180, 60, 96, 20
-"""Pixels: left of the panels, above them, their height, between them, from one point to the next at least, a line."""
+"""Pixels: left of the panels, above them, their height, between them, from one point to the
+next at least, a line.
+"""
 
 CELL, WIDE, HIGH = "; in a cell MFU, tokens/s/GPU, the mesh of the best plan", 150, 64
 
@@ -154,7 +186,11 @@ COLD, HOT, LEVELS = (247, 251, 255), (8, 81, 156), 20
 def svg(points: Sequence[Point], title: str, source: str) -> str:
     """The text of the file."""
     axes = [*points[0].values]
-    return _curves(points, axes[0], title, source) if len(axes) == 1 else _heat(points, axes, title, source)
+    return (
+        _curves(points, axes[0], title, source)
+        if len(axes) == 1
+        else _heat(points, axes, title, source)
+    )
 
 
 def _canvas(width: float, title: str, source: str) -> Canvas:
@@ -165,13 +201,32 @@ def _canvas(width: float, title: str, source: str) -> Canvas:
 
 
 def _curves(points: Sequence[Point], axis: str, title: str, source: str) -> str:
-    """Throughput and MFU, each in a panel, then the plans, then why throughput falls where it does."""
-    xs, values = _places([it.values[axis] for it in points]), [_shown(it.values[axis]) for it in points]
+    """Throughput and MFU, each in a panel, then the plans, then why throughput falls where it
+    does.
+    """
+    xs, values = (
+        _places([it.values[axis] for it in points]),
+        [_shown(it.values[axis]) for it in points],
+    )
     plans = [str(it.best.choice) if it.best else "nothing fits" for it in points]
     canvas = _canvas(max(xs[-1] + 60, LEFT + 20 + max(map(wide, plans))), title, source)
     bottom = TOP + 2 * PANEL + GAP
-    _panel(canvas, TOP, xs, "tokens/s/GPU", [it.best.tokens if it.best else None for it in points], ",.0f")
-    _panel(canvas, TOP + PANEL + GAP, xs, "MFU, %", [it.best.mfu * 100 if it.best else None for it in points], ".1f")
+    _panel(
+        canvas,
+        TOP,
+        xs,
+        "tokens/s/GPU",
+        [it.best.tokens if it.best else None for it in points],
+        ",.0f",
+    )
+    _panel(
+        canvas,
+        TOP + PANEL + GAP,
+        xs,
+        "MFU, %",
+        [it.best.mfu * 100 if it.best else None for it in points],
+        ".1f",
+    )
     canvas.words(12, bottom + 18, axis)
     y = bottom + GAP + 10
     for x, value, plan in zip(xs, values, plans, strict=True):
@@ -197,7 +252,12 @@ def _places(values: Sequence[int | str]) -> list[float]:
 
 
 def _panel(
-    canvas: Canvas, top: float, xs: Sequence[float], name: str, values: Sequence[float | None], form: str
+    canvas: Canvas,
+    top: float,
+    xs: Sequence[float],
+    name: str,
+    values: Sequence[float | None],
+    form: str,
 ) -> None:
     """A curve, its points labelled, over lines at round numbers."""
     high = 1.1 * max((it for it in values if it is not None), default=1.0)
@@ -206,7 +266,11 @@ def _panel(
         y = top + PANEL * (1 - tick / high)
         canvas.line(LEFT, y, xs[-1] + 30, y)
         canvas.words(LEFT - 6, y + 4, f"{tick:,.10g}", "end muted")
-    places = [(x, top + PANEL * (1 - it / high), it) for x, it in zip(xs, values, strict=True) if it is not None]
+    places = [
+        (x, top + PANEL * (1 - it / high), it)
+        for x, it in zip(xs, values, strict=True)
+        if it is not None
+    ]
     if places:
         canvas.path([(x, y) for x, y, _ in places], "trace l0")
     for x, y, value in places:
@@ -220,10 +284,16 @@ def _heat(points: Sequence[Point], axes: Sequence[str], title: str, source: str)
     foot, fills = TOP + HIGH * len(rows), {"light": "#ffffff"}
     canvas = _canvas(LEFT + WIDE * len(columns) + 20, title, f"{source}{CELL}")
     for it in points:
-        x, y = LEFT + WIDE * columns.index(it.values[axes[1]]), TOP + HIGH * rows.index(it.values[axes[0]])
+        x, y = (
+            LEFT + WIDE * columns.index(it.values[axes[1]]),
+            TOP + HIGH * rows.index(it.values[axes[0]]),
+        )
         level, said, style = 0, ["does not fit"], "blank"
         if best := it.best:
-            level, said = round(LEVELS * best.mfu / most), [f"{best.mfu:.1%}", f"{best.tokens:,.0f}", best.choice.mesh]
+            level, said = (
+                round(LEVELS * best.mfu / most),
+                [f"{best.mfu:.1%}", f"{best.tokens:,.0f}", best.choice.mesh],
+            )
             fills[style := f"m{level}"] = _colour(level / LEVELS)
         canvas.box(x, y, WIDE - 1, HIGH - 1, style, round=0)
         ink = "" if style == "blank" else " light" if level > 0.6 * LEVELS else " on"
@@ -239,7 +309,9 @@ def _heat(points: Sequence[Point], axes: Sequence[str], title: str, source: str)
 
 
 def _colour(share: float) -> str:
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(COLD, HOT, strict=True))
+    return "#" + "".join(
+        f"{round(a + (b - a) * share):02x}" for a, b in zip(COLD, HOT, strict=True)
+    )
 
 
 def _shown(value: int | str) -> str:

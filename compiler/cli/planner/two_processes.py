@@ -1,4 +1,6 @@
-"""Work on items in two processes, where there are two cores: this one and a copy, each of which takes the next item."""
+"""Work on items in two processes, where there are two cores: this one and a copy, each of which
+takes the next item.
+"""
 
 import os
 import pickle
@@ -15,8 +17,13 @@ NUMBER = 2
 """Bytes of an item's number; a pipe holds those of 32,768."""
 
 
-def in_two(work: Callable[[Item], Result], items: Sequence[Item], *, worth: int = WORTH) -> list[Result]:
-    """The results, in the order of items.  An exception of `work` in either process is raised here."""
+def in_two(
+    work: Callable[[Item], Result], items: Sequence[Item], *, worth: int = WORTH
+) -> list[Result]:
+    """The results, in the order of items.
+
+    An exception of `work` in either process is raised here.
+    """
     if len(items) < worth or _cores() < 2:
         return [work(item) for item in items]
     queue, read, write = _queue(len(items)), *os.pipe()
@@ -51,7 +58,9 @@ def _taken(work: Callable[[Item], Result], items: Sequence[Item], queue: int) ->
     return {at: work(items[at]) for at in (int.from_bytes(number, "big") for number in numbers)}
 
 
-def _copy(work: Callable[[Item], Result], items: Sequence[Item], queue: int, read: int, write: int) -> None:
+def _copy(
+    work: Callable[[Item], Result], items: Sequence[Item], queue: int, read: int, write: int
+) -> None:
     """Does items, says what came of them, and ends without what this process does at its end."""
     try:
         os.close(read)

@@ -1,4 +1,5 @@
-"""From the final IR to a program of torch alone: DTensors on a DeviceMesh, FSDP2, torch's optimizers.
+"""From the final IR to a program of torch alone: DTensors on a DeviceMesh, FSDP2, torch's
+optimizers.
 
 Purpose: the same classes as those of `train_py`, around them a step in torch's own words.
 Non-goals: what torch cannot do (`refusals`), how state is sharded (`sharded`).
@@ -37,7 +38,9 @@ from .sharded import optimizer_lines, sharding_lines, sync_lines
 
 
 def for_torch(model: Program) -> Program:
-    """A plan before its passes, with torch's own ops: kernels and graphs are no part of what a program says."""
+    """A plan before its passes, with torch's own ops: kernels and graphs are no part of what a
+    program says.
+    """
     return evolve(model, train=evolve(model.train, kernels=TORCH, compile=OFF))
 
 
@@ -61,7 +64,9 @@ def emit(
     return {**own, **files, "plan.json": account}
 
 
-def train_py(program: Program, source: Source, proof: Proof | None = None, tried: Sequence[Tried] = ()) -> str:
+def train_py(
+    program: Program, source: Source, proof: Proof | None = None, tried: Sequence[Tried] = ()
+) -> str:
     """The text of a program that torch can express."""
     model = model_classes(program, DTENSOR)
     inputs = [base(arg.value.name) for arg in program.microbatches.args]
@@ -74,7 +79,9 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, tried
         ranks=counted(program.ranks, "rank"),
         mesh=mesh_words(program),
         name=class_name(program.name),
-        launch=textwrap.wrap(start if windows else "# for a program that gives it the data of the plan", 112),
+        launch=textwrap.wrap(
+            start if windows else "# for a program that gives it the data of the plan", 112
+        ),
         legend=legend(program),
         shown="\n".join([_shown(proof), *trust_lines(program, tried, proof)]),
         sizes=[*size_lines(program, model.sizes)],
@@ -97,7 +104,8 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, tried
         windows=windows,
         state="scaled_state" if program.train.precision == "fp16" else "training_state",
         names=[*_names(plain_names(program, model.patterns))],
-        lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind}, after a warm-up.",
+        lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind},"
+        " after a warm-up.",
         lr=[*_learning_rate(program)],
     )
     text = body.replace("# @OPS@\n", ops_source(body) + "\n")
@@ -106,7 +114,11 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, tried
 
 def _shown(proof: Proof | None) -> str:
     """The lines of the docstring that say what is known of the program."""
-    of = f"the IR's step evaluated equal to the single-device step of {proof.against},\nand " if proof else ""
+    of = (
+        f"the IR's step evaluated equal to the single-device step of {proof.against},\nand "
+        if proof
+        else ""
+    )
     shown = f"Shown: {of}this file matches the IR, op for op."
     return f"{shown}\nNot shown: that torch communicates no more than the plan."
 
@@ -125,30 +137,41 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
         if isinstance(declared, Child):
             count = sizes.get(declared.dim, declared.count)
             all_ = f"nn.ModuleList({declared.module.name}(mesh) for _ in range({count}))"
-            yield f"self.{name} = {staged.stage_layers(declared, str(count)) if declared.dim in cut else all_}"
+            yield (
+                f"self.{name} ="
+                f" {staged.stage_layers(declared, str(count)) if declared.dim in cut else all_}"
+            )
         else:
             yield from _weight(name, declared, program, sizes)
     if cut:
         yield from staged.dropped(module, program)
     for table, name in module.tables.items():
         arguments = ropes(table, program, sizes)
-        split = ", ".join("Shard(1)" if axis in table.axes else "Replicate()" for axis in mesh_axes(program))
-        line = (
-            f"{name} = rope_frequencies({', '.join(['mesh', *arguments, f'placements=[{split}]'])}{_zigzag(program)})"
+        split = ", ".join(
+            "Shard(1)" if axis in table.axes else "Replicate()" for axis in mesh_axes(program)
         )
+        given = ", ".join(["mesh", *arguments, f"placements=[{split}]"])
+        line = f"{name} = rope_frequencies({given}{_zigzag(program)})"
         yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
         yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
     yield from ["self.stage = stage"] * bool(module.crossing)
 
 
 def _weight(name: str, param: Param, program: Program, sizes: Mapping[str, str]) -> list[str]:
-    """The declaration of a parameter as one layer has it, after a comment with its shape on a rank."""
+    """The declaration of a parameter as one layer has it, after a comment with its shape on a
+    rank.
+    """
     groups, type, joined = parameter_sizes(param)
     stored = evolve(type, dims=tuple(group[0] for group in groups))
-    init = {"normal": "std={}", "ones": "mean=1.0", "zeros": ""}[param.init.kind].format(*param.init.args)
+    init = {"normal": "std={}", "ones": "mean=1.0", "zeros": ""}[param.init.kind].format(
+        *param.init.args
+    )
     arguments = ["mesh", *(product(sizes, program, group) for group in groups)]
     arguments += [f"placements={placements(stored, program)}", *([init] if init else [])]
-    code, comment = call(f"self.{name} = weight", arguments, 8, 0), matrix_shape(type, joined, program)
+    code, comment = (
+        call(f"self.{name} = weight", arguments, 8, 0),
+        matrix_shape(type, joined, program),
+    )
     if "\n" not in code and len(code) + len(comment) < 108:
         return [f"{code}  # {comment}"]
     return [f"# {comment}", *code.replace("\n        ", "\n").split("\n")]
@@ -183,12 +206,19 @@ def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> 
     clip, scaled = program.train.optimizer.clip, program.train.precision == "fp16"
     if scaled:
         yield "scale = loss_scale(optimizer)"
-    yield from staged.step_lines(True, scaled) if program.pipeline else _backward(program, inputs, patterns)
+    yield from (
+        staged.step_lines(True, scaled)
+        if program.pipeline
+        else _backward(program, inputs, patterns)
+    )
     yield from _gradients(program)
     if scaled:
         yield "if num_tokens and loss.isfinite():"
         yield "    adapt_loss_scale(optimizer, grad_norm)"
-    yield "if num_tokens and loss.isfinite() and grad_norm.isfinite():  # or else the step changes nothing"
+    yield (
+        "if num_tokens and loss.isfinite() and grad_norm.isfinite():  # or else the step"
+        " changes nothing"
+    )
     if clip:
         yield "    for gradient in gradients:"
         yield f"        gradient.mul_(min(1.0, {literal(clip)} / (grad_norm.item() + 1e-6)))"
@@ -217,7 +247,9 @@ def _backward(program: Program, inputs: list[str], patterns: Mapping[str, str]) 
 
 def _gradients(program: Program) -> Iterator[str]:
     """The lines that reduce gradients, and make their norm."""
-    sent = {program.reduce_dtype(each) for each in program.buckets} - {each.type.dtype for each in program.buckets}
+    sent = {program.reduce_dtype(each) for each in program.buckets} - {
+        each.type.dtype for each in program.buckets
+    }
     function, given, norm = "reduced_gradients", ["model"], "total_norm"
     if program.pipeline:
         function, given, norm = "model.gradients", [], "model.total_norm"
@@ -233,12 +265,18 @@ def _evaluate(program: Program, inputs: list[str]) -> Iterator[str]:
         yield from staged.step_lines(backward=False)
     else:
         yield _count_valid(inputs)
-        yield f"loss = whole_sum([model({', '.join(inputs)}) for {', '.join(inputs)} in batch]) / max(num_tokens, 1)"
+        yield (
+            f"loss = whole_sum([model({', '.join(inputs)}) for {', '.join(inputs)} in batch])"
+            " / max(num_tokens, 1)"
+        )
     yield "return Metrics(loss, torch.zeros_like(loss), num_tokens)"
 
 
 def _count_valid(inputs: list[str]) -> str:
-    return f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
+    return (
+        "num_tokens = count_valid([labels for"
+        f" {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
+    )
 
 
 def _learning_rate(program: Program) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""The imports of a program of torch alone, and the source of what it calls of `codegen_templates/torch_*.py`."""
+"""The imports of a program of torch alone, and the source of what it calls of
+`codegen_templates/torch_*.py`.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -30,11 +32,17 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("StateDictOptions", "get_model_state_dict", "get_optimizer_state_dict"),
     ),
     ("torch.distributed.device_mesh", ("DeviceMesh", "init_device_mesh")),
-    ("torch.distributed.fsdp", ("DataParallelMeshDims", "FSDPModule", "MixedPrecisionPolicy", "fully_shard")),
+    (
+        "torch.distributed.fsdp",
+        ("DataParallelMeshDims", "FSDPModule", "MixedPrecisionPolicy", "fully_shard"),
+    ),
     ("torch.distributed.pipelining", ("PipelineStage",)),
     ("torch.distributed.pipelining.microbatch", ("TensorChunkSpec",)),
     ("torch.distributed.pipelining.schedules", ("_PipelineScheduleRuntime",)),
-    ("torch.distributed.tensor", ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor", "empty")),
+    (
+        "torch.distributed.tensor",
+        ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor", "empty"),
+    ),
     ("torch.distributed.tensor.experimental", ("local_map",)),
     ("torch.distributed.tensor.placement_types", ("Placement",)),
     (FUNCTIONAL, tuple(name for name in IMPORTS[FUNCTIONAL] if name != "linear")),
@@ -66,7 +74,9 @@ def import_lines(text: str, own: tuple[str, ...]) -> str:
 
 
 def ops_source(text: str) -> str:
-    """The source of the functions and classes that a text names, and of those that these name, file by file."""
+    """The source of the functions and classes that a text names, and of those that these name,
+    file by file.
+    """
     texts = {name: source for file in FILES for name, source in _definitions(file)}
     wanted, new = set[str](), names_in(text) & texts.keys()
     while new:
@@ -86,11 +96,18 @@ def _definitions(file: str) -> Iterator[tuple[str, str]]:
 
 
 def names_in(text: str) -> set[str]:
-    """The names that a text uses and does not bind itself: no attributes, parameters or variables of functions."""
+    """The names that a text uses and does not bind itself: no attributes, parameters or
+    variables of functions.
+    """
     scopes = [symtable(text, "train.py", "exec")]
     for scope in scopes:
         scopes += scope.get_children()
-    return {each.get_name() for scope in scopes for each in scope.get_symbols() if _is_global(scope, each)}
+    return {
+        each.get_name()
+        for scope in scopes
+        for each in scope.get_symbols()
+        if _is_global(scope, each)
+    }
 
 
 def _is_global(scope: SymbolTable, name: Symbol) -> bool:

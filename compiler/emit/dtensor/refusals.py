@@ -1,4 +1,5 @@
-"""The parts of a plan that torch alone cannot express: one row each, with the call of torch that fails.
+"""The parts of a plan that torch alone cannot express: one row each, with the call of torch that
+fails.
 
 Tests make each of these calls, so that a version of torch that learns one is noticed.
 Parts that torch could express and this target does not write yet have rows too, without a call.
@@ -25,7 +26,9 @@ Where = Callable[[Program], Iterator[Span]]
 
 @frozen
 class Refusal:
-    """A part of a plan: its name, where a program has it, and why torch cannot do it; "" where it could."""
+    """A part of a plan: its name, where a program has it, and why torch cannot do it; "" where
+    it could.
+    """
 
     feature: str
     where: Where
@@ -37,21 +40,38 @@ def refuse(program: Program) -> None:
     found = Diagnostics()
     for each in REFUSALS:
         if (span := next(each.where(program), None)) is not None:
-            unable = f"torch {version('torch').partition('+')[0]} alone cannot express {each.feature}"
-            message = unable if each.why else f"`--target dtensor` does not write {each.feature} yet"
+            unable = (
+                f"torch {version('torch').partition('+')[0]} alone cannot express {each.feature}"
+            )
+            message = (
+                unable if each.why else f"`--target dtensor` does not write {each.feature} yet"
+            )
             help = "compile without `--target dtensor`, or change this part of the plan"
-            found.error("E0707", message, span, notes=(Note(None, each.why),) if each.why else (), help=help)
+            found.error(
+                "E0707", message, span, notes=(Note(None, each.why),) if each.why else (), help=help
+            )
     found.check()
 
 
 def without_effect(program: Program) -> Iterator[Diagnostic]:
     """Warnings about settings of a run that only programs of scalec's runtime follow."""
     watch, train = program.watch, program.train
-    watched = [each.key for each in fields_of(Watch) if getattr(watch, each.key) != getattr(Watch(), each.key)]
+    watched = [
+        each.key
+        for each in fields_of(Watch)
+        if getattr(watch, each.key) != getattr(Watch(), each.key)
+    ]
     for name in (*watched, *train.saves):
         span = (watch if name in watched else train).spans[name]
-        message = f"`{name}` has no effect: a program of torch alone saves and watches nothing by itself"
-        yield Diagnostic("W0912", message, span, help="compile without `--target dtensor`, or do this in your own loop")
+        message = (
+            f"`{name}` has no effect: a program of torch alone saves and watches nothing by itself"
+        )
+        yield Diagnostic(
+            "W0912",
+            message,
+            span,
+            help="compile without `--target dtensor`, or do this in your own loop",
+        )
 
 
 def _elastic(program: Program) -> Iterator[Span]:
@@ -65,7 +85,11 @@ CHOOSING = ("top", "sort_by_expert", "dispatch")
 
 def _draws(program: Program) -> Iterator[Span]:
     if any(are_draws(arg.value.type) for arg in program.microbatches.args):
-        yield next(op.span for op in walk(program.forward.body) if "dropout" in op.kind or "dropout" in dict(op.attrs))
+        yield next(
+            op.span
+            for op in walk(program.forward.body)
+            if "dropout" in op.kind or "dropout" in dict(op.attrs)
+        )
 
 
 def _limit(program: Program) -> Iterator[Span]:
@@ -74,9 +98,13 @@ def _limit(program: Program) -> Iterator[Span]:
 
 
 def _zigzag(program: Program) -> Iterator[Span]:
-    """Two chunks of the sequence over several axes, or of a parameter that has a row for each position."""
+    """Two chunks of the sequence over several axes, or of a parameter that has a row for each
+    position.
+    """
     claims = [claim for claim in program.claims if claim.zigzag]
-    if claims and (len(program.zigzags) > 1 or any(SEQUENCE in param.type.dims for param in program.params)):
+    if claims and (
+        len(program.zigzags) > 1 or any(SEQUENCE in param.type.dims for param in program.params)
+    ):
         yield claims[0].span
 
 
@@ -85,13 +113,21 @@ def _order(program: Program) -> Iterator[Span]:
     order = [axis.name for axis in program.axes]
     for op in walk(program.forward.body):
         for type in (value.type for value in op.outputs):
-            if any([*axes] != sorted(axes, key=order.index) for axes in map(type.axes_of, type.dims)):
+            if any(
+                [*axes] != sorted(axes, key=order.index) for axes in map(type.axes_of, type.dims)
+            ):
                 yield op.span
 
 
 def _mixed(program: Program) -> Iterator[Span]:
-    """Modules whose parameters are sharded over several axes, or gathered and reduced in several ways."""
-    repeats = {} if program.pipeline else {param.name: param.type.dims[: param.stacked] for param in program.params}
+    """Modules whose parameters are sharded over several axes, or gathered and reduced in
+    several ways.
+    """
+    repeats = (
+        {}
+        if program.pipeline
+        else {param.name: param.type.dims[: param.stacked] for param in program.params}
+    )
     alike: dict[tuple[str, ...], set[object]] = {}
     for bucket in program.buckets:
         over = bucket.shard_axes if program.degree(bucket.shard_axes) > 1 else ()
@@ -106,13 +142,20 @@ def _mixed(program: Program) -> Iterator[Span]:
 
 
 def _shared(program: Program) -> Iterator[Span]:
-    sharded = {name for bucket in program.buckets if program.degree(bucket.shard_axes) > 1 for name in bucket.params}
+    sharded = {
+        name
+        for bucket in program.buckets
+        if program.degree(bucket.shard_axes) > 1
+        for name in bucket.params
+    }
     if sharded.intersection(shared_on_rank(program)):
         yield program.axis(staged(program).axis).span
 
 
 def _positions(program: Program) -> Iterator[Span]:
-    """Functions that take positions: each rank would have to know which part of a DTensor it has."""
+    """Functions that take positions: each rank would have to know which part of a DTensor it
+    has.
+    """
     return (op.span for op in walk(program.forward.body) if op.kind == "call" and positions_in(op))
 
 
@@ -125,7 +168,8 @@ REFUSALS = (
     Refusal(
         "experts that tokens choose",
         lambda program: (op.span for op in walk(program.forward.body) if op.kind in CHOOSING),
-        "`DTensor.redistribute` sends equal parts; `torch.bincount`, which counts rows, has no rule for DTensors",
+        "`DTensor.redistribute` sends equal parts; `torch.bincount`, which counts rows, has no"
+        " rule for DTensors",
     ),
     Refusal(
         "dropout whose masks are the same on every mesh",
@@ -154,7 +198,8 @@ REFUSALS = (
     Refusal(
         "sharded parameters that several stages of one rank share",
         _shared,
-        "`fully_shard` of modules that share parameters has them as one, and its forward requires a single root module",
+        "`fully_shard` of modules that share parameters has them as one, and its forward"
+        " requires a single root module",
     ),
     Refusal("functions that take positions", _positions),
 )

@@ -1,4 +1,6 @@
-"""The lines of `build` and of a step's microbatches that shard state by FSDP2, and the optimizer's groups."""
+"""The lines of `build` and of a step's microbatches that shard state by FSDP2, and the
+optimizer's groups.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
@@ -35,7 +37,11 @@ def sharded(program: Program, patterns: Mapping[str, str]) -> list[Sharded]:
         parts = tuple(patterns[bucket.params[0]].split(".*.")[: len(bucket.layers)])
         found.setdefault(parts, []).append(bucket)
     ordered = sorted(found.items(), key=lambda item: -len(item[0]))
-    return [Sharded(tuple(buckets), parts) for parts, buckets in ordered if program.degree(buckets[0].shard_axes) > 1]
+    return [
+        Sharded(tuple(buckets), parts)
+        for parts, buckets in ordered
+        if program.degree(buckets[0].shard_axes) > 1
+    ]
 
 
 def sharding_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
@@ -44,17 +50,30 @@ def sharding_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
 
 
 def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
-    """The lines that make the optimizer: of all parameters where they have the same settings, else of groups."""
+    """The lines that make the optimizer: of all parameters where they have the same settings,
+    else of groups.
+    """
     settings = program.train.optimizer
     groups = settings.grouped(param.name for param in program.params)
     first, *others = groups
-    lines, given, decay = list[str](), "model.parameters()", [f"weight_decay={literal(first.weight_decay)}"]
+    lines, given, decay = (
+        list[str](),
+        "model.parameters()",
+        [f"weight_decay={literal(first.weight_decay)}"],
+    )
     if others or first.lr_scale != 1:
         made = [_group(group, names, patterns) for group, names in groups.items()]
-        lines = ["groups = [", *(f"    {line}" for group in made for line in f"{group},".split("\n")), "]"]
+        lines = [
+            "groups = [",
+            *(f"    {line}" for group in made for line in f"{group},".split("\n")),
+            "]",
+        ]
         given, decay = "groups", []
     if settings.kind == "adamw":
-        kind, options = "AdamW", [f"betas={literal(tuple(settings.betas))}", f"eps={literal(settings.eps)}"]
+        kind, options = (
+            "AdamW",
+            [f"betas={literal(tuple(settings.betas))}", f"eps={literal(settings.eps)}"],
+        )
     else:
         kind, options = "SGD", [f"momentum={literal(settings.momentum)}"]
     arguments = [given, f"lr={literal(settings.lr)}", *options, *decay]
@@ -63,20 +82,28 @@ def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
 
 def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
     first, axes = it.buckets[0], mesh_axes(program)
-    common = [axis for axis in first.reduce_axes if all(axis in each.reduce_axes for each in it.buckets)]
-    replicated, over = ([axis for axis in each if axis in axes] for each in (common, first.shard_axes))
+    common = [
+        axis for axis in first.reduce_axes if all(axis in each.reduce_axes for each in it.buckets)
+    ]
+    replicated, over = (
+        [axis for axis in each if axis in axes] for each in (common, first.shard_axes)
+    )
     dims = [f"shard={_axes(over)}", *([f"replicate={_axes(replicated)}"] if replicated else [])]
     mesh, free = ("inner", False) if program.pipeline else ("mesh", first.reshard_after_forward)
     arguments = ["module", f"mesh={mesh}", f"reshard_after_forward={free}"]
     arguments.append(f"dp_mesh_dims=DataParallelMeshDims({', '.join(dims)})")
     compute, stored = PRECISIONS[program.train.precision], program.params[0].type.dtype
     if {compute, program.reduce_dtype(first)} != {stored}:
-        dtypes = f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
+        dtypes = (
+            f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
+        )
         yield f"policy = MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
         arguments.append("mp_policy=policy")
     if own := [name for name in program.stored if it.repeats and _elsewhere(program, name, it)]:
         words = ", ".join(param.name for param in own)
-        said = f"{words} too, which the plan gathers by themselves: fully_shard takes all of a module"
+        said = (
+            f"{words} too, which the plan gathers by themselves: fully_shard takes all of a module"
+        )
         yield from (f"# {line}" for line in wrap(said, WIDTH - 6))
     yield f"for module in {'stages' if program.pipeline else it.modules}:"
     yield from (f"    {line}" for line in call("fully_shard", arguments, 0, after=4).split("\n"))
@@ -86,7 +113,9 @@ def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
 def _elsewhere(program: Program, param: Param, it: Sharded) -> bool:
     """Whether a parameter of these layers is in a bucket that is not theirs."""
     layers = it.buckets[0].layers
-    return param.type.dims[: param.stacked] == layers and not any(param.name in each.params for each in it.buckets)
+    return param.type.dims[: param.stacked] == layers and not any(
+        param.name in each.params for each in it.buckets
+    )
 
 
 def _axes(axes: Sequence[str]) -> str:
@@ -94,7 +123,9 @@ def _axes(axes: Sequence[str]) -> str:
 
 
 def sync_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
-    """The lines that say of each microbatch whether it reduces gradients, and frees what was gathered."""
+    """The lines that say of each microbatch whether it reduces gradients, and frees what was
+    gathered.
+    """
     for each in sharded(program, patterns):
         first = each.buckets[0]
         now = "True" if first.shard_gradients else "number == len(batch)"
@@ -103,6 +134,10 @@ def sync_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
 
 
 def _group(group: ParamGroup, names: Sequence[str], patterns: Mapping[str, str]) -> str:
-    arguments = ["model", *(literal(patterns[name]) for name in names), f"weight_decay={literal(group.weight_decay)}"]
+    arguments = [
+        "model",
+        *(literal(patterns[name]) for name in names),
+        f"weight_decay={literal(group.weight_decay)}",
+    ]
     arguments += [f"lr_scale={literal(group.lr_scale)}"] if group.lr_scale != 1 else []
     return call("param_group", arguments, 0, after=9)

@@ -1,4 +1,5 @@
-"""The lines of a program of torch alone that has a pipeline: stages for torch.distributed.pipelining, and their rows.
+"""The lines of a program of torch alone that has a pipeline: stages for
+torch.distributed.pipelining, and their rows.
 
 Non-goals: a stage's forward (`staged_forward`), how its parameters are sharded (`sharded`).
 """
@@ -29,7 +30,9 @@ def of(program: Program) -> Pipeline:
 
 
 def row_files(program: Program) -> dict[str, str]:
-    """The file of each rank's actions; if state is sharded, also when torch gathers it and reduces gradients."""
+    """The file of each rank's actions; if state is sharded, also when torch gathers it and
+    reduces gradients.
+    """
     if not program.pipeline:
         return {}
     schedule = of(program).schedule
@@ -47,11 +50,15 @@ def shared_on_rank(program: Program) -> list[str]:
     """The parameters that several stages of one rank have."""
     pipeline = program.pipeline
     held = pipeline.param_stages if pipeline else ()
-    return [name for name, stages in held if pipeline and len(stages) > len(pipeline.ranks_of(name))]
+    return [
+        name for name, stages in held if pipeline and len(stages) > len(pipeline.ranks_of(name))
+    ]
 
 
 def _with_state(row: Row) -> Iterator[str]:
-    """A row that gathers stages' parameters first, and reduces a stage's gradients after its last action."""
+    """A row that gathers stages' parameters first, and reduces a stage's gradients after its
+    last action.
+    """
     last = {action.stage: action for action in row if not action.work.is_message}
     yield from (f"{stage}UNSHARD" for stage in sorted(last))
     for action in row:
@@ -73,15 +80,23 @@ def constants(program: Program) -> Iterator[str]:
 
 def stage_layers(child: Child, count: str) -> str:
     """The expression for the layers of a repeat that is cut."""
-    return f"stage_layers(lambda: {child.module.name}(mesh), {count}, {layers_word(child.dim)}[stage])"
+    return (
+        f"stage_layers(lambda: {child.module.name}(mesh), {count}, {layers_word(child.dim)}[stage])"
+    )
 
 
 def dropped(module: Module, program: Program) -> Iterator[str]:
     """The lines that take away what a stage does not hold."""
     stages = len(of(program).stage_to_rank)
-    for held, together in groupby(sorted(module.held, key=module.held.__getitem__), key=module.held.__getitem__):
+    for held, together in groupby(
+        sorted(module.held, key=module.held.__getitem__), key=module.held.__getitem__
+    ):
         words = [stage_word(stage, stages) for stage in held]
-        yield f"if stage != {words[0]}:" if len(held) == 1 else f"if stage not in ({', '.join(words)}):"
+        yield (
+            f"if stage != {words[0]}:"
+            if len(held) == 1
+            else f"if stage not in ({', '.join(words)}):"
+        )
         yield f"    del {', '.join(f'self.{name}' for name in together)}"
 
 
@@ -90,7 +105,10 @@ def dropped(module: Module, program: Program) -> Iterator[str]:
 
 def crossing_lines(program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     """The lines that return examples of what crosses after a stage."""
-    cuts = [[_example(value, program, sizes) for value in values] for values in crossing(program, of(program))]
+    cuts = [
+        [_example(value, program, sizes) for value in values]
+        for values in crossing(program, of(program))
+    ]
     end = 0
     for values, same in groupby(cuts):
         end += len([*same])
@@ -104,7 +122,11 @@ def crossing_lines(program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
 
 def _example(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
     type = value.type
-    arguments = ["mesh", *(sizes.get(dim, str(program.size(dim))) for dim in type.dims), f"dtype={DTYPES[type.dtype]}"]
+    arguments = [
+        "mesh",
+        *(sizes.get(dim, str(program.size(dim))) for dim in type.dims),
+        f"dtype={DTYPES[type.dtype]}",
+    ]
     arguments.append(f"placements={placements(type, program)}")
     if type.differentiable:
         arguments.append(f"gradient={placements(dual_type(type), program)}")
@@ -114,11 +136,16 @@ def _example(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
 # ---- build and steps
 
 
-def stages_made(program: Program, patterns: Mapping[str, str], model: str, to: str) -> Iterator[str]:
+def stages_made(
+    program: Program, patterns: Mapping[str, str], model: str, to: str
+) -> Iterator[str]:
     """The lines of `build` that make a rank's stages."""
     yield "inner = mesh[INNER]"
     axis = literal(of(program).axis)
-    yield f"own = [stage for stage, rank in enumerate(STAGE_TO_RANK) if rank == mesh.get_local_rank({axis})]"
+    yield (
+        "own = [stage for stage, rank in enumerate(STAGE_TO_RANK) if rank =="
+        f" mesh.get_local_rank({axis})]"
+    )
     yield f"stages = [stage_module(partial({model}, inner), stage){to} for stage in own]"
     yield from (f"share(stages, {literal(patterns[name])})" for name in shared_on_rank(program))
 
@@ -130,12 +157,20 @@ def pipeline_made(program: Program, patterns: Mapping[str, str]) -> Iterator[str
     inputs = (arg.value for arg in program.microbatches.args)
     batch = (f"{literal(base(it.name))}: {it.type.dims.index(BATCH)}" for it in inputs)
     axis = literal(of(program).axis)
-    made = f"pipeline_stage(module, stage, len(STAGE_TO_RANK), mesh, {axis}, partial(crossing, inner))"
+    made = (
+        f"pipeline_stage(module, stage, len(STAGE_TO_RANK), mesh, {axis}, partial(crossing, inner))"
+    )
     yield "parts = ["
     yield f"    {made}"
     yield "    for module, stage in zip(stages, own, strict=True)"
     yield "]"
-    arguments = ["mesh", axis, "parts", f"Path(__file__).with_name({literal(ROWS)})", "MICROBATCHES"]
+    arguments = [
+        "mesh",
+        axis,
+        "parts",
+        f"Path(__file__).with_name({literal(ROWS)})",
+        "MICROBATCHES",
+    ]
     arguments += [f"split={{{', '.join(batch)}}}", f"shared={{{', '.join(shared)}}}"]
     yield from call("model = Pipeline", arguments, 0, after=4).split("\n")
 

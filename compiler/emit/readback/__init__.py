@@ -1,4 +1,5 @@
-"""Reads an emitted `train.py` back and matches it to the IR: it does all that the IR says, and nothing else.
+"""Reads an emitted `train.py` back and matches it to the IR: it does all that the IR says, and
+nothing else.
 
 Purpose: a second opinion on emission: the text is run on symbols, not by Python, and what it calls
 is compared with the IR.  With the emitter it shares the IR and the table of ops.
@@ -15,7 +16,8 @@ __all__ = ["check", "check_files"]
 
 
 def check(text: str, program: Program) -> int:
-    """Matches the text of an emitted `train.py` to `program`, op for op; returns how many ops it does, which is all.
+    """Matches the text of an emitted `train.py` to `program`, op for op; returns how many ops it
+    does, which is all.
 
     Raises AssertionError, with the line, where the two differ.
     """

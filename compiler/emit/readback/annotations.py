@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 Values = tuple[object, ...]
 
 NAMES = {
-    *("Batch", "DeviceMesh", "FlatParamGroup", "FlatParams", "Mesh", "Metrics", "Tensor", "TrainState", "nn.Module"),
+    *(
+        "Batch",
+        "DeviceMesh",
+        "FlatParamGroup",
+        "FlatParams",
+        "Mesh",
+        "Metrics",
+        "Tensor",
+        "TrainState",
+        "nn.Module",
+    ),
     *("float", "int"),
 }
 
@@ -26,10 +36,21 @@ NOTHING = "nothing"
 def types_of(function: ast.FunctionDef) -> None:
     """Raises where the header of a function is more than names and types."""
     args = function.args
-    plain = not (args.defaults or args.kw_defaults or args.vararg or args.kwarg or args.kwonlyargs or args.posonlyargs)
+    plain = not (
+        args.defaults
+        or args.kw_defaults
+        or args.vararg
+        or args.kwarg
+        or args.kwonlyargs
+        or args.posonlyargs
+    )
     demand(function, plain, f"the header of `{function.name}` is more than names and types")
     names = [arg.arg for arg in args.args]
-    demand(function, not any(name.startswith("_") for name in names), "has an argument that is not for programs")
+    demand(
+        function,
+        not any(name.startswith("_") for name in names),
+        "has an argument that is not for programs",
+    )
 
 
 def demand_type(machine: "Evaluator", said: ast.expr | None, value: object, node: ast.AST) -> None:
@@ -47,14 +68,18 @@ def _fits(machine: "Evaluator", said: ast.expr, value: object) -> bool:
             return value is None
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return any([_fits(machine, left, value), _fits(machine, right, value)])
-        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[one, ast.Constant(value=rest)])) if (
-            rest is ...
-        ):
-            return isinstance(value, tuple) and all(_fits(machine, one, each) for each in cast(Values, value))
+        case ast.Subscript(
+            value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[one, ast.Constant(value=rest)])
+        ) if rest is ...:
+            return isinstance(value, tuple) and all(
+                _fits(machine, one, each) for each in cast(Values, value)
+            )
         case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=several)):
             values = cast(Values, value) if isinstance(value, tuple) else ()
             pairs = zip(several, values, strict=False)
-            return len(values) == len(several) and all(_fits(machine, one, each) for one, each in pairs)
+            return len(values) == len(several) and all(
+                _fits(machine, one, each) for one, each in pairs
+            )
         case ast.Subscript(value=ast.Name(id="list"), slice=one):
             return _fits(machine, one, value)
         case ast.Name() | ast.Attribute():

@@ -1,8 +1,8 @@
 """The moves of flat buckets, read off the IR: in the step, and around each layer of a repeat.
 
-Purpose: the lines of a layer act on all its buckets at once, in the order of the buckets; so the IR must do.  Backward
-does what lines do in the opposite order of the lines.
-Non-goals: the lines (`forward`, `step`), and whether a bucket's moves are right (the verifier).
+Purpose: the lines of a layer act on all its buckets at once, in the order of the buckets; so the IR
+must do.  Backward does what lines do in the opposite order of the lines.  Non-goals: the lines
+(`forward`, `step`), and whether a bucket's moves are right (the verifier).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,19 +17,27 @@ from ...ir.placements import ends
 from ..loop_hooks import repeat_of
 
 Repeats = tuple[tuple[str, str], ...]
-"""The dims of repeats around a body, itself included, and their lines of the plan: the same in forward and backward."""
+"""The dims of repeats around a body, itself included, and their lines of the plan: the same in
+forward and backward.
+"""
 
 
 class LayerMoves:
-    """One layer of a repeat of forward, which is in `repeats`; slices of the parameters `entering` enter it.
+    """One layer of a repeat of forward, which is in `repeats`; slices of the parameters `entering`
+    enter it.
 
-    It has a flat parameter of each bucket in `own`, and of those in `inner` one for each layer of the repeats in it.
+    It has a flat parameter of each bucket in `own`, and of those in `inner` one for each layer of
+    the repeats in it.
     """
 
-    def __init__(self, program: Program, region: Region, repeats: Repeats, entering: Collection[str]) -> None:
+    def __init__(
+        self, program: Program, region: Region, repeats: Repeats, entering: Collection[str]
+    ) -> None:
         self._program, self._region = program, region
         self._of = {bucket.dim: bucket.name for bucket in program.buckets}
-        flat_params = {dim for arg in region.args if arg.enter is Enter.EACH for dim in arg.value.type.dims}
+        flat_params = {
+            dim for arg in region.args if arg.enter is Enter.EACH for dim in arg.value.type.dims
+        }
         taken = [b for b in program.buckets if b.dim in flat_params or {*entering} & {*b.params}]
         self.own = [bucket.name for bucket in taken if len(bucket.layers) == len(repeats)]
         self.inner = [bucket.name for bucket in taken if len(bucket.layers) > len(repeats)]
@@ -41,15 +49,23 @@ class LayerMoves:
             return [], []
         buckets = [self._program.bucket(name) for name in self.own]
         resharded = [bucket.name for bucket in buckets if bucket.reshard_after_forward]
-        assert _complete(self._backward) == self.own, f"emit: {', '.join(self.own)} are reduced in another order"
+        assert _complete(self._backward) == self.own, (
+            f"emit: {', '.join(self.own)} are reduced in another order"
+        )
         for ops in (self._forward, self._backward):
             gathers = self._gathers(ops)
-            assert gathers == resharded[::-1], f"emit: {', '.join(gathers)} are not gathered in the order of buckets"
+            assert gathers == resharded[::-1], (
+                f"emit: {', '.join(gathers)} are not gathered in the order of buckets"
+            )
         is_gathered = any(bucket.shard_axes for bucket in buckets)
-        return ["unshard" if is_gathered else "reduce_grads_in_backward"], ["reshard"] if resharded else []
+        return ["unshard" if is_gathered else "reduce_grads_in_backward"], [
+            "reshard"
+        ] if resharded else []
 
     def groups(self, names: Collection[str], paths: Mapping[str, str]) -> list[str]:
-        """The repeats whose layers have the buckets of these names; `paths` are parameters' name patterns."""
+        """The repeats whose layers have the buckets of these names; `paths` are parameters'
+        name patterns.
+        """
         firsts = (self._program.bucket(name).params[0] for name in names)
         return [*dict.fromkeys(repeat_of(paths[first]) for first in firsts)]
 
@@ -60,23 +76,33 @@ class LayerMoves:
     def rest(self) -> Region:
         """The repeat without them."""
         flat = self.flat()
-        return evolve(self._region, body=tuple(stmt for stmt in self._region.body if stmt not in flat))
+        return evolve(
+            self._region, body=tuple(stmt for stmt in self._region.body if stmt not in flat)
+        )
 
     def _backward_at(self, around: Repeats) -> list[Op]:
-        """The ops of the repeat of backward that undoes this one: where the gradients of its buckets are complete."""
+        """The ops of the repeat of backward that undoes this one: where the gradients of its
+        buckets are complete.
+        """
         found = [ops for repeats, ops in _repeats(self._program.backward) if repeats == around]
         found = [ops for ops in found if {*_complete(ops)} == {*self.own}]
-        assert len(found) == 1, f"emit: backward has {len(found)} repeats that complete {', '.join(self.own)}"
+        assert len(found) == 1, (
+            f"emit: backward has {len(found)} repeats that complete {', '.join(self.own)}"
+        )
         return found[0]
 
     def _moved(self, op: Op) -> str:
-        """The bucket whose flat buffer an op leads from one placement to another; "" if it does not."""
+        """The bucket whose flat buffer an op leads from one placement to another; "" if it does
+        not.
+        """
         dims = op.outputs[0].type.dims if op.kind == "coerce" else ()
         return self._of.get("".join(dims[-1:]), "")
 
     def _gathers(self, ops: Sequence[Op]) -> list[str]:
         """The buckets that are gathered, in their order."""
-        return [self._moved(op) for op in ops if self._moved(op) and ends(op)[0].kind is Kind.SHARDED]
+        return [
+            self._moved(op) for op in ops if self._moved(op) and ends(op)[0].kind is Kind.SHARDED
+        ]
 
 
 def _complete(ops: Sequence[Op]) -> list[str]:
@@ -85,7 +111,9 @@ def _complete(ops: Sequence[Op]) -> list[str]:
 
 
 def _repeats(region: Region, around: Repeats = ()) -> Iterator[tuple[Repeats, list[Op]]]:
-    """The repeats in a region: the dims and plan lines of those around each, itself included, and its own ops."""
+    """The repeats in a region: the dims and plan lines of those around each, itself included,
+    and its own ops.
+    """
     for inner in region.body:
         if isinstance(inner, Region):
             repeats = (*around, (inner.dim, str(inner.span)))
@@ -128,7 +156,9 @@ class Buckets:
 
     def of_name(self, name: str) -> Bucket | None:
         """The same by name."""
-        return next((bucket for bucket in self.program.buckets if bucket.dim == self._types[name]), None)
+        return next(
+            (bucket for bucket in self.program.buckets if bucket.dim == self._types[name]), None
+        )
 
     def moves(self, bucket: Bucket) -> bool:
         """Whether layers or chunks of a bucket are moved by themselves."""
@@ -140,7 +170,8 @@ class Buckets:
         return pipeline is not None and len(pipeline.ranks_of(bucket.params[0])) < 2
 
     def run_of(self, bucket: Bucket) -> list[str]:
-        """The chunks, or layers' groups, that the step begins to gather in one line, if this bucket is their first.
+        """The chunks, or layers' groups, that the step begins to gather in one line, if this bucket
+        is their first.
 
         Chunks go by their buckets' names, layers by their repeats'.
         """
@@ -148,10 +179,14 @@ class Buckets:
         if self.program.pipeline:
             return [each.name for each in run]
         repeats = [*dict.fromkeys(self._repeat_of(each) for each in run)]
-        kept = [b for b in reversed(self.program.buckets) if b.per_layer and not b.reshard_after_forward]
+        kept = [
+            b for b in reversed(self.program.buckets) if b.per_layer and not b.reshard_after_forward
+        ]
         alike = [b for b in kept if b.shard_axes == bucket.shard_axes]
         gathered = [b for repeat in repeats for b in alike if self._repeat_of(b) == repeat]
-        assert gathered == run, f"emit: with {bucket.name} the step gathers other buckets than the IR"
+        assert gathered == run, (
+            f"emit: with {bucket.name} the step gathers other buckets than the IR"
+        )
         return repeats
 
     def _repeat_of(self, bucket: Bucket) -> str:
@@ -177,21 +212,31 @@ class Buckets:
         return self.program.pipeline is not None and moved
 
     def reduces(self, bucket: Bucket, op: Op) -> bool:
-        """Whether backward, or a stage, has begun a reduction: of what moves, but for sums over stages."""
+        """Whether backward, or a stage, has begun a reduction: of what moves, but for sums over
+        stages.
+        """
         return self.moves(bucket) and op in self._sums(bucket)
 
     def _sums(self, bucket: Bucket) -> list[Op]:
         stages = self.program.pipeline.axis if self.program.pipeline else ""
-        sums = [op for op in self._coercions if ends(op)[0].kind is Kind.PARTIAL and stages not in op.names("axes")]
+        sums = [
+            op
+            for op in self._coercions
+            if ends(op)[0].kind is Kind.PARTIAL and stages not in op.names("axes")
+        ]
         return [op for op in sums if self.of(op.outputs[0]) == bucket]
 
     def sums(self, bucket: Bucket) -> tuple[str, ...]:
         """The sums over microbatches of the gradients of a bucket's parameters."""
-        reduced = {str(op.get("bucket")) for op in walk(self.program.backward.body) if op.kind == "pack"}
+        reduced = {
+            str(op.get("bucket")) for op in walk(self.program.backward.body) if op.kind == "pack"
+        }
         gone = {param for name in reduced for param in self.program.bucket(name).params}
         params = [param.name for param in self.program.params if param.name not in gone]
         of = {
             name: value.name
-            for name, value in zip(params, self.program.microbatches.results[self.program.made :], strict=False)
+            for name, value in zip(
+                params, self.program.microbatches.results[self.program.made :], strict=False
+            )
         }
         return tuple(of[name] for name in bucket.params)

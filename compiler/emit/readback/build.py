@@ -1,4 +1,5 @@
-"""Compares what `build` makes with the program: the model, each parameter in its bucket, the optimizer, element types.
+"""Compares what `build` makes with the program: the model, each parameter in its bucket, the
+optimizer, element types.
 
 Non-goals: the model's classes (`weights`), and the settings of the run (`plan`).
 """
@@ -67,21 +68,29 @@ class Build:
         self._check_compiled(within([self._made]))
 
     def _check_compiled(self, used: "set[Term]") -> None:
-        """torch.compile compiles the classes without repeats inside, if any; nothing else is run."""
+        """torch.compile compiles the classes without repeats inside, if any; nothing else is
+        run.
+        """
         compiled: object = None
         if self._program.train.compile == ON:
             classes = [each for each in self._machine.classes if not _has_modules(each.node)]
-            compiled = self._machine.spec("compile_each(model, *of)", model=self.whole, of=tuple(classes))
-            demand(self._node, compiled in self._at, "does not compile the classes without repeats inside")
+            compiled = self._machine.spec(
+                "compile_each(model, *of)", model=self.whole, of=tuple(classes)
+            )
+            demand(
+                self._node,
+                compiled in self._at,
+                "does not compile the classes without repeats inside",
+            )
         for term, node in self._at.items():
             demand(node, term in used or term is compiled, f"nothing uses `{ast.unparse(node)}`")
 
     def dtype(self) -> str:
         """The element type of parameters as the model uses them, one for all."""
         known, of = self._program.types, leaves(self._program)
-        (dtype,) = {known[n].dtype for op in walk(self._program.forward.body) for n in op.inputs if n in of} or {
-            self._program.params[0].type.dtype
-        }
+        (dtype,) = {
+            known[n].dtype for op in walk(self._program.forward.body) for n in op.inputs if n in of
+        } or {self._program.params[0].type.dtype}
         return dtype
 
     def _check_buckets(self, buckets: "dict[object, object]", paths: Mapping[str, str]) -> None:
@@ -95,18 +104,32 @@ class Build:
             node, (groups, kept) = self._at_of(buckets[bucket.name]), made
             self._check_bucket(node, bucket, [*map(self._group, groups)], paths)
             wanted = dict(sorted(_kept(self._machine, bucket, program).items()))
-            demand(node, frozen_key(wanted) == frozen_key(kept), f"{bucket.name} is kept as {kept}, not {wanted}")
+            demand(
+                node,
+                frozen_key(wanted) == frozen_key(kept),
+                f"{bucket.name} is kept as {kept}, not {wanted}",
+            )
 
     def _at_of(self, made: object) -> ast.AST:
         """Where a term was made."""
         return self._at.get(made, self._node) if isinstance(made, Term) else self._node
 
-    def _check_bucket(self, node: ast.AST, bucket: Bucket, groups: "list[Group]", paths: Mapping[str, str]) -> None:
-        found = sorted((name, settings) for several, settings in groups for names in several for name in names)
-        wanted = sorted((paths.get(param, ""), _settings(param, self._program)) for param in bucket.params)
+    def _check_bucket(
+        self, node: ast.AST, bucket: Bucket, groups: "list[Group]", paths: Mapping[str, str]
+    ) -> None:
+        found = sorted(
+            (name, settings) for several, settings in groups for names in several for name in names
+        )
+        wanted = sorted(
+            (paths.get(param, ""), _settings(param, self._program)) for param in bucket.params
+        )
         demand(node, found == wanted, f"bucket {bucket.name} is {found}, not {wanted}")
         together = sorted(names for several, _ in groups for names in several if len(names) > 1)
-        demand(node, together == _together(bucket, self._program, paths), f"lays {together} side by side")
+        demand(
+            node,
+            together == _together(bucket, self._program, paths),
+            f"lays {together} side by side",
+        )
 
     def _group(self, group: object) -> "Group":
         """The patterns of a group, those that lie side by side together, and its settings."""
@@ -115,12 +138,16 @@ class Build:
             raise wrong(node, f"`{group}` is no group")
         said, options = made
         decay, scale = options.get("weight_decay"), options.get("lr_scale", 1.0)
-        if not (said and isinstance(decay, float) and isinstance(scale, float)) or not {*options} <= {
+        if not (said and isinstance(decay, float) and isinstance(scale, float)) or not {
+            *options
+        } <= {
             "weight_decay",
             "lr_scale",
         }:
             raise wrong(node, f"sets {sorted(options)}")
-        several = [cast(tuple[object, ...], each) if isinstance(each, tuple) else (each,) for each in said]
+        several = [
+            cast(tuple[object, ...], each) if isinstance(each, tuple) else (each,) for each in said
+        ]
         return [tuple(map(str, each)) for each in several], (decay, scale)
 
 
@@ -132,7 +159,10 @@ Group = tuple[list[tuple[str, ...]], Settings]
 
 def _has_modules(node: ast.ClassDef) -> bool:
     """Whether a class has the modules of a repeat."""
-    return any(isinstance(each, ast.Attribute) and each.attr in ("ModuleList", "ModuleDict") for each in ast.walk(node))
+    return any(
+        isinstance(each, ast.Attribute) and each.attr in ("ModuleList", "ModuleDict")
+        for each in ast.walk(node)
+    )
 
 
 def _optimizer(program: Program) -> str:
@@ -145,13 +175,19 @@ def _optimizer(program: Program) -> str:
 
 def _together(bucket: Bucket, program: Program, paths: Mapping[str, str]) -> list[tuple[str, ...]]:
     """The patterns of each product with several weights of the bucket, in the product's order."""
-    return sorted(tuple(paths[name] for name in names) for names in products(program) if names[0] in bucket.params)
+    return sorted(
+        tuple(paths[name] for name in names)
+        for names in products(program)
+        if names[0] in bucket.params
+    )
 
 
 def _kept(machine: Machine, bucket: Bucket, program: Program) -> dict[str, object]:
     """The options of a bucket that are not the default."""
     moves = bucket.per_layer or program.pipeline is not None
-    facts = ["reshard_after_forward", "shard_gradients", "shard_axes", "per_layer"] + ["reduce_axes"] * moves
+    facts = ["reshard_after_forward", "shard_gradients", "shard_axes", "per_layer"] + [
+        "reduce_axes"
+    ] * moves
     kept: dict[str, object] = {fact: said for fact in facts if (said := getattr(bucket, fact))}
     if moves and (sent := program.reduce_dtype(bucket)) != bucket.type.dtype:
         kept["reduce_dtype"] = machine.spec(DTYPES[sent])

@@ -1,8 +1,10 @@
-"""Reads the expression of an op in a text as torch runs it, on named dims, and compares what it does with the op.
+"""Reads the expression of an op in a text as torch runs it, on named dims, and compares what it
+does with the op.
 
-Purpose: a second opinion on `expressions`.  Each dim of a tensor in the text is one dim of the IR or several, joined;
-views, sums, products and calls make tensors of tensors by the rules of torch, and an index means the dim found there.
-Non-goals: which expressions a text has, how often and in which order (`forward`).
+Purpose: a second opinion on `expressions`.  Each dim of a tensor in the text is one dim of the IR
+or several, joined; views, sums, products and calls make tensors of tensors by the rules of torch,
+and an index means the dim found there.  Non-goals: which expressions a text has, how often and in
+which order (`forward`).
 """
 
 import ast
@@ -41,7 +43,9 @@ Values = Sequence[object]
 
 @frozen
 class Calls:
-    """Compares expressions with ops; `types` are those of all values, `shape` gives the dims of a value as stored."""
+    """Compares expressions with ops; `types` are those of all values, `shape` gives the dims of
+    a value as stored.
+    """
 
     machine: Machine
     program: Program
@@ -54,10 +58,14 @@ class Calls:
         shapes = dict(zip(operands, map(self.shape, op.inputs), strict=True))
         it = Local(self.program, op, tuple(self.types[name] for name in op.inputs))
         node = self.machine.at.get(cast(Term, value), ast.Module([], []))
-        Reader(self.machine, it, tuple(operands), shapes, self.rotary_table(op), node, self.target).compare(value)
+        Reader(
+            self.machine, it, tuple(operands), shapes, self.rotary_table(op), node, self.target
+        ).compare(value)
 
     def rotary_table(self, op: Op) -> object:
-        """The table of rotary positions by which an op rotates, if it does: of the sequence and the last dim."""
+        """The table of rotary positions by which an op rotates, if it does: of the sequence and
+        the last dim.
+        """
         attrs, positions = dict(op.attrs), roles(op, self.types).query_seq
         if "theta" not in attrs:
             return None
@@ -68,17 +76,26 @@ class Calls:
         given = {"theta": theta, **attrs} | ({"seq_dim": at} if at != -3 else {})
         said = ", ".join(f"{key}={value!r}" for key, value in given.items())
         said = (
-            f"{self.program.size(positions)}, {dims}, {said}, dtype={DTYPES[PRECISIONS[self.program.train.precision]]}"
+            f"{self.program.size(positions)}, {dims}, {said},"
+            f" dtype={DTYPES[PRECISIONS[self.program.train.precision]]}"
         )
         return self.machine.spec(f"rope_frequencies({self._placed(said, positions, axes)})")
 
     def _placed(self, said: str, seq: str, axes: tuple[str, ...]) -> str:
         """The arguments of a table, with those that say which positions a rank has."""
         if self.target.local:
-            return f"{said}{f', positions={layout_of(self.program, Positions(seq, axes))}' if axes else ''}, mesh=mesh"
+            layout = layout_of(self.program, Positions(seq, axes)) if axes else ""
+            positions = f", positions={layout}" if axes else ""
+            return f"{said}{positions}, mesh=mesh"
         ranks, split = zigzag_ranks(self.program), sharded(seq)
-        each = (placed(split if axis in axes else INVARIANT, ((), (seq,))) for axis in mesh_axes(self.program))
-        return f"mesh, {said}, placements=[{', '.join(each)}]{f', zigzag={ranks}' if ranks > 1 else ''}"
+        each = (
+            placed(split if axis in axes else INVARIANT, ((), (seq,)))
+            for axis in mesh_axes(self.program)
+        )
+        return (
+            f"mesh, {said},"
+            f" placements=[{', '.join(each)}]{f', zigzag={ranks}' if ranks > 1 else ''}"
+        )
 
 
 @define
@@ -117,20 +134,29 @@ class Reader:
                 return self._elementwise("add", *self._summands(value))
             case Term(head="*" | "/" as sign, args=(x, y)):
                 return self._elementwise("mul" if sign == "*" else "div", x, y)
-            case Term(head="call", args=(Term(head="attr", args=(x, "float" | "double" as wide)), (), {})):
-                return self._elementwise("cast", x, dtype={"float": "f32", "double": "f64"}[str(wide)])
+            case Term(
+                head="call", args=(Term(head="attr", args=(x, "float" | "double" as wide)), (), {})
+            ):
+                return self._elementwise(
+                    "cast", x, dtype={"float": "f32", "double": "f64"}[str(wide)]
+                )
             case Term(head="call", args=(Term(head="attr", args=(of, "unflatten")), args, {})):
                 at, sizes = cast(tuple[object, Values], args)
                 self._demand(at == -1, f"unflattened at {at}")
                 return [self._unflatten(shape, sizes) for shape in self._results(of)]
             case Term(head="call", args=(Term(head="attr", args=(x, "redistribute")), _, options)):
                 return self._redistributed(x, cast(Mapping[str, object], options).get("placements"))
-            case Term(head="call", args=(Term(head="name", args=("once" | "on_each_rank" as name,)), args, _)) if (
-                not self.target.local
-            ):
+            case Term(
+                head="call",
+                args=(Term(head="name", args=("once" | "on_each_rank" as name,)), args, _),
+            ) if not self.target.local:
                 first, second, *operands = cast(Values, args)
                 of_user = name == "on_each_rank"
-                return self._on_each_rank(first, second, operands) if of_user else self._redistributed(first, second)
+                return (
+                    self._on_each_rank(first, second, operands)
+                    if of_user
+                    else self._redistributed(first, second)
+                )
             case Term(head="call", args=(function, args, options)):
                 name, kind = str(function), self.it.op.kind
                 self._demand(name == self.target.function(self.it.op, self.it.program), f"`{name}`")
@@ -172,23 +198,31 @@ class Reader:
         count = max(map(len, shapes))
         padded = [((),) * (count - len(shape)) + shape for shape in shapes]
         whole: Shape = tuple(max(dims, key=len) for dims in zip(*padded, strict=True))
-        alike = all(dim in ((), full) for shape in padded for dim, full in zip(shape, whole, strict=True))
+        alike = all(
+            dim in ((), full) for shape in padded for dim, full in zip(shape, whole, strict=True)
+        )
         self._demand(alike, f"`{kind}` of dims {' and '.join(map(_said, shapes))}")
         return whole
 
     def _concat(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
-        """All dims but the last are as torch broadcasts them; those last ones together are that which the op names."""
+        """All dims but the last are as torch broadcasts them; those last ones together are that
+        which the op names.
+        """
         operands, shapes = zip(*map(self._tensor, args), strict=True)
         before = self._broadcast("concat", [shape[:-1] for shape in shapes])
         lasts = [(type.dims[-1],) for type in self.it.types]
-        self._demand([shape[-1] for shape in shapes] == lasts, f"of {', '.join(map(_said, shapes))}")
+        self._demand(
+            [shape[-1] for shape in shapes] == lasts, f"of {', '.join(map(_said, shapes))}"
+        )
         self._demand_op("concat", operands, **options, **dict(self.it.op.attrs))
         return [(*before, (str(self.it.op.get("as")),))]
 
     def _product(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """`linear` sums over the last dims of both."""
         (x, left), (w, right) = map(self._tensor, args)
-        self._demand(left[-1] == right[-1], f"a product over {_said(left[-1:])} and {_said(right[-1:])}")
+        self._demand(
+            left[-1] == right[-1], f"a product over {_said(left[-1:])} and {_said(right[-1:])}"
+        )
         self._demand_op("contract", (x, w), over=left[-1], **options)
         return [left[:-1] + right[:-1]]
 
@@ -207,16 +241,22 @@ class Reader:
     def _grouped(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """`grouped_linear` sums over the last dims of both, for each expert."""
         (x, left), (w, right) = map(self._tensor, args[:2])
-        self._demand(left[-1] == right[-1], f"a product over {_said(left[-1:])} and {_said(right[-1:])}")
+        self._demand(
+            left[-1] == right[-1], f"a product over {_said(left[-1:])} and {_said(right[-1:])}"
+        )
         self._demand_op("grouped_contract", (x, w, *args[2:]), over=left[-1], **options)
         return [(*left[:-1], sum(right[:-1], ())[1:])]
 
     def _unflatten(self, shape: Shape, sizes: Values) -> Shape:
-        """The last dim as those that are joined in it, which have these sizes on a rank; the first may be -1."""
+        """The last dim as those that are joined in it, which have these sizes on a rank; the
+        first may be -1.
+        """
         dims = shape[-1]
         type = next((t for t in self.it.types[1:] if {*dims} <= {*t.dims}), self.it.types[0])
         wanted = [self.it.program.local_size(type, dim) for dim in dims]
-        fits = len(sizes) == len(dims) and sizes[0] in (-1, wanted[0]) and [*sizes[1:]] == wanted[1:]
+        fits = (
+            len(sizes) == len(dims) and sizes[0] in (-1, wanted[0]) and [*sizes[1:]] == wanted[1:]
+        )
         self._demand(fits, f"unflattened to {sizes}, where {', '.join(dims)} are {wanted}")
         return (*shape[:-1], *((dim,) for dim in dims))
 
@@ -233,7 +273,11 @@ class Reader:
         """A call of a function of the user's own on local tensors."""
         constants = self.target.call(self.it).args
         named = self.machine.spec(self.target.function(self.it.op, self.it.program))
-        wanted = self.machine.terms("lambda", named, tuple(cast(Values, constants))) if constants else named
+        wanted = (
+            self.machine.terms("lambda", named, tuple(cast(Values, constants)))
+            if constants
+            else named
+        )
         self._demand(function is wanted, f"`{function}`")
         self._demand_op("call", operands, **dict(self.it.op.attrs))
         types = [value.type for value in self.it.op.outputs]
@@ -247,19 +291,26 @@ class Reader:
         return self.machine.spec(f"[{', '.join(each)}]")
 
     def _tensor(self, value: object, negative: bool = False) -> tuple[object, Shape]:
-        """The operand that a value is a view of, and its shape; of a negative one the sign may precede the view."""
+        """The operand that a value is a view of, and its shape; of a negative one the sign may
+        precede the view.
+        """
         own = self.machine.terms("neg", value) if negative else value
         if own in self.shapes:
             return own, self.shapes[own]
         match value:
             case Term(head="neg", args=(positive,)):
                 return self._tensor(positive, not negative)
-            case Term(head="call", args=(Term(head="attr", args=(of, "flatten" | "unsqueeze" as view)), args, {})):
+            case Term(
+                head="call",
+                args=(Term(head="attr", args=(of, "flatten" | "unsqueeze" as view)), args, {}),
+            ):
                 operand, shape = self._tensor(of, negative)
                 at = _indices(args, len(shape) + (view == "unsqueeze"))
                 self._demand(bool(at), f"{view} at {args}")
                 return operand, (
-                    _flattened(shape, *at) if view == "flatten" else (*shape[: at[0]], (), *shape[at[0] :])
+                    _flattened(shape, *at)
+                    if view == "flatten"
+                    else (*shape[: at[0]], (), *shape[at[0] :])
                 )
             case _:
                 raise wrong(self.node, f"{value} is no operand of the IR's {self.it.op.kind}")
@@ -275,7 +326,8 @@ class Reader:
         self._demand(fits, f"with {len(args)} arguments and {', '.join(options) or 'no options'}")
         self._demand((*args[: len(operands)],) == operands, f"of {', '.join(map(str, args))}")
         pairs = [
-            (f"{i}", said, each) for i, (said, each) in enumerate(zip(args[len(operands) :], wanted.args, strict=True))
+            (f"{i}", said, each)
+            for i, (said, each) in enumerate(zip(args[len(operands) :], wanted.args, strict=True))
         ]
         pairs += [(key, options[key], each) for key, each in wanted.options.items()]
         for key, said, each in pairs:
@@ -287,7 +339,9 @@ class Reader:
         first = self.shapes[self.operands[0]]
         match wanted:
             case Dims(names):
-                return [first[i] for i in _indices(said, len(first))] == [self._stored(name) for name in names]
+                return [first[i] for i in _indices(said, len(first))] == [
+                    self._stored(name) for name in names
+                ]
             case Size(dim):
                 return _same(said, self.it.program.size(dim))
             case Group(axes):
@@ -298,7 +352,9 @@ class Reader:
                 given = cast(dict[int, object], said)
                 found = {first[i]: i for i in given}
                 same = {*found} == {(dim,) for dim in parts} and len(found) == len(given)
-                return same and all(self._means(given[found[dim,]], part) for dim, part in parts.items())
+                return same and all(
+                    self._means(given[found[dim,]], part) for dim, part in parts.items()
+                )
             case Keyword(operand):
                 return said is self.operands[operand]
             case RotaryTable():
@@ -309,7 +365,9 @@ class Reader:
                 return _same(said, wanted)
 
     def _stored(self, dim: str) -> tuple[str, ...]:
-        """The dims that lie together with one of the first operand: of rows with room, those of tokens."""
+        """The dims that lie together with one of the first operand: of rows with room, those of
+        tokens.
+        """
         program, type = self.it.program, self.it.types[0]
         return program.joined(type)[program.place_of(type, dim)] if dim in type.dims else (dim,)
 
@@ -322,11 +380,15 @@ def placed(place: Placement, shape: Shape) -> str:
     if place.kind is Kind.SHARDED:
         (at,) = (i for i, dims in enumerate(shape) if dims[:1] == (place.dim,))
         return f"Shard({at})"
-    return {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: "Partial('max')"}.get(place.kind, "Replicate()")
+    return {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: "Partial('max')"}.get(
+        place.kind, "Replicate()"
+    )
 
 
 def layout_of(program: Program, it: Layout) -> str:
-    """The expression for the positions or the experts that a rank holds where axes shard them, outermost first."""
+    """The expression for the positions or the experts that a rank holds where axes shard them,
+    outermost first.
+    """
     over = f"mesh, {program.size(it.dim)}{''.join(f', {axis!r}' for axis in it.axes)}"
     if isinstance(it, Experts):
         return f"Experts({over}{f', tokens={it.tokens!r}' if it.tokens else ''})"

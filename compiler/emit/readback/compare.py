@@ -1,4 +1,5 @@
-"""Compares what a body of the text did with what the IR does there: the same ops, and what communicates in its order.
+"""Compares what a body of the text did with what the IR does there: the same ops, and what
+communicates in its order.
 
 Non-goals: what the IR does (`forward`, `step`).
 """
@@ -17,17 +18,23 @@ MOVES = ("reduce_grads_in_backward", "reshard", "unshard")
 
 
 def ordered_functions() -> frozenset[str]:
-    """The functions of a forward that communicate, in it or in backward: their order is the program's."""
+    """The functions of a forward that communicate, in it or in backward: their order is the
+    program's.
+    """
     of_ops = {entry.function for entry in OPS.values() if entry.sends} - {""}
     return frozenset({*(entry.function for entry in COERCIONS.values()), *of_ops, *MOVES})
 
 
 def compare(node: ast.AST, found: Log, expected: Log, ordered: Collection[str] = ()) -> None:
-    """Raises where a body does anything else than the IR; `ordered` are the functions of a step that communicate."""
+    """Raises where a body does anything else than the IR; `ordered` are the functions of a step
+    that communicate.
+    """
     left = demand_known(found, expected)
     missing = [event for event in expected if isinstance(event, Event) and left[event.key] > 0]
     if missing:
-        raise wrong(node, f"nothing does {', '.join(dict.fromkeys(str(event.term) for event in missing))}")
+        raise wrong(
+            node, f"nothing does {', '.join(dict.fromkeys(str(event.term) for event in missing))}"
+        )
     functions = ordered or ordered_functions()
     _compare_order(node, _ordered(found, functions), _ordered(expected, functions))
     _compare_overlap(_beside(found), _beside(expected))
@@ -50,7 +57,13 @@ def _recomputed(event: Event, expected: Log) -> str:
     alike = [other for other in expected if isinstance(other, Event) and other.term is event.term]
     if not alike or any(other.key == event.key for other in alike):
         return ""
-    said = "in a block, and recomputed" if alike[0].block else "recomputed" if alike[0].recompute else "saved"
+    said = (
+        "in a block, and recomputed"
+        if alike[0].block
+        else "recomputed"
+        if alike[0].recompute
+        else "saved"
+    )
     return f" but {said}"
 
 
@@ -76,11 +89,19 @@ def function_of(term: Term) -> str:
             return ""
 
 
-def _compare_order(node: ast.AST, found: Sequence[Event | Loop], expected: Sequence[Event | Loop]) -> None:
+def _compare_order(
+    node: ast.AST, found: Sequence[Event | Loop], expected: Sequence[Event | Loop]
+) -> None:
     for ours, theirs in zip(found, expected, strict=False):
-        same = ours is theirs if isinstance(ours, Loop) or isinstance(theirs, Loop) else ours.key == theirs.key
+        same = (
+            ours is theirs
+            if isinstance(ours, Loop) or isinstance(theirs, Loop)
+            else ours.key == theirs.key
+        )
         if not same:
-            raise wrong(ours.node, f"`{ast.unparse(ours.node)}` comes before what the IR communicates first")
+            raise wrong(
+                ours.node, f"`{ast.unparse(ours.node)}` comes before what the IR communicates first"
+            )
     if len(found) != len(expected):
         raise wrong(node, "a loop of the IR is not run, or one more")
 
@@ -95,7 +116,9 @@ def _beside(log: Log) -> list[list[Event]]:
                 found[-1].append(event)
             if _begins(event.term):
                 found.append([])
-            is_under_way = _begins(event.term) or (is_under_way and function_of(event.term) != WAIT.function)
+            is_under_way = _begins(event.term) or (
+                is_under_way and function_of(event.term) != WAIT.function
+            )
     return found
 
 
@@ -106,12 +129,20 @@ def _begins(term: Term) -> bool:
 
 
 def _compare_overlap(found: Sequence[Sequence[Event]], expected: Sequence[Sequence[Event]]) -> None:
-    """Raises where anything runs beside an exchange that does not in the IR, or does not that does."""
+    """Raises where anything runs beside an exchange that does not in the IR, or does not that
+    does.
+    """
     for ours, theirs in zip(found, expected, strict=True):
         left = Counter(event.key for event in theirs)
         for event in ours:
             left[event.key] -= 1
             if left[event.key] < 0:
-                raise wrong(event.node, f"`{ast.unparse(event.node)}` runs beside an exchange, and does not in the IR")
+                raise wrong(
+                    event.node,
+                    f"`{ast.unparse(event.node)}` runs beside an exchange, and does not in the IR",
+                )
         if missing := next((event for event in theirs if left[event.key] > 0), None):
-            raise wrong(ours[-1].node, f"is awaited before {missing.term}, which runs beside the exchange in the IR")
+            raise wrong(
+                ours[-1].node,
+                f"is awaited before {missing.term}, which runs beside the exchange in the IR",
+            )

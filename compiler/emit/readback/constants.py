@@ -1,4 +1,5 @@
-"""The constants of a program and the files that it reads, from the IR alone: sizes, layers and rows of a pipeline.
+"""The constants of a program and the files that it reads, from the IR alone: sizes, layers and rows
+of a pipeline.
 
 Non-goals: what a stage does (`stages`), and what is in the file of names (`plan`).
 """
@@ -19,18 +20,29 @@ _GROUP = r"\[([^]]*)\]"
 def constants(program: Program) -> dict[str, str]:
     """Each one's expression; there are none without a pipeline."""
     pipeline = program.pipeline
-    return {"LAYERS_OF_STAGE": _layers(program, pipeline), "PIPELINE": _pipeline(program, pipeline)} if pipeline else {}
+    return (
+        {"LAYERS_OF_STAGE": _layers(program, pipeline), "PIPELINE": _pipeline(program, pipeline)}
+        if pipeline
+        else {}
+    )
 
 
 def sizes(program: Program) -> dict[str, int]:
-    """The sizes that a program may name, by the dims' names in capitals, and of stages the first and the last one."""
+    """The sizes that a program may name, by the dims' names in capitals, and of stages the
+    first and the last one.
+    """
     of_dims = {name: dim.size for dim in program.dims if (name := dim.name.upper()) not in PROGRAM}
-    return of_dims | ({"FIRST": 0, "LAST": len(program.pipeline.stage_to_rank) - 1} if program.pipeline else {})
+    return of_dims | (
+        {"FIRST": 0, "LAST": len(program.pipeline.stage_to_rank) - 1} if program.pipeline else {}
+    )
 
 
 def _layers(program: Program, pipeline: Pipeline) -> str:
     of = [stage.layers for stage in stages(program, pipeline)]
-    layers = {dim: [f"range({each[i].start}, {each[i].stop})" for each in of] for i, dim in enumerate(pipeline.dims)}
+    layers = {
+        dim: [f"range({each[i].start}, {each[i].stop})" for each in of]
+        for i, dim in enumerate(pipeline.dims)
+    }
     entries = (f"{dim!r}: ({', '.join(ranges)},)" for dim, ranges in layers.items())
     return f"{{{', '.join(entries)}}}"
 
@@ -42,7 +54,10 @@ def _pipeline(program: Program, pipeline: Pipeline) -> str:
     made = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},)"
     settings = f"{made}, schedule={file}, message_groups={groups}"
     counts = [it.size(MICROBATCHES) for it in smaller]
-    others = (f"{count}: ({', '.join(_rows(it, f'_{count}'))})" for it, count in zip(smaller, counts, strict=True))
+    others = (
+        f"{count}: ({', '.join(_rows(it, f'_{count}'))})"
+        for it, count in zip(smaller, counts, strict=True)
+    )
     settings += f", smaller={{{', '.join(others)}}}" if smaller else ""
     return f"Pipeline({pipeline.axis!r}, {settings})"
 
@@ -60,19 +75,28 @@ def _rows(program: Program, number: str) -> tuple[str, str]:
 
 
 def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:
-    """The values of neighbouring cuts where the same crosses, each with these cuts if they are not all."""
+    """The values of neighbouring cuts where the same crosses, each with these cuts if they are
+    not all.
+    """
     texts = [[_value(program, value) for value in values] for values in cuts]
     begins = [cut for cut in range(len(texts)) if not cut or texts[cut] != texts[cut - 1]]
     if begins == [0]:
         return [f"StageInput({text})" for text in texts[0]]
     ends = [*begins[1:], len(texts)]
     spans = zip(begins, ends, strict=True)
-    return [f"StageInput({text}, cuts=range({begin}, {end}))" for begin, end in spans for text in texts[begin]]
+    return [
+        f"StageInput({text}, cuts=range({begin}, {end}))"
+        for begin, end in spans
+        for text in texts[begin]
+    ]
 
 
 def _value(program: Program, value: Value) -> str:
     constant = "" if value.type.differentiable else ", gradient=False"
-    return f"{base(value.name)!r}, {program.local_shape(value.type)!r}, {DTYPES[value.type.dtype]}{constant}"
+    return (
+        f"{base(value.name)!r}, {program.local_shape(value.type)!r},"
+        f" {DTYPES[value.type.dtype]}{constant}"
+    )
 
 
 # ---- files beside a program, which it knows by their hashes
@@ -84,12 +108,15 @@ def read_beside(function: str, name: str, text: str) -> str:
 
 
 def check_files(files: Mapping[str, str]) -> None:
-    """Compares the files beside `train.py`, name → text with it, with the hashes in it, which `check` has compared.
+    """Compares the files beside `train.py`, name → text with it, with the hashes in it, which
+    `check` has compared.
 
     Raises AssertionError where the two differ.
     """
     calls = [node for node in ast.walk(ast.parse(files["train.py"])) if isinstance(node, ast.Call)]
-    known = {call.args[0]: each.value for call in calls for each in call.keywords if each.arg == "sha256"}
+    known = {
+        call.args[0]: each.value for call in calls for each in call.keywords if each.arg == "sha256"
+    }
     said = {ast.literal_eval(name): ast.literal_eval(hashed) for name, hashed in known.items()}
     found = {name: digest(text) for name, text in files.items() if name != "train.py"}
     wrong = sorted({*said.items()} ^ {*found.items()})

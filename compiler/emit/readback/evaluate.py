@@ -1,7 +1,9 @@
-"""Runs the text of a program on symbols: the whitelist of syntax is what has a method here, and anything else an error.
+"""Runs the text of a program on symbols: the whitelist of syntax is what has a method here, and
+anything else an error.
 
-Purpose: no part of the text is executed by Python: names are bound to terms, numbers and the text's own classes, and a
-call makes a term.  Non-goals: statements (`execute`), what special names do (`stubs`).
+Purpose: no part of the text is executed by Python: names are bound to terms, numbers and the text's
+own classes, and a call makes a term.  Non-goals: statements (`execute`), what special names do
+(`stubs`).
 """
 
 import ast
@@ -17,7 +19,9 @@ from .values import Binding, Class, Frame, Instance, Modules
 STEPS = 1_000_000
 """The most nodes that are run before a text is refused."""
 
-BUILT_IN = frozenset({"__file__", "float", "int", "len", "list", "range", "str", "super", "tuple", "zip"})
+BUILT_IN = frozenset(
+    {"__file__", "float", "int", "len", "list", "range", "str", "super", "tuple", "zip"}
+)
 """The names of Python's own that programs use."""
 
 OPERATORS = {
@@ -44,7 +48,9 @@ Stub = Callable[["Evaluator", ast.Call, Sequence[object], dict[str, object]], ob
 
 
 class Evaluator(ABC):
-    """Runs expressions; `known` are the names of the module, `stubs` what of them does other than make a term."""
+    """Runs expressions; `known` are the names of the module, `stubs` what of them does other
+    than make a term.
+    """
 
     built_in = BUILT_IN
 
@@ -79,7 +85,11 @@ class Evaluator(ABC):
     # ---- names
 
     def _Constant(self, node: ast.Constant) -> object:
-        demand(node, isinstance(node.value, int | float | str | None), f"`{node.value!r}` is no part of a program")
+        demand(
+            node,
+            isinstance(node.value, int | float | str | None),
+            f"`{node.value!r}` is no part of a program",
+        )
         return node.value
 
     def _Name(self, node: ast.Name) -> object:
@@ -130,13 +140,24 @@ class Evaluator(ABC):
                 raise wrong(node, f"`{ast.unparse(node.value)}` has no parts")
 
     def _module(self, node: ast.Subscript, by_key: dict[object, object], key: object) -> object:
-        """The module of a layer, by its number as text: of all layers of a loop it is the same one."""
+        """The module of a layer, by its number as text: of all layers of a loop it is the same
+        one.
+        """
         match key:
             case Term(
-                head="call", args=(Term(head="name", args=("str",)), (Term(head="index", args=(range() as of, _)),), _)
+                head="call",
+                args=(
+                    Term(head="name", args=("str",)),
+                    (Term(head="index", args=(range() as of, _)),),
+                    _,
+                ),
             ):
                 found = {id(by_key.get(str(i))): by_key.get(str(i)) for i in of}
-                demand(node, len(found) == 1 and None not in found.values(), f"not all of {of} have a module")
+                demand(
+                    node,
+                    len(found) == 1 and None not in found.values(),
+                    f"not all of {of} have a module",
+                )
                 return next(iter(found.values()))
             case _:
                 raise wrong(node, f"`{ast.unparse(node)}` is no layer's module")
@@ -149,7 +170,10 @@ class Evaluator(ABC):
         if not run:
             raise wrong(node, f"an operator `{kind.__name__}` is no part of a program")
         if not any(isinstance(each, Term) for each in operands):
-            fits = all(isinstance(each, int | float | set) for each in operands) or word in ("in", "==")
+            fits = all(isinstance(each, int | float | set) for each in operands) or word in (
+                "in",
+                "==",
+            )
             fits = fits and (word != "**" or operands[1] in (0.5, -0.5))
             demand(node, fits, "computes with what are no numbers, or another power than a root")
             try:
@@ -158,14 +182,21 @@ class Evaluator(ABC):
                 raise wrong(node, str(error)) from None
         if word == "-":  # a - b is a + (-b), and less a number is plus its negative
             left, right = operands
-            negative = -right if isinstance(right, int | float) else self.operate(node, ast.USub, right)
+            negative = (
+                -right if isinstance(right, int | float) else self.operate(node, ast.USub, right)
+            )
             return self.operate(node, ast.Add, left, negative)
         made = self.terms(word, *operands)
-        return made if word == "neg" else self.done(node, made)  # a sign is part of what is added or returned
+        # a sign is part of what is added or returned
+        return made if word == "neg" else self.done(node, made)
 
     def done(self, node: ast.AST, term: Term, block: bool = False) -> Term:
         """Logs what was computed; of a layer's number nothing is."""
-        numbers = term.head in ("%", "==") and isinstance(term.args[0], Term) and term.args[0].head in ("index", "%")
+        numbers = (
+            term.head in ("%", "==")
+            and isinstance(term.args[0], Term)
+            and term.args[0].head in ("index", "%")
+        )
         if not self.frame.is_spec:
             self.at.setdefault(term, node)
         self.log += [] if numbers else [Event(term, node, block, self.recompute)]
@@ -200,7 +231,9 @@ class Evaluator(ABC):
                 case Term() as term:
                     yield self.terms("star", term)
                 case all_:
-                    demand(node, isinstance(all_, tuple | set), f"`{ast.unparse(node)}` are no values")
+                    demand(
+                        node, isinstance(all_, tuple | set), f"`{ast.unparse(node)}` are no values"
+                    )
                     yield from cast(tuple[object, ...], all_)
 
     def _Tuple(self, node: ast.Tuple | ast.List) -> object:
@@ -210,7 +243,9 @@ class Evaluator(ABC):
 
     def _Set(self, node: ast.Set) -> object:
         found = [*self.several(node.elts)]
-        demand(node, all(isinstance(each, int) for each in found), "is a set of what are no numbers")
+        demand(
+            node, all(isinstance(each, int) for each in found), "is a set of what are no numbers"
+        )
         return {*found}
 
     def _Dict(self, node: ast.Dict) -> object:
@@ -225,7 +260,10 @@ class Evaluator(ABC):
     _ListComp = _GeneratorExp
 
     def _DictComp(self, node: ast.DictComp) -> object:
-        return {self.value(node.key): self.value(node.value) for _ in self._layers(node, node.generators)}
+        return {
+            self.value(node.key): self.value(node.value)
+            for _ in self._layers(node, node.generators)
+        }
 
     def _layers(self, node: ast.expr, generators: Sequence[ast.comprehension]) -> Iterator[None]:
         """Binds the names of a comprehension to each of their values, as long as it runs."""
@@ -238,7 +276,11 @@ class Evaluator(ABC):
         all_, name = self.value(first.iter), first.target.id
         if not isinstance(all_, range | tuple):
             raise wrong(node, f"`{ast.unparse(first.iter)}` are not known")
-        demand(node, name not in self.known and name not in self.built_in, f"`{name}` hides what the module calls so")
+        demand(
+            node,
+            name not in self.known and name not in self.built_in,
+            f"`{name}` hides what the module calls so",
+        )
         before = self.frame.names.get(name)
         for each in cast(tuple[object, ...], all_):
             self.frame.names[name] = Binding(each)
@@ -258,17 +300,25 @@ class Evaluator(ABC):
             options[keyword.arg] = self.value(keyword.value)
         return self.call(node, function, args, options)
 
-    def call(self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]) -> object:
+    def call(
+        self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]
+    ) -> object:
         """The result of a call: that of a module or a class of the text, else a term."""
         match function:
             case Term() if stub := self.stubs.get(function):
                 return stub(self, node, args, options)
             case Term(head="attr", args=(Term(head="neg", args=(positive,)), "unsqueeze" as view)):
-                return self.operate(node, ast.USub, self.call(node, self.terms("attr", positive, view), args, options))
+                return self.operate(
+                    node,
+                    ast.USub,
+                    self.call(node, self.terms("attr", positive, view), args, options),
+                )
             case Term(head="attr", args=(Instance() as of, str(name))):
                 return self.register(node, of, name, args, options)
             case Term():
-                return self.done(node, self.terms("call", function, tuple(args), dict(sorted(options.items()))))
+                return self.done(
+                    node, self.terms("call", function, tuple(args), dict(sorted(options.items())))
+                )
             case Class():
                 demand(node, not options, "is given keywords")
                 return self.instantiate(node, function, args)
@@ -280,7 +330,12 @@ class Evaluator(ABC):
 
     @abstractmethod
     def register(
-        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
+        self,
+        node: ast.Call,
+        of: Instance,
+        name: str,
+        args: Sequence[object],
+        options: dict[str, object],
     ) -> object:
         """A call of a method of a module under construction."""
         ...

@@ -1,4 +1,5 @@
-"""Runs statements and functions of a program's text on symbols; a loop is run once, for all of its layers.
+"""Runs statements and functions of a program's text on symbols; a loop is run once, for all of its
+layers.
 
 Purpose: what every statement binds, logs and returns, and which ones were run.
 Non-goals: expressions (`evaluate`), classes (`machine`).
@@ -50,16 +51,27 @@ class Statements(Evaluator):
                 return given
         return NOTHING
 
-    def function(self, node: ast.FunctionDef, args: Sequence[object], own: Instance | None = None) -> object:
+    def function(
+        self, node: ast.FunctionDef, args: Sequence[object], own: Instance | None = None
+    ) -> object:
         """Runs a function; the types of what it takes and gives are those that it says."""
         demand(node, node not in self._running, f"`{node.name}` runs itself")
         self.entered.add(node)
         self._running.add(node)
         several = node.args.vararg
-        parameters, before = [*node.args.args, *([several] if several else []), *node.args.kwonlyargs], self.frame
-        demand(node, len(parameters) == len(args), f"takes {len(parameters)} arguments, is given {len(args)}")
+        parameters, before = (
+            [*node.args.args, *([several] if several else []), *node.args.kwonlyargs],
+            self.frame,
+        )
+        demand(
+            node,
+            len(parameters) == len(args),
+            f"takes {len(parameters)} arguments, is given {len(args)}",
+        )
         own_names = self._own.get(node) or self._own.setdefault(node, _own(node))
-        self.frame = Frame(own_names, {p.arg: Binding(value) for p, value in zip(parameters, args, strict=True)})
+        self.frame = Frame(
+            own_names, {p.arg: Binding(value) for p, value in zip(parameters, args, strict=True)}
+        )
         self._demand_free(node)
         for parameter, value in zip(parameters, args, strict=True):
             for each in cast(tuple[object, ...], value) if parameter is several else (value,):
@@ -91,7 +103,9 @@ class Statements(Evaluator):
         if isinstance(target, ast.Tuple) and isinstance(stmt.value, ast.Tuple):
             demand(stmt, len(target.elts) == len(stmt.value.elts), "assigns unevenly")
             blocks = [self._block_of(each) for each in stmt.value.elts]
-            for each, part, block in zip(target.elts, self.parts(stmt, value, len(blocks)), blocks, strict=True):
+            for each, part, block in zip(
+                target.elts, self.parts(stmt, value, len(blocks)), blocks, strict=True
+            ):
                 self._bind(each, part, block)
             return NOTHING
         self._bind(target, value, self._block_of(stmt.value))
@@ -102,7 +116,9 @@ class Statements(Evaluator):
         if isinstance(node, ast.Name):
             return self.bound(node).block
         match node:
-            case ast.Call(func=ast.Name(id="recomputed"), args=[ast.Name() | ast.Attribute() as function, *_]):
+            case ast.Call(
+                func=ast.Name(id="recomputed"), args=[ast.Name() | ast.Attribute() as function, *_]
+            ):
                 return None if isinstance(self.value(function), Instance) else Block(closed=True)
             case ast.Call(func=ast.Attribute(value=ast.Name() as viewed, attr="unflatten")):
                 return self.bound(viewed).block
@@ -114,9 +130,13 @@ class Statements(Evaluator):
             case ast.Name(id=name):
                 self.frame.names[name] = Binding(value, target, block)
             case ast.Tuple(elts=elements):
-                names = [each.id for each in elements if isinstance(each, ast.Name) and each.id != "_"]
+                names = [
+                    each.id for each in elements if isinstance(each, ast.Name) and each.id != "_"
+                ]
                 demand(target, len({*names}) == len(names), "binds a name twice")
-                for each, part in zip(elements, self.parts(target, value, len(elements)), strict=True):
+                for each, part in zip(
+                    elements, self.parts(target, value, len(elements)), strict=True
+                ):
                     self._bind(each, part, block)
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
                 own = self.frame.names["self"].value
@@ -132,7 +152,11 @@ class Statements(Evaluator):
 
     def _set(self, node: ast.AST, own: Instance, name: str, value: object) -> None:
         """Sets an attribute, which has one value."""
-        demand(node, name not in own.attributes and not name.startswith("_"), f"sets `self.{name}` twice")
+        demand(
+            node,
+            name not in own.attributes and not name.startswith("_"),
+            f"sets `self.{name}` twice",
+        )
         own.attributes[name], self.set_at[own, name] = value, node
 
     def parts(self, node: ast.AST, value: object, count: int) -> Sequence[object]:
@@ -150,9 +174,14 @@ class Statements(Evaluator):
     def _do_AugAssign(self, stmt: ast.AugAssign) -> object:
         if not (isinstance(stmt.op, ast.Add) and isinstance(stmt.target, ast.Name)):
             raise wrong(stmt, "changes a value in place")
-        before, more = self.value(ast.copy_location(ast.Name(stmt.target.id), stmt)), self.value(stmt.value)
+        before, more = (
+            self.value(ast.copy_location(ast.Name(stmt.target.id), stmt)),
+            self.value(stmt.value),
+        )
         demand(stmt, isinstance(before, Term), "changes what is no value of the step")
-        self.frame.names[stmt.target.id] = Binding(self.done(stmt, self.terms("+=", before, more)), stmt.target)
+        self.frame.names[stmt.target.id] = Binding(
+            self.done(stmt, self.terms("+=", before, more)), stmt.target
+        )
         return NOTHING
 
     def _do_Expr(self, stmt: ast.Expr) -> object:
@@ -168,14 +197,19 @@ class Statements(Evaluator):
 
     def _do_If(self, stmt: ast.If) -> object:
         test = self.value(stmt.test)
-        demand(stmt, isinstance(test, bool | set), f"`{ast.unparse(stmt.test)}` is not known before it runs")
+        demand(
+            stmt,
+            isinstance(test, bool | set),
+            f"`{ast.unparse(stmt.test)}` is not known before it runs",
+        )
         return self.run(stmt.body if test else stmt.orelse)
 
     def _do_With(self, stmt: ast.With) -> object:
         match stmt.items:
             case [
                 ast.withitem(
-                    ast.Call(func=ast.Name(id="regather" | "recompute")) as call, ast.Name() | ast.Tuple() as names
+                    ast.Call(func=ast.Name(id="regather" | "recompute")) as call,
+                    ast.Name() | ast.Tuple() as names,
                 )
             ]:
                 block = Block()
@@ -214,7 +248,10 @@ class Statements(Evaluator):
             if name in names and name not in targets:
                 if (store := names[name].store) is not None:
                     self.read.add(store)
-                loop.begin[name], loop.carried[name] = names[name].value, self.terms("carried", loop.symbol, name)
+                loop.begin[name], loop.carried[name] = (
+                    names[name].value,
+                    self.terms("carried", loop.symbol, name),
+                )
                 names[name] = Binding(loop.carried[name])
         each = [self._each(stmt, domain, loop.symbol) for domain in loop.domains]
         self._bind(stmt.target, tuple(each) if zipped else each[0])
@@ -252,13 +289,17 @@ def body_of(node: ast.FunctionDef | ast.ClassDef | ast.Module) -> list[ast.stmt]
 def _stored(nodes: Sequence[ast.AST]) -> set[str]:
     """The names that statements or targets bind."""
     every = (node for top in nodes for node in ast.walk(top))
-    return {node.id for node in every if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {
+        node.id for node in every if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _own(node: ast.FunctionDef) -> frozenset[str]:
     args = node.args
     several = [args.vararg] if args.vararg else []
-    return frozenset(_stored(node.body) | {each.arg for each in (*args.args, *several, *args.kwonlyargs)})
+    return frozenset(
+        _stored(node.body) | {each.arg for each in (*args.args, *several, *args.kwonlyargs)}
+    )
 
 
 def _first(loop: ast.For) -> Callable[[str], int]:

@@ -1,8 +1,9 @@
 """Compares the `forward` of a text, as it was run on symbols, with the forward block of the IR.
 
-Purpose: each op of the IR is written as the emitter's table of expressions has it and run on the terms of its operands;
-what it logs is what the text must have logged.  Loops of the text are the repeats of the IR, in their order.
-Non-goals: stages of a pipeline (`stages`), and the step around the model (`step`).
+Purpose: each op of the IR is written as the emitter's table of expressions has it and run on the
+terms of its operands; what it logs is what the text must have logged.  Loops of the text are the
+repeats of the IR, in their order.  Non-goals: stages of a pipeline (`stages`), and the step around
+the model (`step`).
 """
 
 import ast
@@ -16,7 +17,20 @@ from attrs import evolve
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
 from ...analysis.recompute import name_of
-from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, uses
+from ...ir import (
+    FLOATS,
+    INVARIANT,
+    REPLICATED,
+    Arg,
+    Enter,
+    Op,
+    Param,
+    Program,
+    Region,
+    Stmt,
+    base,
+    uses,
+)
 from ...ir.placements import ends
 from ...ops import OPS
 from ...ops.dropout import are_draws
@@ -43,10 +57,16 @@ Loops = Iterator[tuple[Loop, Log]]
 
 
 class Forward:
-    """Compares one run of `forward` with the IR; `values` are the terms of the IR's, `paths` parameters' names."""
+    """Compares one run of `forward` with the IR; `values` are the terms of the IR's, `paths`
+    parameters' names.
+    """
 
     def __init__(
-        self, machine: Machine, program: Program, paths: Mapping[str, str], target: Target = RUNTIME_TARGET
+        self,
+        machine: Machine,
+        program: Program,
+        paths: Mapping[str, str],
+        target: Target = RUNTIME_TARGET,
     ) -> None:
         self._machine, self._program, self._paths, self._target = machine, program, paths, target
         self._region, self._forward = program.microbatches, program.forward
@@ -59,7 +79,14 @@ class Forward:
         self._calls = Calls(machine, program, self._types, self._shape, target)
         layout = partial(layout_of, program)
         self._context = Context(
-            program, self._types.__getitem__, _axis, layout, lambda op: TABLE, self._is_matrix, {}, target
+            program,
+            self._types.__getitem__,
+            _axis,
+            layout,
+            lambda op: TABLE,
+            self._is_matrix,
+            {},
+            target,
         )
 
     def compare(self, model: Instance, given: Sequence[str]) -> None:
@@ -69,18 +96,28 @@ class Forward:
         found = self.begin(named)
         result = self._machine.forward(node, model, [*named.values()])
         before = self.expect()
-        self.body(self._forward.body, iter_loops(found), Counter(uses(self._forward)) + Counter(self._yields()))
+        self.body(
+            self._forward.body,
+            iter_loops(found),
+            Counter(uses(self._forward)) + Counter(self._yields()),
+        )
         compare(node, found, before)
         self.demand_result(node, result, [self.term(name) for name in self._yields()])
 
     # ---- a run and its expectation
 
     def begin(self, named: Mapping[str, object]) -> list[Event | Loop]:
-        """The log of a run of the model, and its inputs, by the names that the IR's have without their numbers."""
+        """The log of a run of the model, and its inputs, by the names that the IR's have
+        without their numbers.
+        """
         inputs = (arg.value.name for arg in self._region.args)
         self.values = {name: named[base(name)] for name in inputs if base(name) in named}
         flat_params = self._machine.terms.name("flat_params")
-        repeats = {repeat_of(self._paths[bucket.params[0]]) for bucket in self._program.buckets if bucket.per_layer}
+        repeats = {
+            repeat_of(self._paths[bucket.params[0]])
+            for bucket in self._program.buckets
+            if bucket.per_layer
+        }
         self._params = {name: self._machine.terms("getitem", flat_params, name) for name in repeats}
         self._machine.log = []
         return self._machine.log
@@ -90,12 +127,16 @@ class Forward:
         self._machine.log = []
         return self._machine.log
 
-    def demand_result(self, node: ast.FunctionDef, result: object, wanted: Sequence[object]) -> None:
+    def demand_result(
+        self, node: ast.FunctionDef, result: object, wanted: Sequence[object]
+    ) -> None:
         """Raises where a function returns anything else."""
         given = cast(tuple[object, ...], result) if isinstance(result, tuple) else (result,)
         same = len(given) == len(wanted) and all(a is b for a, b in zip(given, wanted, strict=True))
         last = [stmt for stmt in ast.walk(node) if isinstance(stmt, ast.Return)][-1]
-        demand(last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}")
+        demand(
+            last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}"
+        )
 
     def _yields(self) -> list[str]:
         return [end.name for end in self._region.yields[: self._program.made]]
@@ -111,12 +152,21 @@ class Forward:
         """A parameter; a DTensor is cast where it is read, of a flat buffer it is a view."""
         known, own = self._machine.terms("param", param), self._types[name].dtype
         stored = next(each.type.dtype for each in self._program.stored if each.name == param)
-        return known if self._target.local or own == stored else self._machine.spec(f"x.{CASTS[own]}()", x=known)
+        return (
+            known
+            if self._target.local or own == stored
+            else self._machine.spec(f"x.{CASTS[own]}()", x=known)
+        )
 
     # ---- ops
 
     def body(
-        self, body: Iterable[Stmt], loops: Loops, used: Counter[str], around: Repeats = (), whole: int = 0
+        self,
+        body: Iterable[Stmt],
+        loops: Loops,
+        used: Counter[str],
+        around: Repeats = (),
+        whole: int = 0,
     ) -> None:
         """Does what the statements of a body do."""
         ops = [stmt for stmt in body if isinstance(stmt, Op)]
@@ -150,7 +200,9 @@ class Forward:
         again = name_of(op) in self._selected() or results[0] in self._program.recomputed
         if not whole and (again or self._twins.count[self._twins.of(results[0])]):
             log[at] = evolve(last, block=True)
-        parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
+        parts = (
+            [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
+        )
         self.values |= dict(zip(results, parts, strict=True))
 
     def _text(self, op: Op) -> str:
@@ -172,15 +224,21 @@ class Forward:
         return {*recompute.names} if recompute.word == "selective" else set()
 
     def _compare_recomputed(self, ops: Sequence[Op], whole: int) -> None:
-        """Raises unless backward recomputes a body up to some op; of ops that are alike, the first."""
+        """Raises unless backward recomputes a body up to some op; of ops that are alike, the
+        first.
+        """
         made = [op for op in ops if not (self._is_silent(op) or OPS[op.kind].decides)]
         firsts = [self._twins.of(op.outputs[0].name) for op in made]
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
-        assert every <= {whole}, f"emit: line 0: in the IR, backward recomputes one of {every} layers"
+        assert every <= {whole}, (
+            f"emit: line 0: in the IR, backward recomputes one of {every} layers"
+        )
         once = left.total()
         left.subtract(firsts[:once])
-        assert not any(left[first] for first in firsts[:once]), "emit: line 0: in the IR, backward recomputes other ops"
+        assert not any(left[first] for first in firsts[:once]), (
+            "emit: line 0: in the IR, backward recomputes other ops"
+        )
 
     def _matrix(self, name: str) -> Param | None:
         """The parameter that a value is, if it is stored as a matrix."""
@@ -210,44 +268,70 @@ class Forward:
         machine.log.append(loop)
         outer, machine.log = machine.log, []
         around = (*around, (region.dim, str(region.span)))
-        slices = {self._leaves.get(arg.source, arg.source) for arg in region.args if arg.enter is Enter.EACH}
+        slices = {
+            self._leaves.get(arg.source, arg.source)
+            for arg in region.args
+            if arg.enter is Enter.EACH
+        }
         layer = LayerMoves(self._program, region, around, slices)
         self._slice(region, loop)
         own, groups = (layer.groups(names, self._paths) for names in self._moved(layer))
         before = dict(self._params)
-        self._params |= {name: machine.terms("each", self._params[name], loop.symbol) for name in groups}
+        self._params |= {
+            name: machine.terms("each", self._params[name], loop.symbol) for name in groups
+        }
         self.compare_domains(region, loop, [before[name] for name in groups])
         assert len(own) < 2, f"emit: {', '.join(own)} are one loop"
-        (first, last), followed = layer.functions() if own else ([], []), self._followed(region, used)
+        (first, last), followed = (
+            layer.functions() if own else ([], []),
+            self._followed(region, used),
+        )
         for function in first:
             self.values[followed] = self._move(function, self.values[followed], own[0])
         inner = layer.rest()
         self.done |= {op.outputs[0].name for op in layer.flat()}
-        given = {name: self.term(name) for name in captured(region) if name in self._leaves and name not in self.values}
+        given = {
+            name: self.term(name)
+            for name in captured(region)
+            if name in self._leaves and name not in self.values
+        }
         self.values |= (
-            given  # parameters of the model, which a layer is given as they are read, and its layers after it
+            # parameters of the model, which a layer is given as they are read, and its layers after
+            # it
+            given
         )
         whole = self.recomputes(region)
         machine.recompute = self.recompute(loop, whole)
         self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
         machine.recompute = None
-        results = {arg.value.name: self.term(end.name) for arg, end in zip(carried, region.yields, strict=False)}
+        results = {
+            arg.value.name: self.term(end.name)
+            for arg, end in zip(carried, region.yields, strict=False)
+        }
         for function in last:
             results[followed] = self._move(function, results[followed], own[0])
         compare(loop.node, loop.log, machine.log)
         for name in given:
             del self.values[name]
         for (arg, name), value in zip(carried.items(), region.results, strict=False):
-            demand(loop.node, loop.end[name] is results[arg.value.name], f"`{name}` does not end as {value.name}")
+            demand(
+                loop.node,
+                loop.end[name] is results[arg.value.name],
+                f"`{name}` does not end as {value.name}",
+            )
             self.values[value.name] = loop.after[name]
         machine.log, self._params = outer, before
 
     def _moved(self, layer: LayerMoves) -> tuple[Sequence[str], Sequence[str]]:
-        """The buckets that lines around a layer move, and those that a layer takes; DTensors have no lines for it."""
+        """The buckets that lines around a layer move, and those that a layer takes; DTensors
+        have no lines for it.
+        """
         return (layer.own, [*layer.own, *layer.inner]) if self._target.local else ((), ())
 
     def _carry(self, region: Region, loop: Loop, done: Log) -> dict[Arg, str]:
-        """The names that carry a repeat's values: those that begin as these do, as they are bound, after `done`."""
+        """The names that carry a repeat's values: those that begin as these do, as they are
+        bound, after `done`.
+        """
         free, found = [*loop.begin], dict[Arg, str]()
         for arg in (arg for arg in region.args if arg.enter is Enter.CARRY):
             name = next((name for name in free if loop.begin[name] is self.first(arg)), None)
@@ -263,7 +347,9 @@ class Forward:
         return self.term(arg.source)
 
     def _slice(self, region: Region, loop: Loop) -> None:
-        """The values that a layer has of its own: draws, and slices of parameters, which go by the parameter's name."""
+        """The values that a layer has of its own: draws, and slices of parameters, which go by
+        the parameter's name.
+        """
         for arg in region.args:
             if arg.enter is Enter.EACH and are_draws(arg.value.type):
                 self.values[arg.value.name] = self.drawn(loop, self.term(arg.source))
@@ -275,22 +361,32 @@ class Forward:
         return self._machine.terms("each", all_, loop.symbol)
 
     def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
-        """Raises where a loop goes over other modules, draws or groups of flat parameters, or over more or fewer."""
+        """Raises where a loop goes over other modules, draws or groups of flat parameters, or
+        over more or fewer.
+        """
         size = self._program.size(region.dim)
         held = [each for each in loop.domains if isinstance(each, Modules)]
         count = len(held[0].by_key) if held else 0
-        demand(loop.node, len(held) == 1 and count == size, f"has {count} modules for the {size} {region.dim}")
+        demand(
+            loop.node,
+            len(held) == 1 and count == size,
+            f"has {count} modules for the {size} {region.dim}",
+        )
         draws = [self.term(arg.source) for arg in region.args if are_draws(arg.value.type)]
         every = self.recomputes(region)
         rest = Counter(frozen_key(each) for each in loop.domains if not isinstance(each, Modules))
-        wanted = Counter(map(frozen_key, [*draws, *groups, *([self._which(size, every)] if every > 1 else [])]))
+        wanted = Counter(
+            map(frozen_key, [*draws, *groups, *([self._which(size, every)] if every > 1 else [])])
+        )
         demand(loop.node, rest == wanted, f"goes over {_said(rest)}, not {_said(wanted)}")
 
     def _which(self, size: int, every: int) -> tuple[bool, ...]:
         return tuple(i % every == 0 for i in range(size))
 
     def recomputes(self, region: Region) -> int:
-        """The interval of wholly recomputed layers: the first layer of each interval is; 0 for none."""
+        """The interval of wholly recomputed layers: the first layer of each interval is; 0 for
+        none.
+        """
         recompute = self._program.train.recompute
         if any(isinstance(inner, Region) for inner in region.body):
             return 0
@@ -306,11 +402,20 @@ class Forward:
         return self._machine.terms("each", self._which(size, every), loop.symbol)
 
     def _followed(self, region: Region, used: Counter[str]) -> str:
-        """The first value by which backward comes through all layers: it is read in one, and in the end used."""
+        """The first value by which backward comes through all layers: it is read in one, and in
+        the end used.
+        """
         inside = uses(region)
         carried = (arg.value for arg in region.args if arg.enter is Enter.CARRY)
         found = zip(carried, region.results, strict=False)
-        return next((it.name for it, end in found if it.type.differentiable and inside[it.name] and used[end.name]), "")
+        return next(
+            (
+                it.name
+                for it, end in found
+                if it.type.differentiable and inside[it.name] and used[end.name]
+            ),
+            "",
+        )
 
     def _move(self, function: str, x: object, repeat: str) -> object:
         """The value that a line around a layer makes of the one it passes on."""

@@ -1,7 +1,7 @@
 """Runs a whole text on symbols: its functions, its classes, and the modules that these make.
 
-Purpose: modules of one class that are made alike are one object, and each statement and name must have been of use.
-Non-goals: statements (`execute`), expressions (`evaluate`).
+Purpose: modules of one class that are made alike are one object, and each statement and name must
+have been of use.  Non-goals: statements (`execute`), expressions (`evaluate`).
 """
 
 import ast
@@ -36,9 +36,16 @@ class Machine(Statements):
         return self.function(of.of.forward, [of, *args], of)
 
     def register(
-        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
+        self,
+        node: ast.Call,
+        of: Instance,
+        name: str,
+        args: Sequence[object],
+        options: dict[str, object],
     ) -> object:
-        """`register_buffer` of a table that is computed when a program starts, or of biases, zeros at first."""
+        """`register_buffer` of a table that is computed when a program starts, or of biases,
+        zeros at first.
+        """
         match name, args, options:
             case "register_buffer", [str(attribute), value], _ if options == self._of_buffer(value):
                 self._set(node, of, attribute, value)
@@ -48,7 +55,11 @@ class Machine(Statements):
 
     def _of_buffer(self, value: object) -> dict[str, object]:
         """Attributes of a buffer: biases are saved with the state, tables are not."""
-        is_bias = isinstance(value, Term) and value.head == "call" and value.args[0] is self.spec("torch.zeros")
+        is_bias = (
+            isinstance(value, Term)
+            and value.head == "call"
+            and value.args[0] is self.spec("torch.zeros")
+        )
         return {} if is_bias else {"persistent": False}
 
     def _do_FunctionDef(self, stmt: ast.FunctionDef) -> object:
@@ -59,10 +70,15 @@ class Machine(Statements):
         demand(stmt, [*map(ast.unparse, stmt.bases)] == ["nn.Module"], "is no module")
         demand(stmt, not stmt.keywords and not stmt.decorator_list, "has keywords or decorators")
         match body_of(stmt):
-            case [ast.FunctionDef(name="__init__") as init, ast.FunctionDef(name="forward") as forward]:
+            case [
+                ast.FunctionDef(name="__init__") as init,
+                ast.FunctionDef(name="forward") as forward,
+            ]:
                 self.ran |= {init, forward}
                 first = ast.unparse(body_of(init)[0])
-                demand(init, first == "super().__init__()", f"`{first}` should be `super().__init__()`")
+                demand(
+                    init, first == "super().__init__()", f"`{first}` should be `super().__init__()`"
+                )
                 for each in (init, forward):
                     demand(each, not each.decorator_list, "is decorated")
                     self.demand_header(each)
@@ -98,6 +114,10 @@ class Machine(Statements):
     def _demand_read(self, stmt: ast.Assign) -> None:
         """An assignment of several results may leave some of them unread."""
         (target,) = stmt.targets
-        names = [node for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        names = [
+            node
+            for node in ast.walk(target)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        ]
         if names and not any(name in self.read for name in names):
             raise wrong(stmt, f"nothing reads `{ast.unparse(target)}`")

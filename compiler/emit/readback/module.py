@@ -42,11 +42,18 @@ class File:
         *body, last = body_of(self._tree)
         for stmt in body:
             self._statement(stmt)
-        demand(last, ast.dump(last) == ast.dump(ast.parse(MAIN).body[0]), f"the last statement should be `{MAIN}`")
+        demand(
+            last,
+            ast.dump(last) == ast.dump(ast.parse(MAIN).body[0]),
+            f"the last statement should be `{MAIN}`",
+        )
 
     def _statement(self, stmt: ast.stmt) -> None:
         match stmt:
-            case ast.Import(names=[ast.alias(name=name, asname=None)]) if name in {"torch", *self._modules}:
+            case ast.Import(names=[ast.alias(name=name, asname=None)]) if name in {
+                "torch",
+                *self._modules,
+            }:
                 self.machine.define(stmt, name, self.machine.terms.name(name))
             case ast.ImportFrom():
                 self._import(stmt)
@@ -76,14 +83,18 @@ class File:
             self._plan.append((stmt, value))
         else:
             raise wrong(stmt, f"`{name}` is no part of a program")
-        self.machine.define(stmt, name, self.machine.terms.name(name) if isinstance(value, Term) else value)
+        self.machine.define(
+            stmt, name, self.machine.terms.name(name) if isinstance(value, Term) else value
+        )
 
     def _size(self, stmt: ast.Assign, names: Sequence[str]) -> None:
         """Sizes of dims, each by the dim's name in capitals."""
         value = self.machine.value(stmt.value)
         values = value if isinstance(stmt.targets[0], ast.Tuple) else (value,)
         wanted = tuple(self._sizes[name] for name in names)
-        demand(stmt, frozen_key(values) == frozen_key(wanted), f"{', '.join(names)} are not {wanted}")
+        demand(
+            stmt, frozen_key(values) == frozen_key(wanted), f"{', '.join(names)} are not {wanted}"
+        )
         for name, size in zip(names, wanted, strict=True):
             self.machine.define(stmt, name, size)
 
@@ -102,7 +113,11 @@ class File:
         steps = [Step(machine, program, node, weights.paths) for node in (train, evaluate)]
         for step in steps:
             step.compare()
-        demand(evaluate, steps[0].given == steps[1].given, "calls the model otherwise than training does")
+        demand(
+            evaluate,
+            steps[0].given == steps[1].given,
+            "calls the model otherwise than training does",
+        )
         if program.pipeline:
             forward: Forward = StagedForward(machine, program, program.pipeline, weights)
             forward.compare_all(made.model, steps[0].given)
@@ -111,7 +126,9 @@ class File:
             assert isinstance(made.whole, Instance), "emit: no model"
             forward.compare(made.whole, steps[0].given)
         for bias, path in steps[0].biases.items():
-            demand(train, path == weights.paths[bias], f"balances {path}, not {weights.paths[bias]}")
+            demand(
+                train, path == weights.paths[bias], f"balances {path}, not {weights.paths[bias]}"
+            )
         made.check(weights.paths)
         check_plan(machine, *self._plan[0], program, stored(program, weights.paths, made.dtype()))
         machine.demand_all(self._tree)
@@ -124,14 +141,22 @@ class File:
         known = self.machine.known
         found = {name: each.node for name, each in known.items() if isinstance(each, Function)}
         last = self._tree.body[-1]
-        demand(last, sorted(found) == ["build", "eval_step", "train_step"], f"defines {sorted(found)}")
         demand(
-            last, {"PLAN", "train", *self._wanted} <= {*known}, "has no plan, or does not bind all that a program needs"
+            last, sorted(found) == ["build", "eval_step", "train_step"], f"defines {sorted(found)}"
+        )
+        demand(
+            last,
+            {"PLAN", "train", *self._wanted} <= {*known},
+            "has no plan, or does not bind all that a program needs",
         )
         for name, node in found.items():
             types_of(node)
             decorators = ["torch.no_grad()"] if name == "eval_step" else []
-            demand(node, [*map(ast.unparse, node.decorator_list)] == decorators, "is decorated otherwise")
+            demand(
+                node,
+                [*map(ast.unparse, node.decorator_list)] == decorators,
+                "is decorated otherwise",
+            )
         return [found[name] for name in ("build", "train_step", "eval_step")]
 
 

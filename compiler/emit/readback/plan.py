@@ -24,7 +24,9 @@ from .machine import Machine
 from .terms import called, demand, frozen_key, wrong
 
 
-def check_plan(machine: Machine, node: ast.Assign, plan: object, program: Program, stored: Mapping[str, str]) -> None:
+def check_plan(
+    machine: Machine, node: ast.Assign, plan: object, program: Program, stored: Mapping[str, str]
+) -> None:
     """`PLAN` says what the program says; `stored` is what it says of files of weights.
 
     The model's hashes are not read: of the model before any placement a program does not tell.
@@ -36,21 +38,32 @@ def check_plan(machine: Machine, node: ast.Assign, plan: object, program: Progra
         raise wrong(node, "is no plan")
     said, texts = made[1], {**_plan(program), **stored}
     expected = {key: machine.spec(text) for key, text in texts.items()}
-    expected |= {key: said[key] for key in ("name", "model", "unpadded") if isinstance(said.get(key), str)}
+    expected |= {
+        key: said[key] for key in ("name", "model", "unpadded") if isinstance(said.get(key), str)
+    }
     assert isinstance(node.value, ast.Call), "emit: no plan"
     at = {keyword.arg: keyword.value for keyword in node.value.keywords}
     demand(node, isinstance(said.get("name"), str), "is no name")  # of the plan's file
     same = {*said} == {"name", *expected}
     demand(node, same, f"sets {', '.join(map(str, said))}, not {', '.join(expected)}")
     for key, wanted in expected.items():
-        demand(at[key], frozen_key(said[key]) == frozen_key(wanted), f"`{key}` is {said[key]}, not {wanted}")
+        demand(
+            at[key],
+            frozen_key(said[key]) == frozen_key(wanted),
+            f"`{key}` is {said[key]}, not {wanted}",
+        )
 
 
 def _plan(program: Program) -> dict[str, str]:
     """Each setting of the plan as Python writes it."""
     train, schedule = program.train, program.train.optimizer.schedule
     floor = f", floor={schedule.floor!r}" if schedule.kind == "cosine" else ""
-    numbers = {"seq": train.seq, "global_batch": train.global_batch, "steps": train.steps, "seed": train.seed}
+    numbers = {
+        "seq": train.seq,
+        "global_batch": train.global_batch,
+        "steps": train.steps,
+        "seed": train.seed,
+    }
     return {
         "mesh": repr({axis.name: axis.size for axis in program.axes}),
         "data": _data(program),
@@ -83,7 +96,10 @@ def _costs(program: Program) -> dict[str, str]:
 
 def _smaller(program: Program) -> str:
     """The other sizes of an elastic axis."""
-    rows = [{"microbatches": repr(it.size("microbatches")), **_costs(it)} for it in every_size(program)[1:]]
+    rows = [
+        {"microbatches": repr(it.size("microbatches")), **_costs(it)}
+        for it in every_size(program)[1:]
+    ]
     meshes = (repr({axis.name: axis.size for axis in it.axes}) for it in every_size(program)[1:])
     each = (
         f"SmallerMesh({', '.join([mesh, *(f'{key}={text}' for key, text in row.items())])})"
@@ -93,7 +109,9 @@ def _smaller(program: Program) -> str:
 
 
 def _account(program: Program) -> str:
-    """The account of all ranks along a pipeline's axis; without one, of one rank for all; with experts, two of each."""
+    """The account of all ranks along a pipeline's axis; without one, of one rank for all; with
+    experts, two of each.
+    """
     loads = [it for _, it in at_loads(program)] or [accounts(program)]
     found, worst = loads[0], loads[-1]
     options = f", reserve={found[0].reserve}" if found[0].reserve else ""
@@ -106,7 +124,10 @@ def _expected(program: Program) -> str:
     """The time of a step, "" where the speed of the plan's GPUs is not known."""
     if (it := expected(program)) is None:
         return ""
-    seconds, flops = float(f"{it.step.seconds:.4g}"), f"flops_per_token={it.per_token}, peak_flops={it.peak!r}"
+    seconds, flops = (
+        float(f"{it.step.seconds:.4g}"),
+        f"flops_per_token={it.per_token}, peak_flops={it.peak!r}",
+    )
     return f"Expected({it.on.name!r}, {seconds=}, error={it.on.error}, {flops})"
 
 
@@ -115,7 +136,9 @@ def _data(program: Program) -> str:
     dtype = f", dtype=torch.{data.dtype}" if data.kind == "tokens" else ""
     as_is = ", as_is=True" if data.as_is == ON else ""
     options = f", separator={data.separator_id}" if data.separator is not None else ""
-    options += f", masked={data.masked!r}, mask_token={data.mask_id}" if data.masked is not None else ""
+    options += (
+        f", masked={data.masked!r}, mask_token={data.mask_id}" if data.masked is not None else ""
+    )
     sets = [
         f"DataSet({each.name!r}, {each.files!r}, weight={each.weight!r}, holdout={each.holdout!r})"
         for each in data.mixture
@@ -130,7 +153,9 @@ def _inputs(program: Program) -> str:
     for arg in program.microbatches.args:
         type = arg.value.type
         split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
-        chunked = [axis for dim, axes in split.items() for axis in axes if (dim, axis) in program.zigzags]
+        chunked = [
+            axis for dim, axes in split.items() for axis in axes if (dim, axis) in program.zigzags
+        ]
         zigzag = f", zigzag={tuple(chunked)!r}" if chunked else ""
         found[base(arg.value.name)] = f"Input({type.dims!r}, {split!r}{zigzag})"
     return f"{{{', '.join(f'{name!r}: {text}' for name, text in found.items())}}}"
@@ -144,7 +169,11 @@ def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str
 
     `paths` are the parameters' name patterns, `dtype` the model's element type.
     """
-    rows = {paths[param.name]: count for param in program.params if (count := _valid_rows(param, program))}
+    rows = {
+        paths[param.name]: count
+        for param in program.params
+        if (count := _valid_rows(param, program))
+    }
     return {**({"padded_rows": repr(rows)} if rows else {}), **_names(program, paths, dtype)}
 
 
@@ -161,8 +190,12 @@ def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
     program = get_program_with_names(plan, paths)
     if not program.names:
         return {}
-    entries = (f"  {dumps(paths[each.param])}: {dumps(_place(each, program))}" for each in program.names)
-    head = f'"written_by": "scalec {__version__}",\n "dtype": "{DTYPES[dtype].removeprefix("torch.")}"'
+    entries = (
+        f"  {dumps(paths[each.param])}: {dumps(_place(each, program))}" for each in program.names
+    )
+    head = (
+        f'"written_by": "scalec {__version__}",\n "dtype": "{DTYPES[dtype].removeprefix("torch.")}"'
+    )
     weights = '"weights": {\n' + ",\n".join(entries) + "\n }"
     text = f'{{{head},\n "repeats": {dumps(_counts(program, paths))},\n {weights}}}\n'
     return {"names": read_beside("read_hf_names", "hf_names.json", text)}
@@ -182,11 +215,16 @@ def _place(each: HFWeight, program: Program) -> dict[str, object]:
     """One entry."""
     params = {param.name: param for param in program.stored}
     shapes = get_file_shapes(program)
-    rows = {other.part: shapes[other.param][0] for other in program.names if other.tensor == each.tensor}
+    rows = {
+        other.part: shapes[other.param][0] for other in program.names if other.tensor == each.tensor
+    }
     own = params[each.param]
     shape = (sum(rows.values()), *shapes[each.param][1:])
     start = sum(rows[part] for part in range(each.part))
-    said: dict[str, object] = {"tensor": each.tensor, "shape": shape[::-1] if each.transposed else shape}
+    said: dict[str, object] = {
+        "tensor": each.tensor,
+        "shape": shape[::-1] if each.transposed else shape,
+    }
     for experts in program.outer(own)[own.stacked :]:
         said["each"] = experts, program.size(experts)
     if each.part:
@@ -197,7 +235,13 @@ def _place(each: HFWeight, program: Program) -> dict[str, object]:
         said["wide"] = True
     if each.interleaved:
         outer = own.type.dims[: -own.inner or None]
-        said["interleaved"] = each.skipped, each.skipped + each.interleaved, program.valid(outer[-1])
-    if own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not (own.inner or each.transposed or each.parts > 1):
+        said["interleaved"] = (
+            each.skipped,
+            each.skipped + each.interleaved,
+            program.valid(outer[-1]),
+        )
+    if own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not (
+        own.inner or each.transposed or each.parts > 1
+    ):
         said["positions"] = True
     return said

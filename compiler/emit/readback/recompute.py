@@ -1,6 +1,8 @@
-"""The ops that backward recomputes, read off the IR alone: each of its ops that does what an op of forward did.
+"""The ops that backward recomputes, read off the IR alone: each of its ops that does what an op of
+forward did.
 
-Purpose: a program's blocks and loops are compared with the IR's backward.  Non-goals: what the plan asks for.
+Purpose: a program's blocks and loops are compared with the IR's backward.  Non-goals: what the plan
+asks for.
 """
 
 from collections import Counter
@@ -9,7 +11,9 @@ from ...ir import Attr, Enter, Leave, Op, Region, ops_in, regions_in
 from ...syntax.source import Span
 
 Path = tuple[tuple[str, Span], ...]
-"""The dims of the repeats around an op and their places in the plan: the same in forward and backward."""
+"""The dims of the repeats around an op and their places in the plan: the same in forward and
+backward.
+"""
 
 Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 
@@ -17,18 +21,21 @@ Key = tuple[Path, str, tuple[str, ...], frozenset[tuple[str, Attr]]]
 class Twins:
     """Each value's twin: the first value of forward's body that is the same.
 
-    `count` says how often backward recomputes a value of forward, and `every` in one of how many layers it does so,
-    by twin.
+    `count` says how often backward recomputes a value of forward, and `every` in one of how many
+    layers it does so, by twin.
     """
 
     def __init__(self, forward: Region, backward: Region) -> None:
         self._twins: dict[str, str] = {}
-        self._layers: dict[str, str] = {}  # what lies stacked over all layers of a repeat → what one layer calls it
+        # what lies stacked over all layers of a repeat → what one layer calls it
+        self._layers: dict[str, str] = {}
         self._firsts: dict[Key, Op] = {}
         self.every: dict[str, int] = {}
         for path, region in _regions(forward):
             ends = zip(region.yields, region.results, strict=True)
-            self._layers |= {value.name: end.name for end, value in ends if end.leave is Leave.STACK}
+            self._layers |= {
+                value.name: end.name for end, value in ends if end.leave is Leave.STACK
+            }
             self._slice(region)
             for op in ops_in(region.body):
                 self._bind(op, self._firsts.setdefault(self._key(path, op), op))
@@ -62,7 +69,9 @@ class Twins:
         return path, op.kind, tuple(map(self.of, op.inputs)), attrs
 
     def _bind(self, op: Op, first: Op) -> None:
-        self._twins |= {new.name: old.name for new, old in zip(op.outputs, first.outputs, strict=True)}
+        self._twins |= {
+            new.name: old.name for new, old in zip(op.outputs, first.outputs, strict=True)
+        }
 
 
 def _regions(region: Region, around: Path = ()) -> list[tuple[Path, Region]]:

@@ -1,7 +1,8 @@
-"""Compares the `forward` of a model in stages with the IR: it runs once as each stage, with that stage's modules alone.
+"""Compares the `forward` of a model in stages with the IR: it runs once as each stage, with that
+stage's modules alone.
 
-Purpose: every stage does its part of the IR, receives what crosses, and declares no more than it reads.
-Non-goals: which stage has what (`ir.stages`), and in which order stages work (`schedules`).
+Purpose: every stage does its part of the IR, receives what crosses, and declares no more than it
+reads.  Non-goals: which stage has what (`ir.stages`), and in which order stages work (`schedules`).
 """
 
 from collections import Counter
@@ -23,7 +24,12 @@ class StagedForward(Forward):
     """Compares all stages with the IR."""
 
     def __init__(
-        self, machine: Machine, program: Program, pipeline: Pipeline, weights: Weights, target: Target = RUNTIME_TARGET
+        self,
+        machine: Machine,
+        program: Program,
+        pipeline: Pipeline,
+        weights: Weights,
+        target: Target = RUNTIME_TARGET,
     ) -> None:
         super().__init__(machine, program, weights.paths, target)
         self._pipeline, self._stages = pipeline, stages(program, pipeline)
@@ -31,10 +37,13 @@ class StagedForward(Forward):
         self._counts = [len(values) for values in crossing(program, pipeline)]
         self._weights = weights
         self._layers_of: dict[str, range] = {}  # of the stage that runs, by dim
-        self._received: dict[Arg, object] = {}  # by the stage that runs, though two may begin as one value
+        # by the stage that runs, though two may begin as one value
+        self._received: dict[Arg, object] = {}
 
     def compare_all(self, model: Class, given: Sequence[str]) -> None:
-        """Runs every stage, whose arguments are its number, what crosses and the inputs of these names."""
+        """Runs every stage, whose arguments are its number, what crosses and the inputs of
+        these names.
+        """
         alone: list[Instance] = []
         for number, stage in enumerate(self._stages):
             alone.append(self._made(model, number if self._is_module else (number,)))
@@ -44,7 +53,11 @@ class StagedForward(Forward):
             self._compare_ranks(model, alone)
         self._weights.demand_all(model.node)
         read = {name for each in alone for name in each.read}
-        demand(model.init, {*alone[0].attributes} <= read | {*self._of_stages(alone[0])}, "sets what no stage reads")
+        demand(
+            model.init,
+            {*alone[0].attributes} <= read | {*self._of_stages(alone[0])},
+            "sets what no stage reads",
+        )
 
     @property
     def _is_module(self) -> bool:
@@ -52,7 +65,9 @@ class StagedForward(Forward):
         return not self._target.local
 
     def _made(self, model: Class, stages: object) -> Instance:
-        return self._machine.instantiate(model.node, model, [self._machine.terms.name("mesh"), stages])
+        return self._machine.instantiate(
+            model.node, model, [self._machine.terms.name("mesh"), stages]
+        )
 
     def _compare_ranks(self, model: Class, alone: Sequence[Instance]) -> None:
         """Compares each rank's model with its stages."""
@@ -71,27 +86,49 @@ class StagedForward(Forward):
         for name in self._of_stages(of) if {*of.attributes} == {*wanted} else ():
             parts = [each.attributes[name] for each in alone if name in each.attributes]
             wanted[name] = Modules(
-                {key: m for part in parts if isinstance(part, Modules) for key, m in part.by_key.items()}
+                {
+                    key: m
+                    for part in parts
+                    if isinstance(part, Modules)
+                    for key, m in part.by_key.items()
+                }
             )
-        demand(of.of.init, of.attributes == wanted, f"declares {sorted(of.attributes)}, not {sorted(wanted)}")
+        demand(
+            of.of.init,
+            of.attributes == wanted,
+            f"declares {sorted(of.attributes)}, not {sorted(wanted)}",
+        )
 
-    def _compare_stage(self, number: int, stage: Stage, model: Instance, given: Sequence[str]) -> None:
+    def _compare_stage(
+        self, number: int, stage: Stage, model: Instance, given: Sequence[str]
+    ) -> None:
         machine, node = self._machine, model.of.forward
         named = {name: machine.terms.name(name) for name in given}
         found = self.begin(named)
-        enters = [machine.terms("enters", number, i) for i in range(self._counts[number - 1] if number else 0)]
-        what = (enters[0] if len(enters) == 1 else tuple(enters)) if number else machine.terms.name(NOTHING)
+        enters = [
+            machine.terms("enters", number, i)
+            for i in range(self._counts[number - 1] if number else 0)
+        ]
+        what = (
+            (enters[0] if len(enters) == 1 else tuple(enters))
+            if number
+            else machine.terms.name(NOTHING)
+        )
         received = [tuple(enters)] if self._is_module else [number, what]
         result = machine.forward(node, model, [*received, *named.values()])
         before = self.expect()
         self._layers_of = dict(zip(self._pipeline.dims, stage.layers, strict=True))
-        self._received = dict(zip(_carried(self._cut[stage.begins]), enters, strict=True)) if number else {}
+        self._received = (
+            dict(zip(_carried(self._cut[stage.begins]), enters, strict=True)) if number else {}
+        )
         self.values |= {arg.source: value for arg, value in self._received.items()}
         used = Counter(uses(self._forward)) + Counter(self._yields())
         loops = iter_loops(found)
         self.body([stmt for group in self._groups for stmt in group if is_free(stmt)], loops, used)
         for at, group in enumerate(self._groups):
-            self.body([stmt for stmt in group if at in stage.groups and not is_free(stmt)], loops, used)
+            self.body(
+                [stmt for stmt in group if at in stage.groups and not is_free(stmt)], loops, used
+            )
             if at < len(self._cut):
                 self._layers(self._cut[at], loops, used)
         compare(node, found, before)
@@ -124,10 +161,16 @@ class StagedForward(Forward):
             is_own = isinstance(value, Term) and value.head == "param"
             is_own = is_own or (isinstance(value, Modules) and bool(value.by_key))
             node = self._machine.set_at[model, name]
-            demand(node, name in model.read or not is_own, f"a stage has `{name}`, and does not read it")
+            demand(
+                node,
+                name in model.read or not is_own,
+                f"a stage has `{name}`, and does not read it",
+            )
 
     def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
-        """In a repeat that is cut, the layers of the stage; their modules are looked up by number."""
+        """In a repeat that is cut, the layers of the stage; their modules are looked up by
+        number.
+        """
         if region.dim not in self._pipeline.dims:
             super().compare_domains(region, loop, groups)
             return

@@ -1,7 +1,9 @@
-"""Compares `train_step` and `eval_step`, as they were run on symbols, with the ops of the IR's step.
+"""Compares `train_step` and `eval_step`, as they were run on symbols, with the ops of the IR's
+step.
 
 Purpose: what is counted, gathered, reduced and updated, over which axes and in which order.
-Non-goals: the model (`forward`), the loop over microbatches (`microbatches`), which buckets move in parts (`buckets`).
+Non-goals: the model (`forward`), the loop over microbatches (`microbatches`), which buckets move in
+parts (`buckets`).
 """
 
 import ast
@@ -21,25 +23,36 @@ BEFORE, AFTER = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
 
 
 class Step(Microbatches):
-    """Compares one of the two functions; `given` are the inputs, in the order of the model's arguments."""
+    """Compares one of the two functions; `given` are the inputs, in the order of the model's
+    arguments.
+    """
 
-    def __init__(self, machine: Machine, program: Program, node: ast.FunctionDef, paths: Mapping[str, str]) -> None:
+    def __init__(
+        self, machine: Machine, program: Program, node: ast.FunctionDef, paths: Mapping[str, str]
+    ) -> None:
         super().__init__(machine, program, node, paths)
         self._types = program.types
-        given = {op.kind: op.outputs[0].name for op in program.ops if op.kind in ("loss_scale", "loss_limit")}
+        given = {
+            op.kind: op.outputs[0].name
+            for op in program.ops
+            if op.kind in ("loss_scale", "loss_limit")
+        }
         self._scale, self._limit = given.get("loss_scale", ""), given.get("loss_limit", "")
         metrics = ("loss", "norm", "tokens", "router_loss")[: 2 + program.losses]
         ends = [end.name for end in program.region.yields]
         self._returns: dict[str, str] = dict(zip(metrics, ends, strict=False))
         self._loads = ends[len(metrics) :][: program.routes] if self._trains else []
         if not self._trains:
-            self._returns = {key: name for key, name in self._returns.items() if key in ("loss", "tokens")}
+            self._returns = {
+                key: name for key, name in self._returns.items() if key in ("loss", "tokens")
+            }
         else:
             self._returns |= {"loss_scale": self._scale} if self._scale else {}
             self._returns |= {"limit": self._limit} if self._limit else {}
         self._ops = ops_in(program.region.body) if self._trains else self._needed()
         self._updated = False
-        self.biases: dict[str, object] = {}  # the names in the model's state by which biases are moved
+        # the names in the model's state by which biases are moved
+        self.biases: dict[str, object] = {}
 
     def _needed(self) -> list[Op]:
         """The ops of the step on which the results of evaluation depend."""
@@ -59,8 +72,12 @@ class Step(Microbatches):
                 self._microbatches(stmt)
             elif stmt in self._ops:
                 self._do(stmt)
-        fields = ", ".join([*(f"{key}={key}" for key in self._returns), *["loads=loads"][: len(self._loads)]])
-        wanted = self._spec(f"Metrics({fields})", **self._metrics(), loads=tuple(map(self._values.get, self._loads)))
+        fields = ", ".join(
+            [*(f"{key}={key}" for key in self._returns), *["loads=loads"][: len(self._loads)]]
+        )
+        wanted = self._spec(
+            f"Metrics({fields})", **self._metrics(), loads=tuple(map(self._values.get, self._loads))
+        )
         compare(self._node, self._found, machine.log, ORDERED)
         demand(self._node.body[-1], result is wanted, f"returns {result}, not {wanted}")
         self._compare_sides()
@@ -76,15 +93,23 @@ class Step(Microbatches):
         for each in self._found:
             function = "" if isinstance(each, Loop) else function_of(each.term)
             early, late = function in AFTER and not ran, function in BEFORE and ran
-            demand(each.node, not (early or late), f"comes {'before' if early else 'after'} the microbatches")
+            demand(
+                each.node,
+                not (early or late),
+                f"comes {'before' if early else 'after'} the microbatches",
+            )
             ran = ran or isinstance(each, Loop) or function in MICROBATCHES
 
     def _demand_updated(self, cells: dict[tuple[object, object], object]) -> None:
-        """Each bucket's gradient in the state is, in the end, the one by which the IR updates it."""
+        """Each bucket's gradient in the state is, in the end, the one by which the IR updates
+        it.
+        """
         gradients = self._container("state.gradients()")
         for op in (op for op in self._ops if op.kind == "update"):
             name = str(op.get("bucket"))
-            found = cells.get((gradients, frozen_key(name)), self._machine.terms("getitem", gradients, name))
+            found = cells.get(
+                (gradients, frozen_key(name)), self._machine.terms("getitem", gradients, name)
+            )
             wanted = self._values[op.inputs[0]]
             demand(self._node, found is wanted, f"the gradient `{name}` is {found}, not {wanted}")
 
@@ -115,7 +140,9 @@ class Step(Microbatches):
             assert (like.dtype, like.dims) == (loss.dtype, loss.dims), (
                 "emit: the loss is of another type than its share"
             )
-            self._values["zero 0"] = loss = self._spec("torch.zeros_like(x)", x=self._values[result])
+            self._values["zero 0"] = loss = self._spec(
+                "torch.zeros_like(x)", x=self._values[result]
+            )
             if self._trains and self._program.losses > 1:
                 self._values["zero 1"] = self._spec("torch.zeros_like(x)", x=loss)
         if op.kind == "reciprocal" and self._trains:
@@ -133,7 +160,9 @@ class Step(Microbatches):
         operands = [f"a{i}" for i in range(len(op.inputs))]
         match op.kind:
             case "count_valid":
-                labels = next(arg.source for arg in self._region.args if base(arg.value.name) == "labels")
+                labels = next(
+                    arg.source for arg in self._region.args if base(arg.value.name) == "labels"
+                )
                 assert op.inputs == (labels,), "emit: counts other than labels"
                 return "count_valid(batch.labels)"
             case "one":
@@ -165,7 +194,9 @@ class Step(Microbatches):
                 raise AssertionError(f"emit: nothing does {op.kind} at the scope of the step")
 
     def _squares(self, op: Op) -> str:
-        """The sum of squares, chunk by chunk; a parameter of several stages counts on the first of them."""
+        """The sum of squares, chunk by chunk; a parameter of several stages counts on the first
+        of them.
+        """
         of = {bucket.dim: bucket for bucket in self._program.buckets}
         buckets = [of[self._types[name].dims[-1]] for name in op.inputs]
         stars = ("*" if self._buckets.has_chunks(bucket) else "" for bucket in buckets)
@@ -183,7 +214,9 @@ class Step(Microbatches):
     # ---- buckets
 
     def _coerce(self, op: Op) -> object:
-        """A rank's part of a parameter is there; buckets are moved in place, or by layers and stages."""
+        """A rank's part of a parameter is there; buckets are moved in place, or by layers and
+        stages.
+        """
         (name,), result = op.inputs, op.outputs[0]
         bucket = self._buckets.of(result)
         group = self._ranks(op.names("axes"), op.names("among"))
@@ -198,30 +231,43 @@ class Step(Microbatches):
             case [Kind.PARTIAL, _] if bucket and self._buckets.reduces(bucket, op):
                 return self._values[name]
             case [Kind.PARTIAL, Kind.INVARIANT]:
-                return self._spec(f"all_reduce_(x, {group}{self._sent(op, result)})", x=self._values[name])
+                return self._spec(
+                    f"all_reduce_(x, {group}{self._sent(op, result)})", x=self._values[name]
+                )
             case [Kind.PARTIAL, Kind.SHARDED]:
-                return self._spec(f"reduce_scatter_(x, {group}{self._sent(op, result)})", x=self._values[name])
+                return self._spec(
+                    f"reduce_scatter_(x, {group}{self._sent(op, result)})", x=self._values[name]
+                )
             case [Kind.SHARDED, Kind.REPLICATED]:
                 return self._spec(f"all_gather_(x, {group})", x=self._values[name])
             case _:
                 raise AssertionError(f"emit: nothing does {result.name} at the scope of the step")
 
     def _sent(self, op: Op, value: Value) -> str:
-        """The element type in which a gradient is reduced, between two casts, where it is not that of record."""
+        """The element type in which a gradient is reduced, between two casts, where it is not
+        that of record.
+        """
         bucket, dtype = self._buckets.of(value), value.type.dtype
         if not bucket or dtype == bucket.type.dtype:
             return ""
         casts = [each for each in self._ops if each.kind == "cast"]
         made = any(each.outputs[0].name == op.inputs[0] for each in casts)
-        kept = any(each.inputs[0] == value.name and each.get("dtype") == bucket.type.dtype for each in casts)
-        assert all((made, kept)), f"emit: {bucket.name} is reduced in {dtype} without casts to it and back"
+        kept = any(
+            each.inputs[0] == value.name and each.get("dtype") == bucket.type.dtype
+            for each in casts
+        )
+        assert all((made, kept)), (
+            f"emit: {bucket.name} is reduced in {dtype} without casts to it and back"
+        )
         return f", dtype={DTYPES[dtype]}"
 
     def _pack(self, op: Op) -> object:
         """The flat parameters of a bucket, or its flat gradients."""
         bucket = self._program.bucket(str(op.get("bucket")))
         if op.inputs == bucket.params:
-            of = self._flats() if self._buckets.moves(bucket) else self._container("state.weights()")
+            of = (
+                self._flats() if self._buckets.moves(bucket) else self._container("state.weights()")
+            )
             return self._machine.terms("getitem", of, bucket.name)
         assert op.inputs == self._buckets.sums(bucket), f"emit: {bucket.name} packs other gradients"
         return self._machine.terms("getitem", self._container("state.gradients()"), bucket.name)
@@ -240,7 +286,11 @@ class Step(Microbatches):
         """The biases of a route's routers, by its load."""
         bias, load, count = op.inputs
         skipped, names = self._skipped(count)
-        calls = [cast(Any, each.term.args[1]) for each in self._found if isinstance(each, Event) and _balances(each)]
+        calls = [
+            cast(Any, each.term.args[1])
+            for each in self._found
+            if isinstance(each, Event) and _balances(each)
+        ]
         given = calls[len(self.biases)][0] if len(self.biases) < len(calls) else None
         self.biases[bias] = given
         text = f"state.balance(given, load, rate={op.get('rate')!r}, {skipped})"
@@ -251,12 +301,21 @@ class Step(Microbatches):
         makers = {made.name: each for each in self._ops for made in each.outputs}
         decides = makers[counted]
         finite = makers[decides.inputs[0]] if decides.kind == "if_below" else decides
-        assert finite.kind == "if_finite", "emit: an update that does not look whether values are finite"
-        assert bool(self._limit) == (decides is not finite), "emit: an update that does not look at the loss's limit"
-        given = dict(zip(("count", "norm", "loss"), map(self._values.get, finite.inputs), strict=True))
+        assert finite.kind == "if_finite", (
+            "emit: an update that does not look whether values are finite"
+        )
+        assert bool(self._limit) == (decides is not finite), (
+            "emit: an update that does not look at the loss's limit"
+        )
+        given = dict(
+            zip(("count", "norm", "loss"), map(self._values.get, finite.inputs), strict=True)
+        )
         overflow = ", overflow=~norm.isfinite()" if self._scale else ""
         usual = "loss.isfinite()" if self._scale and decides is finite else "usual"
-        return f"skip=count == 0{overflow}, finite={usual}", {**given, "usual": self._values[counted]}
+        return f"skip=count == 0{overflow}, finite={usual}", {
+            **given,
+            "usual": self._values[counted],
+        }
 
 
 def _balances(event: Event) -> bool:

@@ -1,4 +1,5 @@
-"""Names in the text of a program that do more than make a term: loops, blocks, modules, changes in place.
+"""Names in the text of a program that do more than make a term: loops, blocks, modules, changes in
+place.
 
 Non-goals: all other functions, which are terms by their names.
 """
@@ -19,7 +20,11 @@ OPERATORS = {"torch.mul": "*"}
 
 def _range(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
     numbers = [each for each in args if type(each) is int]
-    demand(node, len(numbers) == len(args) and 1 <= len(args) <= 2 and not options, "is no range of numbers")
+    demand(
+        node,
+        len(numbers) == len(args) and 1 <= len(args) <= 2 and not options,
+        "is no range of numbers",
+    )
     return range(*numbers)
 
 
@@ -42,19 +47,28 @@ def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Op
     """A function's result that only a block has, and that backward recomputes."""
     function, *rest = args
     demand(node, isinstance(function, Term), "recomputes no function")
-    if isinstance(function, Term) and rest and function.args[:1] == (e.terms.name("DTensor"),):  # its method
+    # its method
+    if isinstance(function, Term) and rest and function.args[:1] == (e.terms.name("DTensor"),):
         function = e.terms("attr", rest.pop(0), function.args[1])
     if (sign := OPERATORS.get(str(function))) and not options:
         return e.done(node, e.terms(sign, *rest), block=True)
-    return e.done(node, e.terms("call", function, tuple(rest), dict(sorted(options.items()))), block=True)
+    return e.done(
+        node, e.terms("call", function, tuple(rest), dict(sorted(options.items()))), block=True
+    )
 
 
 def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """The same of a module, which backward recomputes whole; `enabled` says in which layers it does."""
+    """The same of a module, which backward recomputes whole; `enabled` says in which layers it
+    does.
+    """
     demand(node, bool(args), "recomputes nothing")
     if not isinstance(args[0], Instance):
         return _recompute(e, node, args, options)
-    demand(node, {*options} <= {"enabled"} and e.recompute is None, "recomputes otherwise than a module")
+    demand(
+        node,
+        {*options} <= {"enabled"} and e.recompute is None,
+        "recomputes otherwise than a module",
+    )
     e.recompute = options.get("enabled", True)
     given = e.forward(node, args[0], args[1:])
     e.recompute = None
@@ -67,8 +81,15 @@ def _regather(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
 
 def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
     """The result of a call in place: all names of the value are the result's from now on."""
-    before, after = args[0] if args else None, e.terms("call", e.value(node.func), tuple(args), options)
-    e.frame.names |= {name: Binding(after, held.store) for name, held in e.frame.names.items() if held.value is before}
+    before, after = (
+        args[0] if args else None,
+        e.terms("call", e.value(node.func), tuple(args), options),
+    )
+    e.frame.names |= {
+        name: Binding(after, held.store)
+        for name, held in e.frame.names.items()
+        if held.value is before
+    }
     e.frame.cells |= {key: after for key, held in e.frame.cells.items() if held is before}
     if isinstance(before, Term) and before.head == "getitem":
         e.frame.cells.setdefault((before.args[0], frozen_key(before.args[1])), after)
@@ -82,16 +103,25 @@ def accessor(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opti
 
 def _module_list(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
     demand(node, len(args) == 1, "is no list of modules")
-    return _modules(node, dict(enumerate(cast(tuple[object, ...], args[0]))) if isinstance(args[0], tuple) else {})
+    return _modules(
+        node,
+        dict(enumerate(cast(tuple[object, ...], args[0]))) if isinstance(args[0], tuple) else {},
+    )
 
 
 def _module_dict(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
     demand(node, len(args) == 1, "is no dict of modules")
-    return _modules(node, cast(dict[object, object], args[0]) if isinstance(args[0], dict) else {None: None})
+    return _modules(
+        node, cast(dict[object, object], args[0]) if isinstance(args[0], dict) else {None: None}
+    )
 
 
 def _modules(node: ast.Call, by_key: dict[object, object]) -> Modules:
-    fits = len(node.args) == 1 and not node.keywords and all(isinstance(each, Instance) for each in by_key.values())
+    fits = (
+        len(node.args) == 1
+        and not node.keywords
+        and all(isinstance(each, Instance) for each in by_key.values())
+    )
     demand(node, fits, "is no list or dict of modules")
     return Modules(dict(by_key))
 

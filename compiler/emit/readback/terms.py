@@ -1,4 +1,5 @@
-"""Symbolic values: what a program would compute, as terms that are equal where they are the same object.
+"""Symbolic values: what a program would compute, as terms that are equal where they are the same
+object.
 
 Non-goals: what makes them (`evaluate`), and what the IR says of them (`forward`, `step`).
 """
@@ -11,10 +12,12 @@ from attrs import Factory, define, frozen
 
 
 class Term:
-    """`head(args)`; a `Terms` makes one object of it, so two that are computed alike are the same one.
+    """`head(args)`; a `Terms` makes one object of it, so two that are computed alike are the same
+    one.
 
-    `call` has the function, its arguments and its keywords by name; `attr`, `getitem` and operators their operands;
-    `each` is one layer's part of a list, `index` its number; `item` one of several results.
+    `call` has the function, its arguments and its keywords by name; `attr`, `getitem` and operators
+    their operands; `each` is one layer's part of a list, `index` its number; `item` one of several
+    results.
     """
 
     __slots__ = ("args", "head")
@@ -47,13 +50,22 @@ class Term:
 
 
 def _said(value: object, depth: int) -> str:
-    return value.said(depth) if isinstance(value, Term) else str(value) if not isinstance(value, tuple | dict) else "…"
+    return (
+        value.said(depth)
+        if isinstance(value, Term)
+        else str(value)
+        if not isinstance(value, tuple | dict)
+        else "…"
+    )
 
 
 def _values(several: object, depth: int) -> list[str]:
     """Arguments, or keywords with theirs."""
     if isinstance(several, dict):
-        return [f"{key}={_said(value, depth - 1)}" for key, value in cast(dict[object, object], several).items()]
+        return [
+            f"{key}={_said(value, depth - 1)}"
+            for key, value in cast(dict[object, object], several).items()
+        ]
     return [_said(value, depth - 1) for value in cast(tuple[object, ...], several)]
 
 
@@ -75,7 +87,9 @@ class Terms:
 def called(value: object, name: str) -> tuple[tuple[object, ...], dict[str, object]] | None:
     """The arguments and keywords of a call of a function; None for any other term."""
     match value:
-        case Term(head="call", args=(Term(head="name", args=(str(function),)), args, options)) if function == name:
+        case Term(head="call", args=(Term(head="name", args=(str(function),)), args, options)) if (
+            function == name
+        ):
             return cast(tuple[object, ...], args), cast(dict[str, object], options)
         case _:
             return None
@@ -101,7 +115,8 @@ def frozen_key(value: object) -> object:
 class Event:
     """A call or an operator as it was run: the term, where, and whether backward recomputes it.
 
-    `block` is set where only a block has the result, `recompute` where backward recomputes the whole module.
+    `block` is set where only a block has the result, `recompute` where backward recomputes the
+    whole module.
     """
 
     term: Term
@@ -122,7 +137,8 @@ class Loop:
     node: ast.For
     symbol: Term
     domains: tuple[object, ...]
-    begin: dict[str, object] = Factory(dict[str, object])  # what is carried, by name: before the first layer
+    # what is carried, by name: before the first layer
+    begin: dict[str, object] = Factory(dict[str, object])
     carried: dict[str, Term] = Factory(dict[str, Term])  # at the beginning of a layer
     end: dict[str, object] = Factory(dict[str, object])  # at its end
     after: dict[str, Term] = Factory(dict[str, Term])  # after the loop
@@ -154,6 +170,8 @@ def within(values: Sequence[object]) -> set[Term]:
                     found.add(term)
                     left += term.args
             case value:
-                several = cast(dict[object, object], value).values() if isinstance(value, dict) else value
+                several = (
+                    cast(dict[object, object], value).values() if isinstance(value, dict) else value
+                )
                 left += cast(tuple[object, ...], several) if isinstance(value, tuple | dict) else ()
     return found

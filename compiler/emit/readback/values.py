@@ -1,4 +1,5 @@
-"""The values of a text besides terms: names and what they are bound to, functions, classes and their modules.
+"""The values of a text besides terms: names and what they are bound to, functions, classes and
+their modules.
 
 Non-goals: what makes them (`evaluate`, `execute`, `machine`).
 """
@@ -48,7 +49,10 @@ class Class:
 
 @define(eq=False)
 class Instance:
-    """A module: what its `__init__` set, and what of it was read.  Modules that are made alike are one object."""
+    """A module: what its `__init__` set, and what of it was read.
+
+    Modules that are made alike are one object.
+    """
 
     of: Class
     attributes: dict[str, object] = Factory(dict[str, object])
@@ -81,4 +85,5 @@ class Frame:
     names: dict[str, Binding] = Factory(dict[str, Binding])
     cells: dict[tuple[object, object], object] = Factory(dict[tuple[object, object], object])
     returns: bool = False  # whether a `return` is being run
-    is_spec: bool = False  # whether the text is the compiler's own, which no name of the module is hidden in
+    # whether the text is the compiler's own, which no name of the module is hidden in
+    is_spec: bool = False

@@ -17,7 +17,9 @@ from .values import Instance, Modules
 
 @define
 class Weights:
-    """The name in the model's state of each parameter that is declared, and where each class's modules are."""
+    """The name in the model's state of each parameter that is declared, and where each class's
+    modules are.
+    """
 
     machine: Machine
     program: Program
@@ -25,14 +27,24 @@ class Weights:
     _done: dict[Instance, str] = Factory(dict[Instance, str])
 
     def declare(self, of: Instance, prefix: str = "", depth: int = 0) -> None:
-        """Compares a module's declarations, `depth` repeats deep, with the IR; reading one then gives a parameter."""
-        demand(of.of.node, self._done.setdefault(of, prefix) == prefix, "is the class of modules in two places")
+        """Compares a module's declarations, `depth` repeats deep, with the IR; reading one then
+        gives a parameter.
+        """
+        demand(
+            of.of.node,
+            self._done.setdefault(of, prefix) == prefix,
+            "is the class of modules in two places",
+        )
         for name, value in of.attributes.items():
             match value:
                 case (
                     Term(head="call", args=(Term(head="name", args=("weight",)), *_))
                     | Term(
-                        head="call", args=(Term(head="attr", args=(Term(head="name", args=("torch",)), "zeros")), *_)
+                        head="call",
+                        args=(
+                            Term(head="attr", args=(Term(head="name", args=("torch",)), "zeros")),
+                            *_,
+                        ),
                     )
                 ):
                     of.attributes[name] = self._param(of, name, value, prefix + name, depth)
@@ -60,16 +72,22 @@ class Weights:
         return self.machine.terms("param", param.name)
 
     def declared(self, param: Param) -> object:
-        """The call that declares a parameter: each dim its own, or the outer and the inner ones joined to a matrix."""
+        """The call that declares a parameter: each dim its own, or the outer and the inner ones
+        joined to a matrix.
+        """
         type, groups = param.type, stored_dims(param)
         if isinstance(param, Buffer):
             return self.machine.spec(
                 f"torch.zeros({self.program.size(*type.dims[param.stacked :])}, device=mesh.device)"
             )
-        split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
+        split = {
+            i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])
+        }
         inner = [dim for group in groups for dim in group[1:] if type.axes_of(dim)]
         assert not inner, f"emit: {param.name} joins dims of which not the first is split"
         sizes = ", ".join(str(prod(self.program.size(dim) for dim in group)) for group in groups)
         init = f"{param.init.kind}({', '.join(map(repr, param.init.args))})"
         shard = {i: axes[0] if len(axes) == 1 else axes for i, axes in split.items()}
-        return self.machine.spec(f"weight(mesh, {sizes}, {f'shard={shard!r}, ' if shard else ''}init={init})")
+        return self.machine.spec(
+            f"weight(mesh, {sizes}, {f'shard={shard!r}, ' if shard else ''}init={init})"
+        )

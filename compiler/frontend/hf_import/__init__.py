@@ -1,8 +1,9 @@
-"""From the configuration of a Hugging Face model (`config.json`) to a plan that trains the same model.
+"""From the configuration of a Hugging Face model (`config.json`) to a plan that trains the same
+model.
 
-A plan with the model in it, one file to read and change: the text of a model of `plans/models` with the
-configuration's sizes.  A field that no plan can express is an error at its place; one that transformers does not read
-is named in the plan.  None is left out in silence."""
+A plan with the model in it, one file to read and change: the text of a model of `plans/models` with
+the configuration's sizes.  A field that no plan can express is an error at its place; one that
+transformers does not read is named in the plan.  None is left out in silence."""
 
 from collections.abc import Callable
 
@@ -42,19 +43,30 @@ FAMILIES: dict[str, tuple[str, Callable[[Config], Model]]] = {
     "qwen3_moe": ("Qwen3MoeForCausalLM", qwen3_moe),
     "starcoder2": ("Starcoder2ForCausalLM", starcoder2),
 }
-"""The class of transformers that is the language model, and what makes a configuration one of ours, by `model_type`."""
+"""The class of transformers that is the language model, and what makes a configuration one of
+ours, by `model_type`.
+"""
 
 
 ALIASES: dict[str, dict[str, str]] = {
-    "deepseek_v3": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-    "distilbert": {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    "deepseek_v3": {
+        "num_local_experts": "n_routed_experts",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    },
+    "distilbert": {
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
     "gpt2": GPT_ALIASES,
     "gptj": GPT_ALIASES,
     "mixtral": {"num_experts": "num_local_experts"},
     "olmoe": {"num_local_experts": "num_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
 }
-"""Other names by which transformers knows a field (`attribute_map` of its classes), and ours, by `model_type`."""
+"""Other names by which transformers knows a field (`attribute_map` of its classes), and ours,
+by `model_type`.
+"""
 
 
 def import_config(source: Source) -> str:
@@ -68,7 +80,8 @@ def import_config(source: Source) -> str:
         config.found.check()
     wanted, make = FAMILIES[kind]
     given: object = config.take("architectures")
-    if given not in (None, [], [wanted]):  # a class may be left out, but others have other outputs than a plan
+    # a class may be left out, but others have other outputs than a plan
+    if given not in (None, [], [wanted]):
         message = f"`architectures` is `{as_json(given)}`: this is not a language model"
         config.wrong("E0801", message, "architectures", help=f"a plan is written for `{wanted}`")
     for alias, name in ALIASES.get(kind, {}).items():

@@ -1,7 +1,7 @@
 """A configuration whose every field is accounted for.
 
-Fields by name, each of the type that it has to be, with its place in the file.  A field that nothing reads is noted in
-the plan, unless transformers may read it.
+Fields by name, each of the type that it has to be, with its place in the file.  A field that
+nothing reads is noted in the plan, unless transformers may read it.
 """
 
 import json
@@ -17,20 +17,25 @@ from ...syntax.source import Source, Span
 
 ELSEWHERE = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _flash_attn_2_enabled
-    _name_or_path attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
-    chunk_size_feed_forward classifier_dropout decoder_start_token_id diversity_penalty do_sample early_stopping
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label label2id length_penalty max_length max_new_tokens min_length
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_scores pad_token_id prefix problem_type qa_dropout remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate sep_token_id seq_classif_dropout summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
-    temperature tie_last_hidden_states tokenizer_class top_k top_p torchscript transformers_version typical_p
-    use_bfloat16 use_cache
+        _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+        _flash_attn_2_enabled _name_or_path attn_implementation auto_map bad_words_ids
+        begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+        classifier_dropout decoder_start_token_id diversity_penalty do_sample early_stopping
+        encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+        forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label label2id
+        length_penalty max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups
+        num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
+        output_scores pad_token_id prefix problem_type qa_dropout remove_invalid_values
+        repetition_penalty return_dict return_dict_in_generate sep_token_id seq_classif_dropout
+        summary_activation summary_first_dropout summary_proj_to_labels summary_type
+        summary_use_proj suppress_tokens task_specific_params temperature tie_last_hidden_states
+        tokenizer_class top_k top_p torchscript transformers_version typical_p use_bfloat16
+        use_cache
     """.split()
 )
-"""Fields about tokens, files, generation and classification, which training of a language model does not ask for."""
+"""Fields about tokens, files, generation and classification, which training of a language model
+does not ask for.
+"""
 
 EFFECTS = {
     "add_cross_attention": "lets layers attend to an encoder",
@@ -90,7 +95,9 @@ READ_BY_LIBRARY: dict[str, tuple[object, ...]] = {
 """Fields that code of all models in transformers reads, and the values that change nothing."""
 
 NEWEST = (5, 23)
-"""The version of transformers whose classes the importer knows: fields of later ones may be read."""
+"""The version of transformers whose classes the importer knows: fields of later ones may be
+read.
+"""
 
 SHOWN = 60
 """Characters of a value that a message shows."""
@@ -118,11 +125,21 @@ def _is_number(value: object) -> bool:
 
 
 POSITIVE = Kind("a positive number", lambda value: _is_number(value) and 0 < value < 2**48, 1)
-NOT_NEGATIVE = Kind("a number, at least 0", lambda value: _is_number(value) and 0 <= value < 2**48, 0)
-SIZE = Kind("a whole number from 1 to 2^32", lambda value: type(value) is int and 0 < value <= 2**32, 1)
-LAYERS = Kind("a whole number from 1 to 9999", lambda value: type(value) is int and 0 < value < 10_000, 1)
-SHARE = Kind("a number, at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1, 0)
-PART = Kind("a number, above 0 and at most 1", lambda value: _is_number(value) and 0 < value <= 1, 1)
+NOT_NEGATIVE = Kind(
+    "a number, at least 0", lambda value: _is_number(value) and 0 <= value < 2**48, 0
+)
+SIZE = Kind(
+    "a whole number from 1 to 2^32", lambda value: type(value) is int and 0 < value <= 2**32, 1
+)
+LAYERS = Kind(
+    "a whole number from 1 to 9999", lambda value: type(value) is int and 0 < value < 10_000, 1
+)
+SHARE = Kind(
+    "a number, at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1, 0
+)
+PART = Kind(
+    "a number, above 0 and at most 1", lambda value: _is_number(value) and 0 < value <= 1, 1
+)
 FLAG = Kind("`true` or `false`", lambda value: isinstance(value, bool), False)
 TEXT = Kind("a string", lambda value: isinstance(value, str), "")
 TABLE = Kind("a table of fields", lambda value: isinstance(value, dict), {})
@@ -151,7 +168,9 @@ class Fields:
         return self._left.get(name) is not None
 
     def take(self, name: str) -> Any:
-        """The field, whatever it is, which is then accounted for; None where the file leaves it out."""
+        """The field, whatever it is, which is then accounted for; None where the file leaves it
+        out.
+        """
         return self._left.pop(name, None)
 
     def refuse_rest(self, help: str) -> None:
@@ -165,7 +184,9 @@ class Fields:
         self._left.clear()
 
     def read(self, name: str, kind: Kind, default: Any = None, null: Any = None) -> Any:
-        """A field of a kind; `default` where the file leaves it out, `null` where it says so, else a mistake."""
+        """A field of a kind; `default` where the file leaves it out, `null` where it says so,
+        else a mistake.
+        """
         is_there, value = name in self._left, self.take(name)
         value = (null if value is None else value) if is_there else default
         if (is_there and not (value is null or kind.holds(value))) or value is None:
@@ -195,7 +216,9 @@ class Fields:
     def table(self, name: str) -> "Fields":
         """A field that holds fields, none if it is not there."""
         fields = dict(self.read(name, TABLE, {}, {}))
-        self._tables.append(Fields(fields, self._places, (*self._path, name), self.found, self.unread))
+        self._tables.append(
+            Fields(fields, self._places, (*self._path, name), self.found, self.unread)
+        )
         return self._tables[-1]
 
     def must_be(self, name: str, *values: object) -> object:
@@ -210,10 +233,17 @@ class Fields:
         expressed = " or ".join(f"`{as_json(each)}`" for each in values)
         effect = f"`{name}` {EFFECTS[name]}; " if name in EFFECTS else ""
         help = f"{effect}a plan is written for {expressed}"
-        self.wrong("E0801", f"`{name}` is `{as_json(value)}`, which this model does not have", name, help=help)
+        self.wrong(
+            "E0801",
+            f"`{name}` is `{as_json(value)}`, which this model does not have",
+            name,
+            help=help,
+        )
 
     def repeats(self, name: str, other: str, value: object) -> None:
-        """A field that no class reads and that says the same as `other`, whose value this is; noted, or a mistake."""
+        """A field that no class reads and that says the same as `other`, whose value this is;
+        noted, or a mistake.
+        """
         if not self.has(name):
             return
         said = self.take(name)
@@ -225,7 +255,9 @@ class Fields:
         self.wrong("E0804", message, name, other, help=help)
 
     def hand_down(self, name: str, table: "Fields", called: str) -> None:
-        """A field that is the field `called` of a table in later files; where the table has it too, they are equal."""
+        """A field that is the field `called` of a table in later files; where the table has it
+        too, they are equal.
+        """
         if not self.has(name):
             self.take(name)
             return
@@ -250,19 +282,36 @@ class Fields:
         return 0
 
     def misfit(self, message: str, name: str, *others: str, label: str = "") -> None:
-        """Adds a mistake of fields that do not fit together, unless one of them is a mistake by itself."""
+        """Adds a mistake of fields that do not fit together, unless one of them is a mistake by
+        itself.
+        """
         if not self._mistaken & {name, *others}:
             self.wrong("E0804", message, name, *others, label=label)
 
-    def wrong(self, code: str, message: str, name: str, *others: str, label: str = "", help: str = "") -> None:
-        """Adds a mistake at the first of these fields that the file has; the others have to do with it."""
-        places = [place for each in (name, *others) if (place := self._places.get((*self._path, each)))]
+    def wrong(
+        self, code: str, message: str, name: str, *others: str, label: str = "", help: str = ""
+    ) -> None:
+        """Adds a mistake at the first of these fields that the file has; the others have to do
+        with it.
+        """
+        places = [
+            place for each in (name, *others) if (place := self._places.get((*self._path, each)))
+        ]
         first, *more = places or [self.span(name)]
-        self.found.error(code, message, first, label, notes=[Note(place, "see here") for place in more], help=help)
+        self.found.error(
+            code,
+            message,
+            first,
+            label,
+            notes=[Note(place, "see here") for place in more],
+            help=help,
+        )
 
     def span(self, name: str) -> Span:
         """The field's place, or that of the table without it."""
-        return self._places.get((*self._path, name)) or self._places.get(self._path, self._places[()])
+        return self._places.get((*self._path, name)) or self._places.get(
+            self._path, self._places[()]
+        )
 
     def check(self, readers: str = "") -> None:
         """Notes every field that nobody took; a mistake where it may be read by `readers`."""
@@ -297,23 +346,33 @@ class Config(Fields):
         for name, first, last in repeated:
             self._check_repeated(name, first, last, places)
 
-    def _check_repeated(self, name: str, first: object, last: object, places: Mapping[Path, list[Span]]) -> None:
-        """A field that the text gives twice: the last one counts, so that both have to be the same."""
+    def _check_repeated(
+        self, name: str, first: object, last: object, places: Mapping[Path, list[Span]]
+    ) -> None:
+        """A field that the text gives twice: the last one counts, so that both have to be the
+        same.
+        """
         if as_json(first) == as_json(last):
             self.note(f"{name}, once more", last)
             return
-        spans = next(spans for path, spans in places.items() if path[-1:] == (name,) and len(spans) > 1)
+        spans = next(
+            spans for path, spans in places.items() if path[-1:] == (name,) and len(spans) > 1
+        )
         message = f"`{name}` is given twice, as `{as_json(first)}` and as `{as_json(last)}`"
         notes = (Note(spans[-2], "given before here"),)
         help = "transformers reads the last one; delete the one that is wrong"
         self.found.error("E0804", message, spans[-1], notes=notes, help=help)
 
     def check(self, readers: str = "") -> None:
-        """As that of all tables; other code may read fields that transformers' classes do not have."""
+        """As that of all tables; other code may read fields that transformers' classes do not
+        have.
+        """
         super().check(readers or self._other_readers())
 
     def _other_readers(self) -> str:
-        """Code that may read fields which the classes that the importer knows do not read; "" if there is none."""
+        """Code that may read fields which the classes that the importer knows do not read; ""
+        if there is none.
+        """
         if self._has_own_code:
             return "the code that `auto_map` names"
         version = _VERSION.match(self._written_by)
@@ -332,7 +391,9 @@ class Config(Fields):
         self._places[name,] = self._places[alias,]
 
     def leave_out(self, name: str, default: float, kind: Kind = SHARE) -> None:
-        """A number that is of training, not of the model; the plan says that it is left out, unless it is 0."""
+        """A number that is of training, not of the model; the plan says that it is left out,
+        unless it is 0.
+        """
         if value := self.read(name, kind, default, 0):
             self.left_out[name] = value
 
@@ -353,7 +414,9 @@ def as_json(value: object) -> str:
 
 
 def _fields(source: Source, repeated: list[tuple[str, object, object]]) -> dict[str, Any]:
-    """The fields of the text; `repeated` gets each name that a table has twice, with its first and its last value."""
+    """The fields of the text; `repeated` gets each name that a table has twice, with its first
+    and its last value.
+    """
 
     def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict[str, Any]()

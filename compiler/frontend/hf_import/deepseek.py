@@ -1,4 +1,5 @@
-"""DeepSeek-V3 and models of its kind, such as Moonlight: latent attention, dense layers first, then experts in groups.
+"""DeepSeek-V3 and models of its kind, such as Moonlight: latent attention, dense layers first, then
+experts in groups.
 
 Defaults are those of its configuration class in transformers 5.23.
 """
@@ -25,7 +26,10 @@ def deepseek_v3(config: Config) -> Model:
     heads, pe = config.size("num_attention_heads", 128), config.size("qk_rope_head_dim", 64)
     config.must_be("num_key_value_heads", heads, None)
     rope, eps = positions(config, pe, beside=True), config.number("rms_norm_eps", 1e-6)
-    q_rank, ffn = config.size("q_lora_rank", 1536, null=0), config.size("moe_intermediate_size", 2048)
+    q_rank, ffn = (
+        config.size("q_lora_rank", 1536, null=0),
+        config.size("moe_intermediate_size", 2048),
+    )
     sizes = {
         "vocab": config.size("vocab_size", 129280),
         "hidden": config.size("hidden_size", 7168),
@@ -57,7 +61,9 @@ def deepseek_v3(config: Config) -> Model:
     if not config.flag("rope_interleave", True):
         replaced |= {"interleaved(": "", ", pe, from=nope)": "", ", pe, from=kv_rank)": ""}
     without = () if q_rank else ("q_rank",)
-    return model_of(config, "deepseek_v3.scale", sizes, most=4096, replaced=replaced, without=without)
+    return model_of(
+        config, "deepseek_v3.scale", sizes, most=4096, replaced=replaced, without=without
+    )
 
 
 def _whole_queries() -> dict[str, str]:
@@ -73,7 +79,10 @@ def _whole_queries() -> dict[str, str]:
 def _layers(config: Config) -> dict[str, float]:
     """The number of layers, and how many dense ones come first; there are some of each kind."""
     config.must_be("moe_layer_freq", 1)
-    layers, dense = config.layers("num_hidden_layers", 61), config.layers("first_k_dense_replace", 3)
+    layers, dense = (
+        config.layers("num_hidden_layers", 61),
+        config.layers("first_k_dense_replace", 3),
+    )
     if dense >= layers:
         message = f"of {layers} layers, {dense} are to have no experts"
         config.misfit(message, "first_k_dense_replace", "num_hidden_layers", label="none is left")
@@ -84,7 +93,8 @@ def _experts(config: Config) -> dict[str, float]:
     """The experts of a layer, and how they are chosen."""
     config.must_be("scoring_func", "sigmoid")
     config.must_be("topk_method", "noaux_tc")
-    for name in ("output_router_logits", "ep_size", "seq_aux"):  # of a run, or of the loss that is left out
+    # of a run, or of the loss that is left out
+    for name in ("output_router_logits", "ep_size", "seq_aux"):
         config.take(name)
     for name in ("aux_loss_alpha", "num_nextn_predict_layers"):
         config.leave_out(name, 0, NOT_NEGATIVE)

@@ -1,4 +1,6 @@
-"""Fields that configurations of several models share: heads, rotary positions, windows, element types."""
+"""Fields that configurations of several models share: heads, rotary positions, windows, element
+types.
+"""
 
 from collections.abc import Mapping
 from math import log
@@ -65,7 +67,8 @@ class Rope:
     """A factor of attention's scale, in models that have it."""
 
     def scale(self, dim: int) -> str:
-        """The argument of attention that gives scores the factor of cosines and sines, of heads that turn whole.
+        """The argument of attention that gives scores the factor of cosines and sines, of heads
+        that turn whole.
 
         Scores are products of a query and a key, both rotated, so they have its square.
         """
@@ -91,9 +94,9 @@ def model_of(
 ) -> Model:
     """The model by the fields of all configurations.
 
-    `limit` is the field of the most positions, `most` its default; sequences of `learned` positions have all of them.
-    `tied` is the default of `tie_word_embeddings`, None for models that do not read it; the others are fields of
-    `Model`.
+    `limit` is the field of the most positions, `most` its default; sequences of `learned` positions
+    have all of them.  `tied` is the default of `tie_word_embeddings`, None for models that do not
+    read it; the others are fields of `Model`.
     """
     std, seq = config.read("initializer_range", NOT_NEGATIVE, 0.02), config.size(limit, most)
     earlier = config.read("torch_dtype", STORED, "bfloat16", "bfloat16")
@@ -126,11 +129,13 @@ def positions(
     beside: bool = False,
     types: tuple[str, ...] = (*SCALINGS,),
 ) -> Rope:
-    """Rotary positions of heads of `dim` dims; later files say in one field what earlier ones say in several.
+    """Rotary positions of heads of `dim` dims; later files say in one field what earlier ones say
+    in several.
 
-    `theta` and `part` are fields of the latter, `base` and `default` what holds without them; without a name for `part`
-    whole heads are rotated, else their first dims.  `beside` says that heads have further dims, which are not rotated;
-    `types` are those of scaled positions that the model may have.
+    `theta` and `part` are fields of the latter, `base` and `default` what holds without them;
+    without a name for `part` whole heads are rotated, else their first dims.  `beside` says that
+    heads have further dims, which are not rotated; `types` are those of scaled positions that the
+    model may have.
     """
     given = _given(config)
     config.hand_down(theta, given, "rope_theta")
@@ -156,11 +161,16 @@ def positions(
 
 
 def refuse_factor(given: Fields, rope: Rope) -> None:
-    """Adds a mistake where cosines and sines have a factor that attention's scale cannot stand for."""
+    """Adds a mistake where cosines and sines have a factor that attention's scale cannot stand
+    for.
+    """
     if rope.table == 1:
         return
     message = f"cosines and sines are scaled by {rope.table:g}"
-    help = "a plan scales whole scores of attention; here only a part of them comes from what is rotated"
+    help = (
+        "a plan scales whole scores of attention; here only a part of them comes from what is"
+        " rotated"
+    )
     given.wrong("E0801", message, "attention_factor", "mscale", "factor", help=help)
 
 
@@ -168,7 +178,9 @@ def check_pairs(config: Config, dim: int) -> None:
     """Whole heads of `dim` dims are rotated, in pairs."""
     if dim % 2:
         message = f"heads of {dim} dims cannot be rotated in pairs"
-        config.misfit(message, "head_dim", "num_attention_heads", "hidden_size", label=f"{dim} is odd")
+        config.misfit(
+            message, "head_dim", "num_attention_heads", "hidden_size", label=f"{dim} is odd"
+        )
 
 
 def _given(config: Config) -> Fields:
@@ -182,7 +194,9 @@ def _given(config: Config) -> Fields:
 
 
 def rope_of(given: Fields, theta: float, types: tuple[str, ...] = (*SCALINGS,)) -> Rope:
-    """Rotary positions by a table of theirs, of one of some types; `theta` is what holds where it has none."""
+    """Rotary positions by a table of theirs, of one of some types; `theta` is what holds where
+    it has none.
+    """
     theta = given.number("rope_theta", theta)
     field = "rope_type" if given.has("rope_type") else "type"
     kind = given.read(field, TEXT, "default")
@@ -198,14 +212,23 @@ def rope_of(given: Fields, theta: float, types: tuple[str, ...] = (*SCALINGS,)) 
     numbers = {ours: given.number(theirs, BETAS.get(theirs)) for ours, theirs in fields.items()}
     if "low" in fields and not numbers["low"] < numbers["high"]:
         label = f"{numbers['low']:g} is not below {numbers['high']:g}"
-        given.misfit("the low factor has to be below the high one", fields["low"], fields["high"], label=label)
+        given.misfit(
+            "the low factor has to be below the high one",
+            fields["low"],
+            fields["high"],
+            label=label,
+        )
     more = [f"{ours}={shown(number)}" for ours, number in numbers.items()]
     table, temper = _yarn_factors(given, numbers["factor"]) if kind == "yarn" else (1, 1)
-    return Rope(theta, ", ".join([f"scaling={kind}", *more]) if more else "", table=table, temper=temper)
+    return Rope(
+        theta, ", ".join([f"scaling={kind}", *more]) if more else "", table=table, temper=temper
+    )
 
 
 def _yarn_factors(given: Fields, factor: float) -> tuple[float, float]:
-    """The factor of cosines and sines by yarn; and that of attention's scale, in models that have it."""
+    """The factor of cosines and sines by yarn; and that of attention's scale, in models that
+    have it.
+    """
     given.must_be("truncate", True, None)
     both = [given.read(name, NOT_NEGATIVE, 0, 0) for name in ("mscale", "mscale_all_dim")]
     of_table, of_all = (_yarn_scale(factor, each) for each in (both if all(both) else (1, 0)))
@@ -218,11 +241,15 @@ def _yarn_scale(factor: float, share: float) -> float:
 
 
 def check_layers(config: Config, count: float, *pattern: str) -> None:
-    """Layers alternate in their attention as `pattern` says, if the configuration says anything of it."""
+    """Layers alternate in their attention as `pattern` says, if the configuration says anything
+    of it.
+    """
     given: object = config.take("layer_types")
     if given is None:
         return
     layers = cast("list[object]", given) if isinstance(given, list) else []
-    if len(layers) != count or any(kind != pattern[i % len(pattern)] for i, kind in enumerate(layers)):
+    if len(layers) != count or any(
+        kind != pattern[i % len(pattern)] for i, kind in enumerate(layers)
+    ):
         help = f"a plan is written for {', '.join(pattern)}, in turn"
         config.wrong("E0801", "the layers alternate differently", "layer_types", help=help)

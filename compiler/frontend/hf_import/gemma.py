@@ -47,7 +47,9 @@ def gemma2(config: Config) -> Model:
 
 
 def _scaled(rope: Rope, after: str) -> dict[str, str]:
-    """The scale of attention with the factor of cosines and sines, where `after` follows it in the file."""
+    """The scale of attention with the factor of cosines and sines, where `after` follows it in
+    the file.
+    """
     scale = f"scale=1 / sqrt(score){after}"
     return {scale: scale.replace("1", shown(rope.table**2), 1)} if rope.table != 1 else {}
 
@@ -87,7 +89,9 @@ def _both_positions(config: Config) -> tuple[Rope, float]:
     full = given.table("full_attention") if given.has("full_attention") else earlier
     rope = rope_of(full, config.number("rope_theta", 1e6))
     local = given.table("sliding_attention")
-    given.refuse_rest("positions are those of `full_attention` or of `sliding_attention`, each a table")
+    given.refuse_rest(
+        "positions are those of `full_attention` or of `sliding_attention`, each a table"
+    )
     local.must_be("rope_type", "default")
     return rope, local.number("rope_theta", config.number("rope_local_base_freq", 1e4))
 
@@ -113,4 +117,6 @@ def _model(config: Config, file: str, sizes: dict[str, float], rope: Rope) -> Mo
         "theta": rope.theta,
     }
     config.quotient("num_attention_heads", "num_key_value_heads")
-    return model_of(config, file, {**shared, **sizes}, most=8192, tied=None, replaced=rope.replaced("theta"))
+    return model_of(
+        config, file, {**shared, **sizes}, most=8192, tied=None, replaced=rope.replaced("theta")
+    )

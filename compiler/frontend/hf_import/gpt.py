@@ -10,12 +10,18 @@ from .plan_text import Model
 
 def gpt2(config: Config) -> Model:
     """GPT-2, whose positions are learned."""
-    for name in ("add_cross_attention", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"):
+    for name in (
+        "add_cross_attention",
+        "reorder_and_upcast_attn",
+        "scale_attn_by_inverse_layer_idx",
+    ):
         config.must_be(name, False)
     config.must_be("tie_word_embeddings", True)
     sizes = _sizes(config, vocab=50257, hidden=768, heads=12, layers=12, dropout=0.1)
     config.quotient("n_embd", "n_head")
-    model = model_of(config, "gpt2.scale", sizes, limit="n_positions", most=1024, learned=True, tied=None)
+    model = model_of(
+        config, "gpt2.scale", sizes, limit="n_positions", most=1024, learned=True, tied=None
+    )
     config.must_be("n_ctx", model.seq)
     return model
 
@@ -29,10 +35,14 @@ def gptj(config: Config) -> Model:
         message, label = f"{rotary} dims of a head cannot be rotated in pairs", f"{rotary} of {dim}"
         config.misfit(message, "rotary_dim", "n_head", "n_embd", label=label)
     replaced = {", theta, rotary)": ", theta)"} if rotary == dim else {}
-    return model_of(config, "gptj.scale", {**sizes, "rotary": rotary}, limit="n_positions", replaced=replaced)
+    return model_of(
+        config, "gptj.scale", {**sizes, "rotary": rotary}, limit="n_positions", replaced=replaced
+    )
 
 
-def _sizes(config: Config, *, vocab: int, hidden: int, heads: int, layers: int, dropout: float) -> dict[str, float]:
+def _sizes(
+    config: Config, *, vocab: int, hidden: int, heads: int, layers: int, dropout: float
+) -> dict[str, float]:
     """Settings that GPT-2 and GPT-J share, with these defaults."""
     config.must_be("activation_function", *GELU_TANH)
     config.must_be("scale_attn_weights", True)
@@ -50,10 +60,17 @@ def _sizes(config: Config, *, vocab: int, hidden: int, heads: int, layers: int, 
 
 
 def gpt_neox(config: Config) -> Model:
-    """GPT-NeoX and Pythia; attention and MLP are side by side, unless a configuration says that they follow."""
+    """GPT-NeoX and Pythia; attention and MLP are side by side, unless a configuration says that
+    they follow.
+    """
     config.must_be("attention_bias", True)
     config.take("is_decoder")  # nothing reads it
-    for name in ("attention_dropout", "attention_probs_dropout_prob", "hidden_dropout", "hidden_dropout_prob"):
+    for name in (
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+    ):
         config.leave_out(name, 0)
     replaced = dict[str, str]()
     if config.must_be("hidden_act", "gelu", *GELU_TANH) != "gelu":
@@ -94,4 +111,6 @@ def distilbert(config: Config) -> Model:
         "layers": config.layers("n_layers", 6),
     }
     config.quotient("dim", "n_heads")
-    return model_of(config, "distilbert.scale", sizes, most=512, learned=True, tied=None, masked=True)
+    return model_of(
+        config, "distilbert.scale", sizes, most=512, learned=True, tied=None, masked=True
+    )

@@ -1,13 +1,24 @@
-"""Llama and the decoders whose configurations are like its own: Mistral, OLMo, Phi-3, Qwen, StarCoder; mixtures too.
+"""Llama and the decoders whose configurations are like its own: Mistral, OLMo, Phi-3, Qwen,
+StarCoder; mixtures too.
 
-Defaults are those of their configuration classes in transformers 5.23.  The loss that balances experts is a setting of
-training: a plan has it where the configuration asks for it by `output_router_logits`.
+Defaults are those of their configuration classes in transformers 5.23.  The loss that balances
+experts is a setting of training: a plan has it where the configuration asks for it by
+`output_router_logits`.
 """
 
 from attrs import evolve
 
 from .config import FLAG, NOT_NEGATIVE, Config
-from .fields import GELU_TANH, SCALINGS, SHARE_ROTATED, check_layers, head_dim, model_of, positions, window
+from .fields import (
+    GELU_TANH,
+    SCALINGS,
+    SHARE_ROTATED,
+    check_layers,
+    head_dim,
+    model_of,
+    positions,
+    window,
+)
 from .plan_text import Model, shown
 
 MASK = "mask=causal"
@@ -30,7 +41,11 @@ def mistral(config: Config) -> Model:
 def windowed(model: Model) -> Model:
     """The model with its window, if it has one, which its file does not write."""
     seen, mask = model.sizes["window"], model.replaced.get(MASK, MASK)
-    return evolve(model, replaced={**model.replaced, MASK: f"{mask}, window={seen}"}) if seen else model
+    return (
+        evolve(model, replaced={**model.replaced, MASK: f"{mask}, window={seen}"})
+        if seen
+        else model
+    )
 
 
 def olmo2(config: Config) -> Model:
@@ -45,7 +60,14 @@ def phi3(config: Config) -> Model:
         config.must_be(name, False)
     for name in ("embd_pdrop", "resid_pdrop"):
         config.leave_out(name, 0)
-    return decoder(config, "phi3.scale", eps=1e-5, part=SHARE_ROTATED, window=window(config), scalings=("default",))
+    return decoder(
+        config,
+        "phi3.scale",
+        eps=1e-5,
+        part=SHARE_ROTATED,
+        window=window(config),
+        scalings=("default",),
+    )
 
 
 def qwen2(config: Config) -> Model:
@@ -67,12 +89,24 @@ def starcoder2(config: Config) -> Model:
     config.take("layer_norm_epsilon")
     config.must_be("norm_type", "layer_norm")
     config.must_be("mlp_type", "default")
-    for name in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights", "use_bias"):
+    for name in (
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "scale_attn_weights",
+        "use_bias",
+    ):
         config.must_be(name, True)
     for name in ("embedding_dropout", "residual_dropout"):
         config.leave_out(name, 0)
     return decoder(
-        config, "starcoder2.scale", eps=1e-5, norm="norm_epsilon", act=GELU_TANH, kv=2, tied=True, window=window(config)
+        config,
+        "starcoder2.scale",
+        eps=1e-5,
+        norm="norm_epsilon",
+        act=GELU_TANH,
+        kv=2,
+        tied=True,
+        window=window(config),
     )
 
 
@@ -102,15 +136,19 @@ def decoder(
 ) -> Model:
     """Dims and blocks that they share.
 
-    `eps`, `head`, `kv`, `theta` and `tied` are defaults, `norm` is the field of `eps`, `part` that of partly rotated
-    heads, `ffn` that of an MLP's width, `scalings` are the types of positions that the model may have.
+    `eps`, `head`, `kv`, `theta` and `tied` are defaults, `norm` is the field of `eps`, `part` that
+    of partly rotated heads, `ffn` that of an MLP's width, `scalings` are the types of positions
+    that the model may have.
     """
     config.must_be("hidden_act", *act)
     config.leave_out("attention_dropout", 0)
     layers = config.layers("num_hidden_layers")
     check_layers(config, layers, "sliding_attention" if window else "full_attention")
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    kv_heads, dim = config.size("num_key_value_heads", kv or heads, null=heads), head_dim(config, head)
+    kv_heads, dim = (
+        config.size("num_key_value_heads", kv or heads, null=heads),
+        head_dim(config, head),
+    )
     config.quotient("num_attention_heads", "num_key_value_heads")
     rope = positions(config, dim, part=part, base=theta, types=scalings)
     sizes: dict[str, float] = {
@@ -139,7 +177,9 @@ def decoder(
 def mixtral(config: Config) -> Model:
     """Mixtral."""
     config.must_be("router_jitter_noise", 0.0, 0)
-    model = windowed(decoder(config, "mixtral.scale", eps=1e-5, kv=8, theta=1e6, window=window(config)))
+    model = windowed(
+        decoder(config, "mixtral.scale", eps=1e-5, kv=8, theta=1e6, window=window(config))
+    )
     return _routed(config, model, "num_local_experts", experts=8, chosen=2, balance=0.001)
 
 
@@ -148,14 +188,18 @@ def olmoe(config: Config) -> Model:
     config.must_be("attention_bias", False)
     config.must_be("clip_qkv", None)
     config.must_be("sliding_window", None)
-    normalised = {"chosen)": "chosen, normalise=on)"} if config.flag("norm_topk_prob", False) else {}
+    normalised = (
+        {"chosen)": "chosen, normalise=on)"} if config.flag("norm_topk_prob", False) else {}
+    )
     model = decoder(config, "olmoe.scale", eps=1e-5)
     model = evolve(model, replaced={**model.replaced, **normalised})
     return _routed(config, model, "num_experts", experts=64, chosen=8, balance=0.01)
 
 
 def qwen3_moe(config: Config) -> Model:
-    """Qwen3's mixtures of experts, all of whose layers have experts; later files name their number as Mixtral does."""
+    """Qwen3's mixtures of experts, all of whose layers have experts; later files name their
+    number as Mixtral does.
+    """
     config.must_be("attention_bias", False)
     config.must_be("decoder_sparse_step", 1)
     config.must_be("mlp_only_layers", [], None)
@@ -168,8 +212,12 @@ def qwen3_moe(config: Config) -> Model:
     return _routed(config, model, "num_experts", experts=128, chosen=8, balance=0.001)
 
 
-def _routed(config: Config, model: Model, name: str, *, experts: int, chosen: int, balance: float) -> Model:
-    """A decoder whose MLP each of its experts has; `name` is the field of their number, the numbers are defaults."""
+def _routed(
+    config: Config, model: Model, name: str, *, experts: int, chosen: int, balance: float
+) -> Model:
+    """A decoder whose MLP each of its experts has; `name` is the field of their number, the
+    numbers are defaults.
+    """
     aux_loss = _aux_loss(config, balance)
     count, chosen = config.size(name, experts), config.size("num_experts_per_tok", chosen)
     if chosen > count:
@@ -183,7 +231,9 @@ def _routed(config: Config, model: Model, name: str, *, experts: int, chosen: in
 
 
 def _aux_loss(config: Config, default: float) -> str:
-    """The arguments of `top` for the loss that transformers adds, of forwards of one sequence; "" for none."""
+    """The arguments of `top` for the loss that transformers adds, of forwards of one sequence;
+    "" for none.
+    """
     if not config.read("output_router_logits", FLAG, False, False):
         config.leave_out("router_aux_loss_coef", default, NOT_NEGATIVE)
         return ""

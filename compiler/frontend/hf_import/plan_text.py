@@ -1,4 +1,6 @@
-"""The text of a plan, from that of one of our models: numbers replaced in place, everything else unchanged."""
+"""The text of a plan, from that of one of our models: numbers replaced in place, everything
+else unchanged.
+"""
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -62,7 +64,9 @@ class Model:
     """Repeats that are left out."""
 
 
-def plan_text(kind: str, model: Model, left_out: Mapping[str, float], unread: Mapping[str, object]) -> str:
+def plan_text(
+    kind: str, model: Model, left_out: Mapping[str, float], unread: Mapping[str, object]
+) -> str:
     """The plan as text, laid out as all are; it resolves."""
     text = (folder("plans") / "models" / model.file).read_text(encoding="utf-8")
     for old, new in model.replaced.items():
@@ -82,18 +86,29 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float], unread: Ma
     plan = f"{text}\n{run}"
     program = resolve(Source("plan.scale", plan))
     active = f", {active_count(program):,} of them active" if program.choices else ""
-    without = "".join(f"# Left out, as a setting of training: {name} = {value}.\n" for name, value in left_out.items())
+    without = "".join(
+        f"# Left out, as a setting of training: {name} = {value}.\n"
+        for name, value in left_out.items()
+    )
     for name, value in unread.items():
-        without += f"# Without effect, for transformers does not read it: {as_json(name)} = {as_json(value)}.\n"
+        without += (
+            f"# Without effect, for transformers does not read it: {as_json(name)} ="
+            f" {as_json(value)}.\n"
+        )
     counts = f"{parameter_count(program):,} parameters{active}"
     head = f"# A {kind} of {counts}, from its Hugging Face configuration.\n{without}"
     return format_plan(Source("plan.scale", f"{head}\n{plan}"))
 
 
 def _edited(text: str, model: Model) -> str:
-    """A model file's model and names, changed as `model` says, without what the file says before them."""
+    """A model file's model and names, changed as `model` says, without what the file says
+    before them.
+    """
     plan = parse_plan(Source("model.scale", text))
-    written, names = next(item for item in plan.items if isinstance(item, tree.Model)), next(plan.sections())
+    written, names = (
+        next(item for item in plan.items if isinstance(item, tree.Model)),
+        next(plan.sections()),
+    )
     starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
     edits: list[tuple[int, int, str]] = []
 

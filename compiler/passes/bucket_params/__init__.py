@@ -1,9 +1,10 @@
 """Joins parameters whose gradients are reduced alike into flat buckets.
 
-Purpose: per bucket one `pack` of gradients, one chain of coercions, one part of the norm, one `update`.  Where the plan
-shares out state, gradients are scattered, each rank updates its part, and the parts are gathered: the parameters' own
-chains become one of the bucket.  The scope of these ops is the step, or a layer of a repeat.
-Before: `place_state`.  Non-goals: which parameters go together (`assign`).
+Purpose: per bucket one `pack` of gradients, one chain of coercions, one part of the norm, one
+`update`.  Where the plan shares out state, gradients are scattered, each rank updates its part, and
+the parts are gathered: the parameters' own chains become one of the bucket.  The scope of these ops
+is the step, or a layer of a repeat.  Before: `place_state`.  Non-goals: which parameters go
+together (`assign`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +41,9 @@ def fuse_buckets(program: Program) -> Program:
 
 
 def fused_as(program: Program, buckets: Sequence[Bucket]) -> Program:
-    """The program with buckets of the same parameters as these, which are of the same plan at other sizes."""
+    """The program with buckets of the same parameters as these, which are of the same plan at
+    other sizes.
+    """
     return _Fuser(program, partial(grouped_as, program, buckets)).program()
 
 
@@ -49,7 +52,9 @@ NORMS = ("grad_norm", "unscaled_norm")
 
 
 class _Fuser:
-    def __init__(self, program: Program, group: Callable[[Iterable[Used]], list[BucketGroup]]) -> None:
+    def __init__(
+        self, program: Program, group: Callable[[Iterable[Used]], list[BucketGroup]]
+    ) -> None:
         self._program, self._step = program, program.region
         self._ops = ops_in(self._step.body)
         self._made_by = defs(self._ops)
@@ -70,16 +75,21 @@ class _Fuser:
         at = next(i for i, stmt in enumerate(body) if isinstance(stmt, Region))
         (microbatches,) = regions_in(body)
         gathers = builder.inner()
-        parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}  # as forward uses them
+        # as forward uses them
+        parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}
         microbatches, totals = self._per_layer(microbatches, parts)
         summed = {group.name: [param.summed for param in group.params] for group in self._groups}
-        final = {g.name: totals.get(g.name) or reduced(g, summed[g.name], builder) for g in self._groups}
+        final = {
+            g.name: totals.get(g.name) or reduced(g, summed[g.name], builder) for g in self._groups
+        }
         following = ops_in(body[at:])
         norm = next(i for i, op in enumerate(following) if op.kind in NORMS)
         total = self._norm(following[norm], list(final.values()))
         updates = [self._update(group, final[group.name]) for group in self._groups]
-        changes = sorted([*following[norm + 1 :], *updates], key=lambda op: op.kind == "balanced")  # biases come last
-        # gathers are last of all that comes before forward: who waits for a count does not wait for them
+        # biases come last
+        changes = sorted([*following[norm + 1 :], *updates], key=lambda op: op.kind == "balanced")
+        # gathers are last of all that comes before forward: who waits for a count does not wait for
+        # them
         ahead = (*body[:at], *gathers.body, microbatches)
         ops = (*ahead, *following[:norm], *builder.body, total, *changes)
         buckets = tuple(evolve(b, type=builder.types[final[b.name]]) for b in self._frame.buckets)
@@ -111,7 +121,11 @@ class _Fuser:
     def _sums(self) -> set[str]:
         """The parts of the norm."""
         squares = {op.outputs[0].name for op in self._ops if op.kind == "sum_squares"}
-        return squares | {op.outputs[0].name for op in self._ops if op.kind == "coerce" and op.inputs[0] in squares}
+        return squares | {
+            op.outputs[0].name
+            for op in self._ops
+            if op.kind == "coerce" and op.inputs[0] in squares
+        }
 
     def _gone(self) -> set[str]:
         """The ops that the buckets' own ops replace."""
@@ -128,9 +142,13 @@ class _Fuser:
         return gone
 
     def _bucket(self, group: BucketGroup) -> Bucket:
-        """The bucket, whose gradient of record is not placed yet; stages free what they gather where parameters are
-        sharded."""
-        staged = bool(self._program.pipeline and group.shards and self._program.state_of(group.names[0]).parameters)
+        """The bucket, whose gradient of record is not placed yet; stages free what they gather
+        where parameters are sharded."""
+        staged = bool(
+            self._program.pipeline
+            and group.shards
+            and self._program.state_of(group.names[0]).parameters
+        )
         return Bucket(
             group.name,
             group.names,
@@ -149,7 +167,9 @@ class _Fuser:
     # ---- what is written
 
     def _gathered(self, group: BucketGroup, builder: OpBuilder) -> str:
-        """Writes the step's ops on a shared bucket's parameters; returns each rank's part of them for the model."""
+        """Writes the step's ops on a shared bucket's parameters; returns each rank's part of
+        them for the model.
+        """
         leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
         part = held(group, leaves, builder)
         if not group.reshard_after_forward:
@@ -165,7 +185,11 @@ class _Fuser:
                 part = parts[group.name] if group.reshard_after_forward else ""
                 forward = with_gathers(group, forward, part, builder) if part else forward
                 backward, total = with_reductions(group, backward, part, builder)
-                made |= {group.name: (total, builder.value(total, builder.types[total]))} if total else {}
+                made |= (
+                    {group.name: (total, builder.value(total, builder.types[total]))}
+                    if total
+                    else {}
+                )
         region = evolve(
             region,
             body=(forward, backward),
@@ -175,13 +199,23 @@ class _Fuser:
         return region, {name: summed.name for name, (_, summed) in made.items()}
 
     def _norm(self, op: Op, final: list[str]) -> Op:
-        """Writes the sums of squares, added over the axes on which gradients are sharded; returns their norm's op."""
+        """Writes the sums of squares, added over the axes on which gradients are sharded;
+        returns their norm's op.
+        """
         builder, groups = self._builder, dict[object, list[str]]()
         for group, name in zip(self._groups, final, strict=True):
-            alike = builder.types[name].axes_in(Kind.SHARDED), sharing(self._program, group.names[0])
+            alike = (
+                builder.types[name].axes_in(Kind.SHARDED),
+                sharing(self._program, group.names[0]),
+            )
             groups.setdefault(alike, []).append(name)
-        parts = [builder.reduced(builder.write("sum_squares", each, "grad_norm_sq")) for each in groups.values()]
-        return evolve(op, inputs=(*op.inputs[:1], *parts) if op.kind == "unscaled_norm" else tuple(parts))
+        parts = [
+            builder.reduced(builder.write("sum_squares", each, "grad_norm_sq"))
+            for each in groups.values()
+        ]
+        return evolve(
+            op, inputs=(*op.inputs[:1], *parts) if op.kind == "unscaled_norm" else tuple(parts)
+        )
 
     def _update(self, group: BucketGroup, final: str) -> Op:
         """One update of all parameters of a bucket."""

@@ -1,9 +1,10 @@
-"""Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the cap.
+"""Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the
+cap.
 
-A repeat's parameters have a bucket per layer where gradients or parameters are sharded, or where the stack of all
-layers is larger than the cap; else they go with those outside of repeats.  Buckets are in the order of backward, in
-which their gradients become complete.
-Non-goals: the ops that move them (`comms`).
+A repeat's parameters have a bucket per layer where gradients or parameters are sharded, or where
+the stack of all layers is larger than the cap; else they go with those outside of repeats.  Buckets
+are in the order of backward, in which their gradients become complete.  Non-goals: the ops that
+move them (`comms`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,12 +18,16 @@ from ...ir import ITEM_BYTES, Bucket, Kind, Program, Type
 from .param_loops import ParamLoops
 
 SMALL = 25 << 20
-"""Bytes up to which what all layers have is reduced at once, where the plan does not say (as torch's DDP does)."""
+"""Bytes up to which what all layers have is reduced at once, where the plan does not say (as
+torch's DDP does).
+"""
 
 
 @frozen
 class Key:
-    """The properties that gradients of one bucket share: the axes they are reduced over, and those that shard them."""
+    """The properties that gradients of one bucket share: the axes they are reduced over, and
+    those that shard them.
+    """
 
     reduced: tuple[str, ...]
     sharded: tuple[str, ...]
@@ -31,7 +36,9 @@ class Key:
 
 @frozen
 class Used:
-    """A parameter in its step: as the model uses it, `leaf`, and its gradient `summed` over microbatches."""
+    """A parameter in its step: as the model uses it, `leaf`, and its gradient `summed` over
+    microbatches.
+    """
 
     name: str
     leaf: str
@@ -42,10 +49,12 @@ class Used:
 
 @frozen
 class BucketGroup:
-    """A bucket to be: its parameters in the order of the optimizer's groups, and the axes that share it out.
+    """A bucket to be: its parameters in the order of the optimizer's groups, and the axes that
+    share it out.
 
-    `layers` are the dims of repeats whose layers have a buffer each.  Each of these is gathered where it is used if
-    `reshard_after_forward`, and reduced in each microbatch if `shard_gradients`.
+    `layers` are the dims of repeats whose layers have a buffer each.  Each of these is gathered
+    where it is used if `reshard_after_forward`, and reduced in each microbatch if
+    `shard_gradients`.
     """
 
     key: Key
@@ -90,7 +99,8 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in sorted(params, key=lambda param: order[param.name]):
         place = param.loops and param.loops.place
-        apart = evolve(program.state_of(param.name), of=()), sharing(program, param.name)  # by whatever pattern
+        # by whatever pattern
+        apart = evolve(program.state_of(param.name), of=()), sharing(program, param.name)
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
     rest: dict[object, list[Used]] = {}
     buckets: list[BucketGroup] = []
@@ -107,22 +117,32 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
 
 
 def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
-    """The groups of each repeat together, and in it those sharded over the same axes, which are gathered together."""
+    """The groups of each repeat together, and in it those sharded over the same axes, which are
+    gathered together.
+    """
     places = [*dict.fromkeys(group.loops.place for group in groups)]
     shards = [*dict.fromkeys(group.shards for group in groups)]
-    return sorted(groups, key=lambda group: (places.index(group.loops.place), shards.index(group.shards)))
+    return sorted(
+        groups, key=lambda group: (places.index(group.loops.place), shards.index(group.shards))
+    )
 
 
-def grouped_as(program: Program, buckets: Iterable[Bucket], params: Iterable[Used]) -> list[BucketGroup]:
+def grouped_as(
+    program: Program, buckets: Iterable[Bucket], params: Iterable[Used]
+) -> list[BucketGroup]:
     """Buckets of the same parameters as these, and the same layers, whatever their bytes are."""
     used = {param.name: param for param in params}
     found = ((bucket, [used[name] for name in bucket.params]) for bucket in buckets)
-    groups = ((b, _group(program, _key(each[0].gradient), each, len(b.layers))) for b, each in found)
+    groups = (
+        (b, _group(program, _key(each[0].gradient), each, len(b.layers))) for b, each in found
+    )
     return [evolve(group, name=bucket.name) for bucket, group in groups]
 
 
 def _order(program: Program) -> dict[str, tuple[int, int]]:
-    """The place of each parameter: the program's order, with those of one product in its order after the first."""
+    """The place of each parameter: the program's order, with those of one product in its order
+    after the first.
+    """
     order = {param.name: (i, 0) for i, param in enumerate(program.params)}
     for names in products(program):
         order |= {name: (order[names[0]][0], i) for i, name in enumerate(names)}
@@ -140,7 +160,8 @@ def _key(type: Type) -> Key:
 
 
 def _layers(program: Program, key: Key, params: list[Used]) -> int:
-    """How many repeats, one in the other, there are around a layer that has a bucket of its own; 0 if none has.
+    """How many repeats, one in the other, there are around a layer that has a bucket of its own; 0
+    if none has.
 
     Stages of a pipeline gather and reduce once a step.
     """
@@ -184,9 +205,12 @@ def _group(program: Program, key: Key, params: list[Used], layers: int) -> Bucke
     state = program.state_of(params[0].name)
     shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
     dims = params[0].gradient.dims[:layers]
-    ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))  # group by group
+    # group by group
+    ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))
     each = bool(layers and shards)
-    return BucketGroup(key, ordered, dims, shards, each and bool(state.parameters), each and bool(state.gradients))
+    return BucketGroup(
+        key, ordered, dims, shards, each and bool(state.parameters), each and bool(state.gradients)
+    )
 
 
 def _named(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
@@ -195,10 +219,22 @@ def _named(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
     For instance `layers.matrices`; `matrices` and `matrices.tp`; `matrices.tp` and `matrices.tp_2`.
     """
     words = [_contents(program, group) for group in groups]
-    alike = {word: {g.key.sharded for g, w in zip(groups, words, strict=True) if w == word} for word in words}
+    alike = {
+        word: {g.key.sharded for g, w in zip(groups, words, strict=True) if w == word}
+        for word in words
+    }
     found: dict[str, BucketGroup] = {}  # by the identifier
     for group, word in zip(groups, words, strict=True):
-        like = ".".join([word, *(["_".join(group.key.sharded)] if len(alike[word]) > 1 and group.key.sharded else [])])
+        like = ".".join(
+            [
+                word,
+                *(
+                    ["_".join(group.key.sharded)]
+                    if len(alike[word]) > 1 and group.key.sharded
+                    else []
+                ),
+            ]
+        )
         named = (evolve(group, name=f"{like}_{i}" if i > 1 else like) for i in count(1))
         own = next(each for each in named if each.identifier not in found)
         found[own.identifier] = own

@@ -1,8 +1,10 @@
-"""The ops that gather a bucket's parameters and reduce its gradient, in the step or in each layer of a repeat.
+"""The ops that gather a bucket's parameters and reduce its gradient, in the step or in each layer
+of a repeat.
 
-In a layer it is gathered before forward, and a second time before backward; after the layer's backward its gradient is
-reduced, or, where gradients are accumulated over microbatches first, its reduction `begin`s in the last of these.
-Before: the slices of stacks that this replaces are gone (`param_loops.without`).  Non-goals: which buckets (`assign`).
+In a layer it is gathered before forward, and a second time before backward; after the layer's
+backward its gradient is reduced, or, where gradients are accumulated over microbatches first, its
+reduction `begin`s in the last of these.  Before: the slices of stacks that this replaces are gone
+(`param_loops.without`).  Non-goals: which buckets (`assign`).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +35,9 @@ from .param_loops import Path
 
 
 def held(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str:
-    """Writes what leads from a shared bucket's state of record to what each rank keeps of it for the model."""
+    """Writes what leads from a shared bucket's state of record to what each rank keeps of it
+    for the model.
+    """
     name = builder.write("pack", group.names, f"w_{group.identifier}", bucket=group.name)
     name = builder.coerce(name, Step(group.shards, INVARIANT, sharded(group.dim)))
     return builder.cast(name, leaves[0].type.dtype)
@@ -42,9 +46,13 @@ def held(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str
 def gathered(group: BucketGroup, name: str, leaves: Sequence[Value], builder: OpBuilder) -> None:
     """Writes what leads from there to the parameters as the model uses them."""
     name = builder.coerce(name, Step(group.shards, sharded(group.dim), REPLICATED))
-    others = tuple(axis for axis in leaves[0].type.axes_in(Kind.REPLICATED) if axis not in group.shards)
+    others = tuple(
+        axis for axis in leaves[0].type.axes_in(Kind.REPLICATED) if axis not in group.shards
+    )
     name = builder.coerce(name, Step(others, INVARIANT, REPLICATED))
-    builder.append(Op("unpack", (name,), tuple(leaves), (("bucket", group.name),), span=builder.span))
+    builder.append(
+        Op("unpack", (name,), tuple(leaves), (("bucket", group.name),), span=builder.span)
+    )
 
 
 def reduced(group: BucketGroup, gradients: Sequence[str], builder: OpBuilder) -> str:
@@ -56,7 +64,9 @@ def reduced(group: BucketGroup, gradients: Sequence[str], builder: OpBuilder) ->
 
 
 def _summed(name: str, step: Step, builder: OpBuilder) -> str:
-    """Writes a reduction of gradients, in the element type that the plan chooses for what is sent."""
+    """Writes a reduction of gradients, in the element type that the plan chooses for what is
+    sent.
+    """
     if not step.axes:
         return name
     dtype = builder.types[name].dtype
@@ -67,12 +77,16 @@ def _summed(name: str, step: Step, builder: OpBuilder) -> str:
 # ---- in each layer of a repeat
 
 Layer = Callable[[str], tuple[Sequence[Stmt], Sequence[Stmt], str]]
-"""From a layer's slice of its repeat's argument, "" for none: statements before and after it, and its result."""
+"""From a layer's slice of its repeat's argument, "" for none: statements before and after it,
+and its result.
+"""
 
 
 def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
     """The block `forward` in which each layer gathers its parameters."""
-    weights = [Value(p.loops.weight, builder.types[p.loops.weight]) for p in group.params if p.loops]
+    weights = [
+        Value(p.loops.weight, builder.types[p.loops.weight]) for p in group.params if p.loops
+    ]
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
         ahead = builder.inner()
@@ -82,14 +96,27 @@ def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilde
     return evolve(block, body=_within(block.body, group.loops.forward, part, layer, builder)[0])
 
 
-def with_reductions(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> tuple[Region, str]:
-    """The block `backward` in which each layer gathers `part`, if given, a second time; and the reduced gradients."""
+def with_reductions(
+    group: BucketGroup, block: Region, part: str, builder: OpBuilder
+) -> tuple[Region, str]:
+    """The block `backward` in which each layer gathers `part`, if given, a second time; and the
+    reduced gradients.
+    """
     loops = [param.loops for param in group.params if param.loops]
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
-        before, after, gradients = builder.inner(), builder.inner(), tuple(each.gradient for each in loops)
+        before, after, gradients = (
+            builder.inner(),
+            builder.inner(),
+            tuple(each.gradient for each in loops),
+        )
         if slice:
-            gathered(group, slice, [_regathered(each.weight, each.regathered, builder) for each in loops], before)
+            gathered(
+                group,
+                slice,
+                [_regathered(each.weight, each.regathered, builder) for each in loops],
+                before,
+            )
         if group.shard_gradients:
             return before.body, after.body, reduced(group, gradients, after)
         after.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
@@ -100,13 +127,17 @@ def with_reductions(group: BucketGroup, block: Region, part: str, builder: OpBui
 
 
 def _regathered(weight: str, name: str, builder: OpBuilder) -> Value:
-    return Value(name, builder.types[name]) if name else builder.value(weight, builder.types[weight])
+    return (
+        Value(name, builder.types[name]) if name else builder.value(weight, builder.types[weight])
+    )
 
 
 def _within(
     body: tuple[Stmt, ...], path: Path, part: str, layer: Layer, builder: OpBuilder
 ) -> tuple[tuple[Stmt, ...], str]:
-    """The body with its region at `path` around a layer that is given slices of `part`; the stack of what it makes."""
+    """The body with its region at `path` around a layer that is given slices of `part`; the
+    stack of what it makes.
+    """
     region, types = regions_in(body)[path[0]], builder.types
     at = body.index(region)
     slices = [builder.value(part, types[part].inside(region.dim))] if part else []

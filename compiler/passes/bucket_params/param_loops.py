@@ -1,8 +1,9 @@
-"""Where in the step a parameter of a repeat is used: the repeat of forward that takes its slices, and that of backward.
+"""Where in the step a parameter of a repeat is used: the repeat of forward that takes its slices,
+and that of backward.
 
-Purpose: the places of a bucket per layer, which gathers its parameters where a layer begins and reduces their
-gradients where its backward ends.  A parameter that has several uses, or not only by slices, has no such loops.
-Non-goals: the ops put there (`comms`).
+Purpose: the places of a bucket per layer, which gathers its parameters where a layer begins and
+reduces their gradients where its backward ends.  A parameter that has several uses, or not only by
+slices, has no such loops.  Non-goals: the ops put there (`comms`).
 """
 
 from collections import Counter
@@ -20,8 +21,9 @@ Path = tuple[int, ...]
 class ParamLoops:
     """The regions of forward and backward in which each layer has its slice of a parameter.
 
-    `weight` is a layer's slice in forward and `regathered` the one in backward, "" where that reads none; `slices` are
-    their names at each level.  `sums` are the values between a layer's `gradient` and the microbatch's.
+    `weight` is a layer's slice in forward and `regathered` the one in backward, "" where that reads
+    none; `slices` are their names at each level.  `sums` are the values between a layer's
+    `gradient` and the microbatch's.
     """
 
     forward: Path
@@ -46,10 +48,14 @@ class LoopFinder:
         self._made_by = defs(self._backward.body)
         self._read_backward = uses(self._backward)
         self._uses: dict[int, Counter[str]] = {}
-        """How often each value is read, by the id of the body: many parameters ask for the same bodies."""
+        """How often each value is read, by the id of the body: many parameters ask for the same
+        bodies.
+        """
 
     def loops(self, leaf: str, gradient: str) -> ParamLoops | None:
-        """The loops of the parameter that is used as `leaf`, with the gradient `gradient` in a microbatch."""
+        """The loops of the parameter that is used as `leaf`, with the gradient `gradient` in a
+        microbatch.
+        """
         forward, backward = self._forward, self._backward
         cast = self._made_by.get(gradient)
         stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
@@ -62,12 +68,25 @@ class LoopFinder:
         held = second[1] if second else ()
         again = held[-1] if held else ""
         sums = (*{gradient, stack}, *made[1][1:-1])
-        return ParamLoops(taken[0], made[0], taken[1][-1], again, (*taken[1], *held), made[1][-1], sums)
+        return ParamLoops(
+            taken[0], made[0], taken[1][-1], again, (*taken[1], *held), made[1][-1], sums
+        )
 
     def _slices(self, body: tuple[Stmt, ...], name: str) -> tuple[Path, tuple[str, ...]] | None:
-        """The path to the one place that takes slices of a value, of slices of it and so on, and their names."""
-        takers = [(i, arg) for i, region in enumerate(regions_in(body)) for arg in region.args if arg.source == name]
-        if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or self._uses_in(body)[name] != 1:
+        """The path to the one place that takes slices of a value, of slices of it and so on,
+        and their names.
+        """
+        takers = [
+            (i, arg)
+            for i, region in enumerate(regions_in(body))
+            for arg in region.args
+            if arg.source == name
+        ]
+        if (
+            len(takers) != 1
+            or takers[0][1].enter is not Enter.EACH
+            or self._uses_in(body)[name] != 1
+        ):
             return None
         index, arg = takers[0]
         inner = self._slices(regions_in(body)[index].body, arg.value.name)
@@ -82,12 +101,17 @@ class LoopFinder:
 
 
 def _layer(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
-    """The path to the layer that makes the slices of a stack, and the names from the stack to the slice."""
+    """The path to the layer that makes the slices of a stack, and the names from the stack to
+    the slice.
+    """
     for i, region in enumerate(regions_in(body)):
         for end, result in zip(region.yields, region.results, strict=True):
             if result.name == name and end.leave is Leave.STACK:
                 inner = _layer(region.body, end.name)
-                return (i, *(inner[0] if inner else ())), (name, *(inner[1] if inner else (end.name,)))
+                return (i, *(inner[0] if inner else ())), (
+                    name,
+                    *(inner[1] if inner else (end.name,)),
+                )
     return None
 
 
@@ -103,5 +127,9 @@ def without(region: Region, gone: set[str]) -> Region:
     if not region.results:
         return evolve(region, body=body, args=args)
     return evolve(
-        region, body=body, args=args, yields=tuple(end for end, _ in ends), results=tuple(value for _, value in ends)
+        region,
+        body=body,
+        args=args,
+        yields=tuple(end for end, _ in ends),
+        results=tuple(value for _, value in ends),
     )

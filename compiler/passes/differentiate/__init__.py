@@ -1,8 +1,9 @@
 """Makes the whole training step of a forward model: backward, accumulation, norm, clipping, update.
 
-Purpose: step { leaves, count → microbatches { forward, backward } → leaf gradients → norm → clip → update }.
-Every forward coercion has its conjugate in backward; a value's gradient is placed by the dual of its placement.
-Before: `insert_collectives`.  Non-goals: how leaves are made and their gradients reduced (`place_state`).
+Purpose: step { leaves, count → microbatches { forward, backward } → leaf gradients → norm → clip →
+update }.  Every forward coercion has its conjugate in backward; a value's gradient is placed by the
+dual of its placement.  Before: `insert_collectives`.  Non-goals: how leaves are made and their
+gradients reduced (`place_state`).
 """
 
 from attrs import evolve

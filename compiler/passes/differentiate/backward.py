@@ -1,7 +1,9 @@
-"""The backward of a body: each op's adjoint, last op first; a repeat becomes a repeat from the last layer to the first.
+"""The backward of a body: each op's adjoint, last op first; a repeat becomes a repeat from the last
+layer to the first.
 
-The values of forward that an adjoint reads were saved, or are recomputed (`analysis.recompute`): op by op where each is
-first read, or, in repeats whose layers are recomputed, all ops up to the one that is read, where it is first read.
+The values of forward that an adjoint reads were saved, or are recomputed (`analysis.recompute`): op
+by op where each is first read, or, in repeats whose layers are recomputed, all ops up to the one
+that is read, where it is first read.
 
 Non-goals: the step around it (`step`).
 """
@@ -11,7 +13,21 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from ...analysis.recompute import is_recomputed, recomputes_layers, recomputes_region
-from ...ir import FLOATS, Arg, Attr, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, defs, regions_in
+from ...ir import (
+    FLOATS,
+    Arg,
+    Attr,
+    Enter,
+    Leave,
+    Op,
+    Region,
+    Stmt,
+    Type,
+    Value,
+    Yield,
+    defs,
+    regions_in,
+)
 from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS, gradients
 from ...ops.builder import OpBuilder
@@ -35,7 +51,9 @@ class Backward(OpBuilder):
 
     # ---- the Builder of the op protocol
 
-    def emit(self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr) -> tuple[str, ...]:
+    def emit(
+        self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr
+    ) -> tuple[str, ...]:
         due = [Value(gradient_name(name), dual_type(self.type(name))) for name in like]
         return self.typed(Op(kind, tuple(inputs), tuple(due), tuple(attrs.items()), span=self.span))
 
@@ -82,7 +100,9 @@ class Backward(OpBuilder):
     # ---- the walk
 
     def of(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-        """Writes the backward of `body`; returns `body` with repeats that keep what backward needs."""
+        """Writes the backward of `body`; returns `body` with repeats that keep what backward
+        needs.
+        """
         self._made_by, span = defs(body), self.span
         forward = [self._stmt(stmt) for stmt in reversed(body)]
         self.span, self.body = span, weights_beside(self.body)
@@ -113,7 +133,9 @@ class Backward(OpBuilder):
         if isinstance(stmt, Region):
             return self._repeat(stmt)
         if any(value.name in self._parts for value in stmt.outputs):
-            grads = [self.total_or_zero(v.name) if v.type.differentiable else "" for v in stmt.outputs]
+            grads = [
+                self.total_or_zero(v.name) if v.type.differentiable else "" for v in stmt.outputs
+            ]
             self._op(stmt, grads)
         return stmt
 
@@ -129,7 +151,11 @@ class Backward(OpBuilder):
     def _repeat(self, region: Region) -> Region:
         if not any(result.name in self._parts for result in region.results):
             return region
-        incoming = [self.total_or_zero(result.name) for result in region.results if result.type.differentiable]
+        incoming = [
+            self.total_or_zero(result.name)
+            for result in region.results
+            if result.type.differentiable
+        ]
         inner = _RepeatBackward(self, region)
         forward = inner.write_region(incoming)
         self.body.append(inner.region)
@@ -164,21 +190,30 @@ class _RepeatBackward(Backward):
         return super()._stmt(stmt)
 
     def _run_until(self, op: Op) -> None:
-        """Recomputes all ops before this one: when backward asks for one tensor, it asks for all of them."""
+        """Recomputes all ops before this one: when backward asks for one tensor, it asks for
+        all of them.
+        """
         for stmt in self._forward.body:
             if stmt is op:
                 return
-            if isinstance(stmt, Op) and not OPS[stmt.kind].decides and stmt.outputs[0].name not in self._saved:
+            if (
+                isinstance(stmt, Op)
+                and not OPS[stmt.kind].decides
+                and stmt.outputs[0].name not in self._saved
+            ):
                 self._recompute(stmt)
 
     def _keeps(self, op: Op) -> bool:
-        """Whether an op has a gradient, for which autograd keeps a tensor that the iteration makes."""
+        """Whether an op has a gradient, for which autograd keeps a tensor that the iteration
+        makes.
+        """
         if not any(value.name in self._parts for value in op.outputs):
             return False
         types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.wanted, op.inputs))
         device = "cuda" if self.program.cluster.gpu else "cpu"
         found = OPS[op.kind].saved(Local(self.program, op, types, wanted, device))
-        own = bool(found.results or found.others) or op.kind == "call"  # of a user's op nothing is known
+        # of a user's op nothing is known
+        own = bool(found.results or found.others) or op.kind == "call"
         return own or any(self._is_made(op.inputs[i]) for i in found.operands)
 
     def _is_made(self, name: str) -> bool:
@@ -189,10 +224,14 @@ class _RepeatBackward(Backward):
         return op is not None
 
     def kept(self, name: str) -> str:
-        """A slice of a parameter or of a stack that forward returns; values from outside this body as outside."""
+        """A slice of a parameter or of a stack that forward returns; values from outside this
+        body as outside.
+        """
         if name not in self._inside | set(self._made_by):
             return self._outer.saved(name)
-        slices = {arg.value.name: arg.source for arg in self._forward.args if arg.enter is Enter.EACH}
+        slices = {
+            arg.value.name: arg.source for arg in self._forward.args if arg.enter is Enter.EACH
+        }
         source = slices.get(name) or self._stack(name)
         value = self.value(name, self.type(name))
         self._slices.append(Arg(value, self._outer.saved(source), Enter.EACH))
@@ -208,7 +247,9 @@ class _RepeatBackward(Backward):
         return value.name
 
     def write_region(self, incoming: list[str]) -> Region:
-        """Writes `region` from the gradients of the forward repeat's results; returns the changed forward repeat."""
+        """Writes `region` from the gradients of the forward repeat's results; returns the
+        changed forward repeat.
+        """
         forward = self._forward
         self._inside |= {v.name for repeat in regions_in(forward.body) for v in repeat.results}
         args = [Arg(self.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]
@@ -216,8 +257,14 @@ class _RepeatBackward(Backward):
         for end, arg in zip(ends, args, strict=True):
             self.add(end.name, arg.value.name)
         body = self.of(forward.body)
-        carried = [arg for arg in forward.args if arg.enter is Enter.CARRY and arg.value.type.differentiable]
-        found = [(arg.source, Yield(self.total_or_zero(arg.value.name), Leave.LAST)) for arg in carried]
+        carried = [
+            arg
+            for arg in forward.args
+            if arg.enter is Enter.CARRY and arg.value.type.differentiable
+        ]
+        found = [
+            (arg.source, Yield(self.total_or_zero(arg.value.name), Leave.LAST)) for arg in carried
+        ]
         found += [self._captured(name, args) for name in list(self._parts) if name not in self._own]
         found += self._sliced()
         self._finish(args, found)

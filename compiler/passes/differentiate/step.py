@@ -1,4 +1,5 @@
-"""The training step around a model: count → microbatches { forward, backward } → norm → clip → update.
+"""The training step around a model: count → microbatches { forward, backward } → norm → clip →
+update.
 
 In fp16 gradients are those of the loss times the loss scale, by which norm and update divide.
 Non-goals: the backward of the model itself (`backward`).
@@ -36,12 +37,19 @@ class TrainingStep(OpBuilder):
         self._model = program.region
         self._leaves = [op for op in ops_in(self._model.body) if op.kind == "leaf"]
         owners = [op.inputs[0] for op in self._leaves]
-        assert owners == [p.name for p in program.params], "differentiate: leaves and parameters differ"
+        assert owners == [p.name for p in program.params], (
+            "differentiate: leaves and parameters differ"
+        )
         self._loss_scale = ""  # of a program that has one
 
     def region(self) -> Region:
-        """The step: it yields loss, gradient norm, count of labels, a routers' loss, loads and the new parameters."""
-        inputs = [self.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
+        """The step: it yields loss, gradient norm, count of labels, a routers' loss, loads and
+        the new parameters.
+        """
+        inputs = [
+            self.value(arg.value.name, arg.value.type.stacked(MICROBATCHES))
+            for arg in self._model.args
+        ]
         self.body += self._leaves
         labels = next(value.name for value in inputs if base(value.name) == "labels")
         counted = self.write("count_valid", [labels], "num_tokens")
@@ -64,13 +72,23 @@ class TrainingStep(OpBuilder):
         return self.write("mul", [inv_num_tokens, self._loss_scale], "seed")
 
     def _microbatches(self, inputs: list[Value], seed: str) -> tuple[list[str], list[str]]:
-        """Writes the region of all microbatches; returns the sums of losses and loads, and of the leaves' gradients."""
+        """Writes the region of all microbatches; returns the sums of losses and loads, and of
+        the leaves' gradients.
+        """
         made = [end.name for end in self._model.yields]
         losses, back = made[: self.program.losses], Backward(self)
-        for loss, gradient in zip(losses, (seed, *(self._one(name) for name in losses[1:])), strict=True):
+        for loss, gradient in zip(
+            losses, (seed, *(self._one(name) for name in losses[1:])), strict=True
+        ):
             axes = self.types[loss].axes_in(Kind.PARTIAL)
             back.add(loss, back.coerce(gradient, Step(axes, INVARIANT, REPLICATED)))
-        forward = back.of([stmt for stmt in self._model.body if not (isinstance(stmt, Op) and stmt.kind == "leaf")])
+        forward = back.of(
+            [
+                stmt
+                for stmt in self._model.body
+                if not (isinstance(stmt, Op) and stmt.kind == "leaf")
+            ]
+        )
         grads = [back.total(op.outputs[0].name) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
         blocks = (
@@ -79,8 +97,13 @@ class TrainingStep(OpBuilder):
         )
         ends = tuple(Yield(name, Leave.SUM) for name in (*made, *grads))
         results = tuple(self.value(end.name, self.types[end.name]) for end in ends)
-        args = tuple(Arg(a.value, value.name, Enter.EACH) for a, value in zip(self._model.args, inputs, strict=True))
-        self.body.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self.span))
+        args = tuple(
+            Arg(a.value, value.name, Enter.EACH)
+            for a, value in zip(self._model.args, inputs, strict=True)
+        )
+        self.body.append(
+            Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self.span)
+        )
         names = [value.name for value in results]
         return names[: len(made)], names[len(made) :]
 
@@ -88,10 +111,16 @@ class TrainingStep(OpBuilder):
         """The gradient of a loss that counts as it is: one, times the loss scale in fp16."""
         if self._loss_scale:
             return self._loss_scale
-        return self.append(Op("one", (), (self.value("one", Type(self.types[loss].dtype, ())),), span=self.span))
+        return self.append(
+            Op("one", (), (self.value("one", Type(self.types[loss].dtype, ())),), span=self.span)
+        )
 
-    def _update(self, grads: list[str], count: str, loss: str, loads: list[str]) -> tuple[str, list[str]]:
-        """Writes norm, clipping and update; returns the norm, and the new parameters and buffers."""
+    def _update(
+        self, grads: list[str], count: str, loss: str, loads: list[str]
+    ) -> tuple[str, list[str]]:
+        """Writes norm, clipping and update; returns the norm, and the new parameters and
+        buffers.
+        """
         params = self.program.params
         final = [
             self.append(Op("leaf_grad", (grad,), (self.value(grad, param.type),), span=leaf.span))
@@ -107,22 +136,34 @@ class TrainingStep(OpBuilder):
             limit = self.write("loss_limit", [], "loss_limit", deviations=deviations)
             count = self.write("if_below", [count, loss, limit], count)
         updated = [self._updated(*each, scale, count) for each in zip(params, final, strict=True)]
-        return norm, [*updated, *(self._balanced(it, loads[it.route], count) for it in self.program.buffers)]
+        return norm, [
+            *updated,
+            *(self._balanced(it, loads[it.route], count) for it in self.program.buffers),
+        ]
 
     def _balanced(self, it: Buffer, load: str, count: str) -> str:
         due = Value(it.name, it.type)
-        return self.typed(Op("balanced", (it.name, load, count), (due,), (("rate", it.rate),), span=it.span))[0]
+        return self.typed(
+            Op("balanced", (it.name, load, count), (due,), (("rate", it.rate),), span=it.span)
+        )[0]
 
     def _updated(self, param: Param, grad: str, scale: str, count: str) -> str:
         due = Value(param.name, param.type)
-        return self.typed(Op("update", (grad, scale, count, param.name), (due,), span=param.span))[0]
+        return self.typed(Op("update", (grad, scale, count, param.name), (due,), span=param.span))[
+            0
+        ]
 
     def _norm(self, grads: list[str]) -> str:
-        """Squares are added over the axes on which a gradient is sharded, and not over those where it is invariant."""
+        """Squares are added over the axes on which a gradient is sharded, and not over those
+        where it is invariant.
+        """
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in grads:
             groups.setdefault(self.types[name].axes_in(Kind.SHARDED), []).append(name)
-        squares = [self.reduced(self.write("sum_squares", names, "grad_norm_sq")) for names in groups.values()]
+        squares = [
+            self.reduced(self.write("sum_squares", names, "grad_norm_sq"))
+            for names in groups.values()
+        ]
         if self._loss_scale:
             return self.write("unscaled_norm", [self._loss_scale, *squares], "grad_norm")
         return self.write("grad_norm", squares, "grad_norm")

@@ -1,10 +1,11 @@
-"""Puts one op in the place of several, where kernels do their work in one pass over memory or in one product.
+"""Puts one op in the place of several, where kernels do their work in one pass over memory or in
+one product.
 
-Purpose: a function and its product become a gate, products of one value with several weights one product, a sum and its
-norm one op, rotations of queries and keys one, the head and the loss one that saves no logits, gathers of keys and of
-values one collective.
-Before: `insert_collectives`, so that no ops are fused between which ranks communicate.
-Non-goals: which kernels run (`analysis.kernel_tiles`), and programs without any (`kernels = torch`).
+Purpose: a function and its product become a gate, products of one value with several weights one
+product, a sum and its norm one op, rotations of queries and keys one, the head and the loss one
+that saves no logits, gathers of keys and of values one collective.  Before: `insert_collectives`,
+so that no ops are fused between which ranks communicate.  Non-goals: which kernels run
+(`analysis.kernel_tiles`), and programs without any (`kernels = torch`).
 """
 
 from collections.abc import Callable

@@ -33,10 +33,16 @@ class Known:
         found = program.types
         of = {param.name: param for param in program.params}
         ops = program.ops
-        leaves = {value.name: of[op.inputs[0]] for op in ops if op.kind == "leaf" for value in op.outputs}
+        leaves = {
+            value.name: of[op.inputs[0]] for op in ops if op.kind == "leaf" for value in op.outputs
+        }
         parameters = leaves | _slices(program.region, leaves)
-        readers = Counter(parameters[name].name for op in ops for name in op.inputs if name in parameters)
-        return cls(program, found, uses(program.region), parameters, readers, _apart(program), Names(found))
+        readers = Counter(
+            parameters[name].name for op in ops for name in op.inputs if name in parameters
+        )
+        return cls(
+            program, found, uses(program.region), parameters, readers, _apart(program), Names(found)
+        )
 
     @property
     def program_with_dims(self) -> Program:
@@ -54,12 +60,18 @@ class Known:
     def ops(self, body: Sequence[Stmt], *kinds: str) -> list[tuple[int, Op]]:
         """The ops of these kinds that may be fused, with their places."""
         free = {*kinds} - self.apart
-        return [(i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op) and stmt.kind in free]
+        return [
+            (i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op) and stmt.kind in free
+        ]
 
 
 def _slices(region: Region, of: dict[str, Param]) -> dict[str, Param]:
     """The slices that repeats take of some values, layer by layer."""
-    own = {arg.value.name: of[arg.source] for arg in region.args if arg.enter is Enter.EACH and arg.source in of}
+    own = {
+        arg.value.name: of[arg.source]
+        for arg in region.args
+        if arg.enter is Enter.EACH and arg.source in of
+    }
     for stmt in region.body:
         if isinstance(stmt, Region):
             own |= _slices(stmt, of | own)

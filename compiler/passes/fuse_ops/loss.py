@@ -1,7 +1,8 @@
-"""Cross entropy in one pass over its logits or, with `logits = chunk`, of their product: no logits are saved.
+"""Cross entropy in one pass over its logits or, with `logits = chunk`, of their product: no logits
+are saved.
 
-A whole vocabulary takes one op.  With a sharded one, each rank's largest logit, from which ranks learn the largest of
-all, comes with its sums; these are rescaled to it afterwards.
+A whole vocabulary takes one op.  With a sharded one, each rank's largest logit, from which ranks
+learn the largest of all, comes with its sums; these are rescaled to it afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,9 @@ Attrs = tuple[tuple[str, Attr], ...]
 
 @frozen
 class _Made:
-    """The origin of logits: places of the ops that a loss takes in, its operands in place of logits, and the ops."""
+    """The origin of logits: places of the ops that a loss takes in, its operands in place of
+    logits, and the ops.
+    """
 
     places: tuple[int, ...]
     operands: tuple[str, ...]
@@ -40,7 +43,8 @@ def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     makers, chunks = _Makers(body, known), known.program.train.logits == CHUNK
     by: dict[int, Op | None] = {}
     for at, op in known.ops(body, CROSS_ENTROPY.name):
-        narrow = known.types[op.inputs[0]].dtype == "f16"  # sums of gradients before the loss' factor would overflow
+        # sums of gradients before the loss' factor would overflow
+        narrow = known.types[op.inputs[0]].dtype == "f16"
         if made := makers.of(op.inputs[0], 1, products=chunks and not narrow):
             by |= dict.fromkeys(made.places, None)
             by[at] = _whole(made, op)
@@ -55,7 +59,9 @@ def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
 
 
 def _largest(body: Sequence[Stmt], known: Known) -> Mapping[str, tuple[int, Op]]:
-    """The ops that compute ranks' own maxima, with their place, by the names of the largest of all."""
+    """The ops that compute ranks' own maxima, with their place, by the names of the largest of
+    all.
+    """
     own = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "max_logit")}
     coerced = (op for _, op in known.ops(body, "coerce") if op.inputs[0] in own)
     return {op.outputs[0].name: own[op.inputs[0]] for op in coerced}
@@ -66,10 +72,14 @@ class _Makers:
 
     def __init__(self, body: Sequence[Stmt], known: Known) -> None:
         self._known = known
-        self._ops = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "add", "contract", "softcap")}
+        self._ops = {
+            op.outputs[0].name: (at, op) for at, op in known.ops(body, "add", "contract", "softcap")
+        }
 
     def of(self, logits: str, users: int, *, products: bool) -> _Made | None:
-        """The origin of logits that `users` ops read; None where others read them too, or no such ops make them."""
+        """The origin of logits that `users` ops read; None where others read them too, or no
+        such ops make them.
+        """
         cap = self._only(logits, users, "softcap")
         if not cap:
             return self._product(logits, users) if products else None
@@ -82,7 +92,9 @@ class _Makers:
         if not (sum_ := self._only(logits, users, "add")):
             return self._alone(logits, users)
         (at, op), classes = sum_, self._known.types[logits].dims[-1:]
-        own = {name for name in op.inputs if self._known.types[name].dims == classes} & self._known.parameters.keys()
+        own = {
+            name for name in op.inputs if self._known.types[name].dims == classes
+        } & self._known.parameters.keys()
         rest = [name for name in op.inputs if name not in own]
         if len(own) != 1 or len(rest) != 1 or not (made := self._alone(rest[0], 1)):
             return None
@@ -120,7 +132,10 @@ def _in_parts(made: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op
     classes, smoothing = known.types[logits].dims[-1], _given(parts, SMOOTHING.name)
     shares = _shares(classes, known.types[logits].axes_of(classes), largest, known)
     kind = (LINEAR_PARTS if made.is_product else LOGIT_PARTS).name
-    inputs, attrs = (*made.operands, labels, *made.bias), (*made.inner, *smoothing, *made.cap, ("as", shares))
+    inputs, attrs = (
+        (*made.operands, labels, *made.bias),
+        (*made.inner, *smoothing, *made.cap, ("as", shares)),
+    )
     first = Op(kind, inputs, (), attrs, span=parts.span)
     own = OPS[kind].infer(known.program_with_dims, [known.types[name] for name in inputs], first)
     names = (m.name, known.names.fresh(z.name), known.names.fresh(t.name))

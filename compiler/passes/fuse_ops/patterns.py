@@ -1,5 +1,5 @@
-"""Patterns of neighbouring ops that become one: gates, sums with their norms, rotations, products of one value, joint
-collectives; but for the loss (`loss`).
+"""Patterns of neighbouring ops that become one: gates, sums with their norms, rotations, products
+of one value, joint collectives; but for the loss (`loss`).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ from .context import Known, replaced
 
 
 def gates(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
-    """f(x) · y: fuses functions whose values are used in a product with a value of the same type, and nowhere else."""
+    """f(x) · y: fuses functions whose values are used in a product with a value of the same
+    type, and nowhere else.
+    """
     opened = {op.outputs[0].name: (i, op) for i, op in known.ops(body, *GATES)}
     by: dict[int, Op | None] = {}
     for at, op in known.ops(body, "mul"):
@@ -29,26 +31,44 @@ def gates(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
             (other,) = (n for n in op.inputs if n != name)
             if other not in function.inputs:
                 inputs = (*function.inputs, other)
-                by |= {first: None, at: evolve(op, kind=GATES[function.kind], inputs=inputs, attrs=function.attrs)}
+                by |= {
+                    first: None,
+                    at: evolve(op, kind=GATES[function.kind], inputs=inputs, attrs=function.attrs),
+                }
     return replaced(body, by)
 
 
 def norms(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
-    """x + y and its norm: fuses sums of two values with the first norm of each, where the sum is used besides."""
+    """x + y and its norm: fuses sums of two values with the first norm of each, where the sum
+    is used besides.
+    """
     added = {op.outputs[0].name: (i, op) for i, op in known.ops(body, "add")}
     by: dict[int, Op | None] = {}
     for at, op in known.ops(body, *NORMS):
         total, *weights = op.inputs
         first, add = added.pop(total, (0, None))
-        if add and known.uses[total] > 1 and _two_alike(add, known) and known.parameters.keys() >= {*weights}:
+        if (
+            add
+            and known.uses[total] > 1
+            and _two_alike(add, known)
+            and known.parameters.keys() >= {*weights}
+        ):
             outputs = (*add.outputs, *op.outputs)
-            by |= {at: None, first: evolve(op, kind=NORMS[op.kind], inputs=(*add.inputs, *weights), outputs=outputs)}
+            by |= {
+                at: None,
+                first: evolve(
+                    op, kind=NORMS[op.kind], inputs=(*add.inputs, *weights), outputs=outputs
+                ),
+            }
     return replaced(body, by)
 
 
 def _two_alike(add: Op, known: Known) -> bool:
     """Whether two values of one type are added."""
-    return len(add.inputs) == 2 and len({known.types[name] for name in (*add.inputs, add.outputs[0].name)}) == 1
+    return (
+        len(add.inputs) == 2
+        and len({known.types[name] for name in (*add.inputs, add.outputs[0].name)}) == 1
+    )
 
 
 def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
@@ -59,24 +79,35 @@ def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
         pair = [turned[name] for name in op.inputs[:2] if name in turned]
         if len(pair) == 2 and len({each.attrs for _, each in pair}) == 1 and pair[0] != pair[1]:
             (first, q), (second, k) = sorted(pair, key=lambda each: each[0])
-            if known.uses[q.outputs[0].name] == 1 and second not in by:  # it moves after other uses, or is paired
+            # it moves after other uses, or is paired
+            if known.uses[q.outputs[0].name] == 1 and second not in by:
                 inputs, outputs = (*q.inputs, *k.inputs), (*q.outputs, *k.outputs)
-                by |= {first: None, second: Op(ROPE_PAIR.name, inputs, outputs, q.attrs, span=q.span)}
+                by |= {
+                    first: None,
+                    second: Op(ROPE_PAIR.name, inputs, outputs, q.attrs, span=q.span),
+                }
     return replaced(body, by)
 
 
-# ---- x·w₁, x·w₂, …: one product with weights that are adjacent in memory, as for queries, keys and values
+# ---- x·w₁, x·w₂, …: one product with weights that are adjacent in memory, as for queries, keys and
+# values
 
-# Only those weights are joined that can be adjacent, however state is sharded: they share a bucket, and a group of the
-# optimizer's settings.
+# Only those weights are joined that can be adjacent, however state is sharded: they share a bucket,
+# and a group of the optimizer's settings.
 
 
 def products(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
-    """Fuses products of one value with parameters that nothing else reads, over the same dims and stored alike."""
+    """Fuses products of one value with parameters that nothing else reads, over the same dims
+    and stored alike.
+    """
     alike: dict[object, list[tuple[int, Op]]] = {}
     for at, op in known.ops(body, "contract"):
         x, weight = op.inputs
-        if (param := known.parameters.get(weight)) and x not in known.parameters and _is_free(param, op, known):
+        if (
+            (param := known.parameters.get(weight))
+            and x not in known.parameters
+            and _is_free(param, op, known)
+        ):
             alike.setdefault((x, op.attrs, _kept(param, known)), []).append((at, op))
     turned = {name for stmt in ops_in(body) if stmt.kind == ROPE.name for name in stmt.inputs}
     by: dict[int, Op | None] = {}
@@ -89,11 +120,17 @@ def products(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
 
 def _is_free(param: Param, op: Op, known: Known) -> bool:
     """Whether a weight is stored as the matrix that a product takes, and nothing else takes it."""
-    return stored_as_matrix(param) and param.inner == len(op.names("over")) and known.readers[param.name] == 1
+    return (
+        stored_as_matrix(param)
+        and param.inner == len(op.names("over"))
+        and known.readers[param.name] == 1
+    )
 
 
 def _kept(param: Param, known: Known) -> object:
-    """The properties that weights of one bucket and one group of settings share: repeats, axes, sharded dims, state."""
+    """The properties that weights of one bucket and one group of settings share: repeats, axes,
+    sharded dims, state.
+    """
     axes = frozenset(axis for axis, place in param.type.places if place.dim)
     state = evolve(known.program.state_of(param.name), of=())
     place = known.program.train.optimizer.place(param.name)
@@ -101,7 +138,8 @@ def _kept(param: Param, known: Known) -> object:
 
 
 def _joined(several: Sequence[Op], turned: set[str]) -> Op:
-    """One op for all; saved results get memory of their own, if others in that memory are not saved.
+    """One op for all; saved results get memory of their own, if others in that memory are not
+    saved.
 
     The operands of rope, `turned`, are not.
     """
@@ -109,17 +147,26 @@ def _joined(several: Sequence[Op], turned: set[str]) -> Op:
     outputs = tuple(value for op in several for value in op.outputs)
     kept = tuple(str(i) for i, value in enumerate(outputs) if value.name not in turned)
     apart = (("apart", kept),) if 0 < len(kept) < len(outputs) else ()
-    return Op(CONTRACTS.name, (first.inputs[0], *weights), outputs, (*first.attrs, *apart), span=first.span)
+    return Op(
+        CONTRACTS.name,
+        (first.inputs[0], *weights),
+        outputs,
+        (*first.attrs, *apart),
+        span=first.span,
+    )
 
 
-# ---- neighbouring gathers, or exchanges, over the same ranks as one, of their values side by side: of keys and values
+# ---- neighbouring gathers, or exchanges, over the same ranks as one, of their values side by side:
+# of keys and values
 
-# One collective in place of two, forward and backward, for a copy of what goes in; but for gathers that backward
-# repeats, each when its first consumer needs it.
+# One collective in place of two, forward and backward, for a copy of what goes in; but for gathers
+# that backward repeats, each when its first consumer needs it.
 
 
 def joint_coercions(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
-    """Joins coercions from a sharded dim that follow one another and differ in the last dims of their values alone."""
+    """Joins coercions from a sharded dim that follow one another and differ in the last dims of
+    their values alone.
+    """
     made: list[Stmt] = []
     for alike, run in groupby(body, lambda stmt: _alike(stmt, known)):
         stmts = tuple(run)
@@ -143,10 +190,21 @@ def _together(several: Sequence[Op], known: Known) -> list[Stmt]:
     first, operands = several[0], tuple(op.inputs[0] for op in several)
     parts = tuple(known.types[name].dims[-1] for name in operands)
     dim = known.dim("_".join(parts), sum(map(known.program.size, parts)), first.span)
-    types = (evolve(type, dims=(*type.dims[:-1], dim)) for type in (known.types[operands[0]], first.outputs[0].type))
-    whole, coerced = (Value(known.names.fresh("_".join(map(base, operands))), type) for type in types)
+    types = (
+        evolve(type, dims=(*type.dims[:-1], dim))
+        for type in (known.types[operands[0]], first.outputs[0].type)
+    )
+    whole, coerced = (
+        Value(known.names.fresh("_".join(map(base, operands))), type) for type in types
+    )
     return [
         Op(CONCAT.name, operands, (whole,), (("as", dim),), span=first.span),
         evolve(first, inputs=(whole.name,), outputs=(coerced,)),
-        Op(SPLIT.name, (coerced.name,), tuple(op.outputs[0] for op in several), (("parts", parts),), span=first.span),
+        Op(
+            SPLIT.name,
+            (coerced.name,),
+            tuple(op.outputs[0] for op in several),
+            (("parts", parts),),
+            span=first.span,
+        ),
     ]

@@ -1,11 +1,12 @@
-"""Does the rows of a pipeline's schedule: each rank its actions in order, on what it holds and what it is sent.
+"""Does the rows of a pipeline's schedule: each rank its actions in order, on what it holds and what
+it is sent.
 
-Evaluates a step's microbatches as its ranks run them.  Values that cross stages lie in slots of a rank; an action
-takes its inputs out of them.  A receive waits for nothing, but the action that takes its value does; of two ranks'
-messages the first that is sent is the first that is received.
-So a value that is missing when it is read is an error, and a value that is wrong shows in the results.  Weights exist
-from where their gather is awaited to where they are freed; whatever is added to a gradient during its reduction is lost
-(`Moved`).
+Evaluates a step's microbatches as its ranks run them.  Values that cross stages lie in slots of a
+rank; an action takes its inputs out of them.  A receive waits for nothing, but the action that
+takes its value does; of two ranks' messages the first that is sent is the first that is received.
+So a value that is missing when it is read is an error, and a value that is wrong shows in the
+results.  Weights exist from where their gather is awaited to where they are freed; whatever is
+added to a gradient during its reduction is lost (`Moved`).
 """
 
 from collections import defaultdict, deque
@@ -23,7 +24,12 @@ from .stage import Move, Moved, Staged, Sums, moves, names, result
 Slot: TypeAlias = tuple[str, int, int]
 """The content of a slot: value, stage and microbatch."""
 
-ENTERING, RETURNING, KEPT, LEFT = "what enters", "the gradient of what leaves", "what `F` keeps", "what `I` leaves"
+ENTERING, RETURNING, KEPT, LEFT = (
+    "what enters",
+    "the gradient of what leaves",
+    "what `F` keeps",
+    "what `I` leaves",
+)
 
 RECEIVED = {Work.RECEIVE_FORWARD: ENTERING, Work.RECEIVE_BACKWARD: RETURNING}
 
@@ -46,17 +52,23 @@ def run_rows(
 ) -> Env:
     """The results of the microbatches `region`.  Raises RowsError.
 
-    Evaluation is done too, as `evaluation` has it, or the forwards of the rows; its loss must be that of the step.
-    The entries that the cell `freed` would take are gone before.  Chunks are moved as their rows say, or as `moved`.
+    Evaluation is done too, as `evaluation` has it, or the forwards of the rows; its loss must be
+    that of the step.  The entries that the cell `freed` would take are gone before.  Chunks are
+    moved as their rows say, or as `moved`.
     """
     pipeline = machine.program.pipeline
     assert pipeline, "verify: no pipeline"
     assert pipeline.schedule, "verify: no rows"
     for op in walk(region.body):
-        sent = (axis for each in messages(machine.program, op, machine.program.types) for axis in each.axes)
+        sent = (
+            axis
+            for each in messages(machine.program, op, machine.program.types)
+            for axis in each.axes
+        )
         if pipeline.axis in (*op.names("axes"), *sent):
             raise RowsError(
-                f"`{op.outputs[0].name}` is computed by all stages at once, which work on different microbatches"
+                f"`{op.outputs[0].name}` is computed by all stages at once, which work on"
+                " different microbatches"
             )
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
     stages = [
@@ -64,7 +76,9 @@ def run_rows(
         for own, rank in zip(stage_programs(machine.program), pipeline.stage_to_rank, strict=True)
     ]
     called = names(machine.program, region)
-    chunks = Moved(moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called)
+    chunks = Moved(
+        moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called
+    )
     rows = _Rows(machine, pipeline.schedule, stages, chunks, freed)
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
@@ -76,7 +90,10 @@ def run_rows(
 
 
 def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
-    """Does the rows of evaluation.  Raises RowsError where what they make is not in the results of the step."""
+    """Does the rows of evaluation.
+
+    Raises RowsError where what they make is not in the results of the step.
+    """
     try:
         forwards.run()
     except RowsError as error:
@@ -121,7 +138,9 @@ class _Rows:
                 raise RowsError(f"rank {source} sends rank {target} what that does not receive")
         for (source, target), slots in self._awaited.items():
             if slots:
-                raise RowsError(f"rank {target} receives from rank {source} what that does not send")
+                raise RowsError(
+                    f"rank {target} receives from rank {source} what that does not send"
+                )
 
     def _advances(self, rank: int, at: list[int]) -> bool:
         """Does what can be done of a row, and says whether that is anything."""
@@ -146,7 +165,12 @@ class _Rows:
             self._deliver(*pair)
             return True
         slots = self._taken(action)
-        if any(slot in awaited for slot in slots for (_, to), awaited in self._awaited.items() if to == rank):
+        if any(
+            slot in awaited
+            for slot in slots
+            for (_, to), awaited in self._awaited.items()
+            if to == rank
+        ):
             return False
         if self._cell == self._freed:
             self._slots[rank].pop(slots[0], None)
@@ -173,11 +197,16 @@ class _Rows:
                 return [(ENTERING, stage, microbatch)] if stage else []
             case Work.BACKWARD | Work.INPUT:
                 last = stage + 1 == len(self.stages)
-                return [(KEPT, stage, microbatch), *([] if last else [(RETURNING, stage, microbatch)])]
+                return [
+                    (KEPT, stage, microbatch),
+                    *([] if last else [(RETURNING, stage, microbatch)]),
+                ]
             case Work.WEIGHT:
                 return [(LEFT, stage, microbatch)]
             case _:
-                return [(ENTERING if work is Work.SEND_FORWARD else RETURNING, action.peer, microbatch)]
+                return [
+                    (ENTERING if work is Work.SEND_FORWARD else RETURNING, action.peer, microbatch)
+                ]
 
     def _home(self, stage: int) -> int:
         stage_to_rank = self._schedule.stage_to_rank
@@ -186,7 +215,12 @@ class _Rows:
         return stage_to_rank[stage]
 
     def _compute(self, action: Action, taken: list[Env]) -> None:
-        rank, stage, work, microbatch = self._cell.rank, action.stage, action.work, action.microbatch
+        rank, stage, work, microbatch = (
+            self._cell.rank,
+            action.stage,
+            action.work,
+            action.microbatch,
+        )
         staged, ahead = self.stages[stage], work is Work.FORWARD
         part = staged.parts[work]
         begin = staged.inputs(microbatch) if ahead else taken.pop(0)

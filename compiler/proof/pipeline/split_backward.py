@@ -1,7 +1,8 @@
-"""Backward in two parts: the ops needed for the gradient that is handed on, and those for gradients of weights alone.
+"""Backward in two parts: the ops needed for the gradient that is handed on, and those for gradients
+of weights alone.
 
-Ops that the runtime delays, weights' gradients of matrix products and embeddings and all that follows from these,
-are moved into statements of their own; repeats save the values that these read.
+Ops that the runtime delays, weights' gradients of matrix products and embeddings and all that
+follows from these, are moved into statements of their own; repeats save the values that these read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,14 +72,21 @@ class _Split:
         args = [arg for arg in region.args if arg.value.name not in inner.late]
         outer.now.append(_with(region, args, inner.now, now))
         then = [(end, value) for end, value in ends if end.name in inner.late]
-        args = [arg for arg in region.args if arg.value.name in inner.late or arg.enter is Enter.EACH]
-        args += [Arg(Value(name, self.types[name]), value.name, Enter.EACH) for name, value in saved.items()]
+        args = [
+            arg for arg in region.args if arg.value.name in inner.late or arg.enter is Enter.EACH
+        ]
+        args += [
+            Arg(Value(name, self.types[name]), value.name, Enter.EACH)
+            for name, value in saved.items()
+        ]
         outer.then.append(_with(region, args, inner.then, then))
         outer.late.update(value.name for _, value in then)
 
     def _inside(self, region: Region, needed: set[str], late: set[str]) -> _Found:
         """The parts of a repeat's body; a carried value is late if any iteration makes it late."""
-        ends = {value.name: end.name for value, end in zip(region.results, region.yields, strict=True)}
+        ends = {
+            value.name: end.name for value, end in zip(region.results, region.yields, strict=True)
+        }
         wanted = {end for value, end in ends.items() if value in needed}
         carries = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
         lasts = [end.name for end in region.yields if end.leave is Leave.LAST]
@@ -87,7 +95,9 @@ class _Split:
             inner = self.of(region.body, wanted, slow)
             read = ancestors(region.body, wanted)
             more = {end for name, end in zip(carries, lasts, strict=True) if name in read} - wanted
-            slower = {name for name, end in zip(carries, lasts, strict=True) if end in inner.late} - slow
+            slower = {
+                name for name, end in zip(carries, lasts, strict=True) if end in inner.late
+            } - slow
             if not more and not slower:
                 return inner
             wanted, slow = wanted | more, slow | slower
@@ -97,12 +107,16 @@ class _Split:
         there = {name for stmt in inner.now for name in _made(stmt)}
         there |= {arg.value.name for arg in region.args if arg.enter is Enter.CARRY} - inner.late
         read = dict.fromkeys(name for name in uses(*inner.then) if name in there)
-        found = {name: Value(f"{name} saved", self.types[name].stacked(region.dim)) for name in read}
+        found = {
+            name: Value(f"{name} saved", self.types[name].stacked(region.dim)) for name in read
+        }
         self.types.update((value.name, value.type) for value in found.values())
         return found
 
 
-def _with(region: Region, args: Sequence[Arg], body: Sequence[Stmt], ends: Sequence[tuple[Yield, Value]]) -> Region:
+def _with(
+    region: Region, args: Sequence[Arg], body: Sequence[Stmt], ends: Sequence[tuple[Yield, Value]]
+) -> Region:
     yields, results = tuple(end for end, _ in ends), tuple(value for _, value in ends)
     return evolve(region, args=tuple(args), body=tuple(body), yields=yields, results=results)
 

@@ -1,8 +1,8 @@
 """A stage of a pipeline on its rank: its layers, what it holds, and what it does of a microbatch.
 
-The stage's statements are evaluated as a step of their own, in which the repeats that are cut have only its
-layers, on ranks that are alone along the stages' axis.  `result` puts together what all stages add up.  Weights of its
-chunks are unsharded and their gradients reduced around it (`Moved`).
+The stage's statements are evaluated as a step of their own, in which the repeats that are cut have
+only its layers, on ranks that are alone along the stages' axis.  `result` puts together what all
+stages add up.  Weights of its chunks are unsharded and their gradients reduced around it (`Moved`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,9 @@ class Staged:
     rank: int
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh]
     """The statements of all stages."""
-    _forwards: dict[int, tuple[Env, Env]] = field(factory=dict[int, tuple[Env, Env]], init=False, eq=False, repr=False)
+    _forwards: dict[int, tuple[Env, Env]] = field(
+        factory=dict[int, tuple[Env, Env]], init=False, eq=False, repr=False
+    )
     """By microbatch, what its forward began with, and all that was known when it was done."""
     _inputs: dict[int, Env] = field(factory=dict[int, Env], init=False, eq=False, repr=False)
 
@@ -56,7 +58,12 @@ class Staged:
         forward, backward = self.own.forward, self.own.backward
         both = halves(backward, self.machine.program.types)
         forward = evolve(forward, body=tuple(stmt for stmt in forward.body if not is_free(stmt)))
-        return {Work.FORWARD: forward, Work.BACKWARD: backward, Work.INPUT: both.input, Work.WEIGHT: both.weight}
+        return {
+            Work.FORWARD: forward,
+            Work.BACKWARD: backward,
+            Work.INPUT: both.input,
+            Work.WEIGHT: both.weight,
+        }
 
     @cached_property
     def _alone(self) -> Interpreter:
@@ -70,13 +77,19 @@ class Staged:
 
         def watch(name: str, where: Where, value: Tensor) -> None:
             if not layers.keys() & {*value.dims}:
-                told(name, tuple((dim, layers[dim][i] if dim in layers else i) for dim, i in where), value)
+                told(
+                    name,
+                    tuple((dim, layers[dim][i] if dim in layers else i) for dim, i in where),
+                    value,
+                )
 
         sizes = {dim: len(own) for dim, own in layers.items()}
         return evolve(self.machine, world=self._world(sizes), watch=watch)
 
     def _world(self, sizes: dict[str, int]) -> SimulatedMesh:
-        """One rank of the stages' axis, and dims of other sizes; stages of the same sizes share what is known of it."""
+        """One rank of the stages' axis, and dims of other sizes; stages of the same sizes share
+        what is known of it.
+        """
         key, whole = tuple(sizes.items()), self.machine.world
         if key not in self.worlds:
             axes = whole.axes | {self.pipeline.axis: 1}
@@ -86,20 +99,27 @@ class Staged:
     @cached_property
     def _held(self) -> Env:
         """The rank's values of all that the microbatches read."""
-        return {name: self._here(self.outer[name]) for name in uses(self.region) if name in self.outer}
+        return {
+            name: self._here(self.outer[name]) for name in uses(self.region) if name in self.outer
+        }
 
     def _here(self, x: Tensor) -> Tensor:
         at = 1 + list(self.machine.world.axes).index(self.pipeline.axis)
         if x.array.shape[at] == 1:
             return x
         index = (*(slice(None),) * at, slice(self.rank, self.rank + 1))
-        return self.machine.made(("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree))
+        return self.machine.made(
+            ("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree)
+        )
 
     def inputs(self, microbatch: int) -> Env:
         """The inputs of a microbatch."""
         if microbatch not in self._inputs:
             inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
-            env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
+            env = self._held | {
+                arg.value.name: self.machine.at(self._held[arg.source], microbatch)
+                for arg in inputs
+            }
             free = [*filter(is_free, self.own.forward.body)]  # every stage does these for itself
             env = self._alone.body(free, env, ((self.region.dim, microbatch),))
             self._inputs[microbatch] = {name: self._layers(value) for name, value in env.items()}
@@ -115,10 +135,15 @@ class Staged:
         return self.machine.made(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
     def run(self, part: StageBlock, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
-        """All that is known when a part is done.  A forward that begins with what it began with is not done twice."""
+        """All that is known when a part is done.
+
+        A forward that begins with what it began with is not done twice.
+        """
         handed = [*entering]
         expected = [value.name for value in part.inputs]
-        assert len(handed) == len(expected), f"verify: a stage begins with {len(expected)} values, {len(handed)} come"
+        assert len(handed) == len(expected), (
+            f"verify: a stage begins with {len(expected)} values, {len(handed)} come"
+        )
         begin = env | dict(zip(expected, handed, strict=True))
         if part is not self.parts[Work.FORWARD]:
             return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
@@ -136,8 +161,14 @@ class Staged:
     def place(self, type: Type) -> tuple[slice, ...]:
         """Where its part of a value of all ranks is."""
         world, layers = self.machine.world, self.own.layers
-        ranks = (slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None) for axis in world.axes)
-        own = (slice(layers[dim].start, layers[dim].stop) if dim in layers else slice(None) for dim in type.dims)
+        ranks = (
+            slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None)
+            for axis in world.axes
+        )
+        own = (
+            slice(layers[dim].start, layers[dim].stop) if dim in layers else slice(None)
+            for dim in type.dims
+        )
         return (slice(None), *ranks, *own)
 
     @cached_property
@@ -146,7 +177,9 @@ class Staged:
         return self._makes(Work.FORWARD) | self._makes(Work.BACKWARD)
 
     def _makes(self, work: Work) -> set[str]:
-        """The results that an action makes; losses and loads are the last stage's, also those that it is handed."""
+        """The results that an action makes; losses and loads are the last stage's, also those
+        that it is handed.
+        """
         part, lasts = self.parts[work], {end.name for end in self.lasts}
         is_last = work is Work.FORWARD and not part.outputs
         return {*part.made} - lasts | (lasts if is_last else set[str]())
@@ -158,11 +191,17 @@ class Staged:
 
 
 def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
-    """A result of the microbatches on each rank; where a rank has no part, 0 for losses and loads, else noise."""
+    """A result of the microbatches on each rank; where a rank has no part, 0 for losses and
+    loads, else noise.
+    """
     machine, dim = stages[0].machine, stages[0].region.dim
     is_last = end in stages[-1].lasts
     makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
-    parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
+    parts = {
+        k: machine.left(end.leave, dim, [*sums[k, end.name].values()])
+        for k in makers
+        if (k, end.name) in sums
+    }
 
     def put_together() -> Tensor:
         found = _nothing(machine, end.name, type, is_last)
@@ -188,7 +227,8 @@ def _nothing(machine: Interpreter, name: str, type: Type, is_last: bool) -> Arra
 
 @frozen
 class Move:
-    """Cells of a chunk of a rank: before them its weights are awaited, its reduction begun, its weights freed.
+    """Cells of a chunk of a rank: before them its weights are awaited, its reduction begun, its
+    weights freed.
 
     None where that does not happen.
     """
@@ -201,7 +241,9 @@ class Move:
 
     def has_weights(self, at: int) -> bool:
         """Whether its weights are there in a cell."""
-        return (self.awaited is None or self.awaited <= at) and (self.freed is None or at < self.freed)
+        return (self.awaited is None or self.awaited <= at) and (
+            self.freed is None or at < self.freed
+        )
 
     def is_reduced(self, at: int) -> bool:
         """Whether in a cell its reduction is in flight, or done: later additions are lost."""
@@ -228,7 +270,9 @@ def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
 
 @frozen
 class Names:
-    """Names of weights and gradients in the microbatches: the parameter of each value that they read or add up."""
+    """Names of weights and gradients in the microbatches: the parameter of each value that they
+    read or add up.
+    """
 
     weights: Mapping[str, str]
     gradients: Mapping[str, str]
@@ -240,7 +284,9 @@ def names(program: Program, region: Region) -> Names:
     of = {
         name: param
         for op in packs
-        for name, param in zip(op.inputs, program.bucket(str(op.get("bucket"))).params, strict=False)
+        for name, param in zip(
+            op.inputs, program.bucket(str(op.get("bucket"))).params, strict=False
+        )
     }
     ends = zip(region.yields, region.results, strict=True)
     gradients = {end.name: of[result.name] for end, result in ends if result.name in of}
@@ -264,5 +310,7 @@ class Moved:
         return {name for name, param in self._names.gradients.items() if param in params}
 
     def _params(self, cell: Cell, stage: int, holds: Callable[[Move], bool]) -> set[str]:
-        own = (move for move in self._moves if move.rank == cell.rank and stage in move.chunk.stages)
+        own = (
+            move for move in self._moves if move.rank == cell.rank and stage in move.chunk.stages
+        )
         return {param for move in own if holds(move) for param in move.chunk.params}

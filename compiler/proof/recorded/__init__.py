@@ -1,11 +1,12 @@
 """Holds what the ranks of a run communicated against the plan, call for call and in its order.
 
-Order is exact in backward too.  autograd runs, of the nodes that are ready, the one that was made last; nodes are made
-in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.  A
-collective that is awaited later is recorded, and is in the plan, where it begins.
+Order is exact in backward too.  autograd runs, of the nodes that are ready, the one that was made
+last; nodes are made in the order of the program, so backward is the program's exact reverse, and
+the IR's backward is that of the IR.  A collective that is awaited later is recorded, and is in the
+plan, where it begins.
 
-A record cannot show that two calls of one kind, group, shape and dtype changed places.  The plan does not know how many
-rows of experts a rank sends: `order` compares their numbers with each other.
+A record cannot show that two calls of one kind, group, shape and dtype changed places.  The plan
+does not know how many rows of experts a rank sends: `order` compares their numbers with each other.
 """
 
 from collections import Counter
@@ -22,7 +23,9 @@ from .plan import Calls, Expected, expected
 
 @frozen
 class Difference:
-    """Where a rank first leaves the plan: call `position` (from 1) of `stretch`, as it should be and as it was."""
+    """Where a rank first leaves the plan: call `position` (from 1) of `stretch`, as it should
+    be and as it was.
+    """
 
     rank: int
     stretch: Stretch
@@ -64,7 +67,9 @@ class Recorded:
 
     @property
     def equal(self) -> bool:
-        """Whether every rank did what the plan says, all of it and nothing else, and something was recorded."""
+        """Whether every rank did what the plan says, all of it and nothing else, and something
+        was recorded.
+        """
         return self.steps > 0 and not (self.differences or self.disorder or self.lost)
 
     def lines(self) -> str:
@@ -123,11 +128,15 @@ def _differences(plan: Sequence[Calls], records: Sequence[Record]) -> Iterator[D
     longest = max((_compared(record) for record in records), key=len)
     for record, calls in zip(records, plan, strict=True):
         own = _compared(record)
-        found = next((it for each in own if (it := _difference(record.rank, each, calls[each.phase]))), None)
+        found = next(
+            (it for each in own if (it := _difference(record.rank, each, calls[each.phase]))), None
+        )
         if found:
             yield found
         elif len(own) < len(longest):
-            yield Difference(record.rank, longest[len(own)], 1, "the record ends before it", None, None)
+            yield Difference(
+                record.rank, longest[len(own)], 1, "the record ends before it", None, None
+            )
 
 
 def _compared(record: Record) -> list[Stretch]:
@@ -142,7 +151,9 @@ def _difference(rank: int, stretch: Stretch, plan: Sequence[Expected]) -> Differ
     if stretch.whole and done == calls:
         return None
     common = min(len(calls), len(done))
-    at = next((i for i, (one, other) in enumerate(zip(calls, done, strict=False)) if one != other), common)
+    at = next(
+        (i for i, (one, other) in enumerate(zip(calls, done, strict=False)) if one != other), common
+    )
     return Difference(
         rank,
         stretch,

@@ -23,14 +23,15 @@ class RecordError(Exception):
 class Call:
     """A collective or a message as one rank asks for it.
 
-    op         all_reduce, all_gather, reduce_scatter, all_to_all or rotate; send or receive; torch's own name of any
-               other, with `::` in it
+    op         all_reduce, all_gather, reduce_scatter, all_to_all or rotate; send or receive;
+               torch's own name of any other, with `::` in it
     reduction  `sum` or `max`; empty for what reduces nothing
     group      as global ranks
-    shape      of the local tensor that goes in, as is its dtype; or of what is received.  In a plan the first size is
-               None where ranks have rows of experts
+    shape      of the local tensor that goes in, as is its dtype; or of what is received.  In a plan
+               the first size is None where ranks have rows of experts
     peer       the global rank at a message's other end
-    splits     of an all-to-all whose parts are not equal: their sizes, to each rank of the group and from each
+    splits     of an all-to-all whose parts are not equal: their sizes, to each rank of the group
+               and from each
     """
 
     op: str
@@ -42,10 +43,13 @@ class Call:
     splits: Splits | None = None
 
     def __str__(self) -> str:
-        """For instance `all_reduce (max) of f32[128, 8] over ranks 0, 1`, or `send of f32[128, 8] to rank 1`."""
+        """For instance `all_reduce (max) of f32[128, 8] over ranks 0, 1`, or `send of f32[128,
+        8] to rank 1`.
+        """
         if self.peer is not None:
             return (
-                f"{self.op} of {self.dtype}{list(self.shape)} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
+                f"{self.op} of {self.dtype}{list(self.shape)}"
+                f" {'to' if self.op == 'send' else 'from'} rank {self.peer}"
             )
         reduction = f" ({self.reduction})" if self.reduction else ""
         parts = f", {' + '.join(map(str, self.splits[0]))} to each" if self.splits else ""
@@ -55,7 +59,9 @@ class Call:
 
 @frozen
 class Stretch:
-    """The calls of one `train` step, one `evaluate`, or of the `loop` between them; `whole` if it came to its end."""
+    """The calls of one `train` step, one `evaluate`, or of the `loop` between them; `whole` if
+    it came to its end.
+    """
 
     phase: str
     step: int
@@ -64,7 +70,9 @@ class Stretch:
 
     def __str__(self) -> str:
         """Where it is in the run."""
-        return {"train": "step", "evaluate": "evaluation after step"}.get(self.phase, "after step") + f" {self.step}"
+        return {"train": "step", "evaluate": "evaluation after step"}.get(
+            self.phase, "after step"
+        ) + f" {self.step}"
 
 
 @frozen
@@ -89,19 +97,34 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan.json that lies beside the record, of an elastic one at the size that ran.  Raises RecordError."""
+    """The plan.json that lies beside the record, of an elastic one at the size that ran.
+
+    Raises RecordError.
+    """
     path = folder / "plan.json"
     if not path.is_file():
-        raise RecordError(f"there is no {path}: copy the one here that was compiled together with the program")
+        raise RecordError(
+            f"there is no {path}: copy the one here that was compiled together with the program"
+        )
     try:
         plan: Any = json.loads(path.read_bytes())
     except ValueError as error:
         raise RecordError(f"{path} is not JSON: {error}") from None
-    if not isinstance(plan, dict) or not {"name", "mesh", "dims", "collectives", "evaluation"} <= set(cast(Any, plan)):
+    if not isinstance(plan, dict) or not {
+        "name",
+        "mesh",
+        "dims",
+        "collectives",
+        "evaluation",
+    } <= set(cast(Any, plan)):
         raise RecordError(f"{path} is not the account of a compiled plan")
     account = cast("dict[str, Any]", plan)
-    if any(not {"loops", "last", "ahead", "every"} <= each.keys() for each in account["collectives"]):
-        raise RecordError(f"{path} is of an earlier scalec: compile the plan again, and record once more")
+    if any(
+        not {"loops", "last", "ahead", "every"} <= each.keys() for each in account["collectives"]
+    ):
+        raise RecordError(
+            f"{path} is of an earlier scalec: compile the plan again, and record once more"
+        )
     if not (smaller := cast("list[dict[str, Any]]", account.get("smaller", []))):
         return account
     first = folder / "rank00000.jsonl"
@@ -110,20 +133,28 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def read_records(folder: Path, plan: dict[str, Any]) -> list[Record]:
-    """The records of all ranks of the plan's mesh, by rank.  Raises RecordError unless all are of this plan and run."""
+    """The records of all ranks of the plan's mesh, by rank.
+
+    Raises RecordError unless all are of this plan and run.
+    """
     world = prod(plan["mesh"].values())
     paths = {rank: folder / f"rank{rank:05}.jsonl" for rank in range(world)}
     missing = [rank for rank, path in paths.items() if not path.is_file()]
     if missing:
         nothing = (
-            f"name {inside}" if (inside := folder / "recorded").is_dir() else "run the program with SCALEC_RECORD=1"
+            f"name {inside}"
+            if (inside := folder / "recorded").is_dir()
+            else "run the program with SCALEC_RECORD=1"
         )
         where = "copy their files here" if len(missing) < world else nothing
         raise RecordError(f"{folder} has no record of {ranks(missing)}: {where}")
     records = [_read(path, rank, plan) for rank, path in paths.items()]
     for record in records:
         if record.run != records[0].run:
-            raise RecordError(f"ranks 0 and {record.rank} recorded different runs: empty {folder} and record once more")
+            raise RecordError(
+                f"ranks 0 and {record.rank} recorded different runs: empty {folder} and record"
+                " once more"
+            )
     return records
 
 
@@ -133,10 +164,15 @@ def _read(path: Path, rank: int, plan: dict[str, Any]) -> Record:
         raise RecordError(f"{path} is empty: rank {rank} ended before it began")
     origin = lines[0]
     for key, expected in (("plan", plan["name"]), ("mesh", plan["mesh"]), ("rank", rank)):
-        if json.dumps(origin.get(key)) != json.dumps(expected):  # as text: the order of a mesh's axes counts
-            raise RecordError(f"{path} is of another plan: its {key} is {origin.get(key)}, not {expected}")
+        # as text: the order of a mesh's axes counts
+        if json.dumps(origin.get(key)) != json.dumps(expected):
+            raise RecordError(
+                f"{path} is of another plan: its {key} is {origin.get(key)}, not {expected}"
+            )
     try:
-        return Record(rank, origin["run"], origin["backend"], origin["torch"], tuple(_stretches(lines[1:])))
+        return Record(
+            rank, origin["run"], origin["backend"], origin["torch"], tuple(_stretches(lines[1:]))
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} is damaged: {error}") from None
 

@@ -1,10 +1,13 @@
-"""Whether the ranks' calls can be carried out: every rank of a group has to come to the same call, at its layer.
+"""Whether the ranks' calls can be carried out: every rank of a group has to come to the same call,
+at its layer.
 
-Ranks that take two groups in different order wait for each other for ever, though each group's own calls agree (row 34
-of the catalogue of silent failures); so the calls of all ranks are played, not compared group by group.  A message
-waits for nobody where it begins: of two ranks, what one sends is what the other receives, in one order.
+Ranks that take two groups in different order wait for each other for ever, though each group's own
+calls agree (row 34 of the catalogue of silent failures); so the calls of all ranks are played, not
+compared group by group.  A message waits for nobody where it begins: of two ranks, what one sends
+is what the other receives, in one order.
 
-Rows of experts too: how many a rank sends depends on its data, but not how these numbers belong together.
+Rows of experts too: how many a rank sends depends on its data, but not how these numbers belong
+together.
 """
 
 from collections import defaultdict, deque
@@ -49,7 +52,9 @@ def _lost(records: Sequence[Record]) -> tuple[str, ...]:
             if call.peer is not None:
                 sends = call.op == "send"
                 pair = (record.rank, call.peer) if sends else (call.peer, record.rank)
-                (messages[pair][0] if sends else messages[pair][1]).append(f"{stretch}: {call.dtype}{list(call.shape)}")
+                (messages[pair][0] if sends else messages[pair][1]).append(
+                    f"{stretch}: {call.dtype}{list(call.shape)}"
+                )
     for (source, target), (sent, received) in sorted(messages.items()):
         for one, other in zip_longest(sent, received, fillvalue="nothing"):
             if one != other:
@@ -58,29 +63,48 @@ def _lost(records: Sequence[Record]) -> tuple[str, ...]:
     return ()
 
 
-def _meeting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The group of the next call of `rank`, if all of its ranks have come to a call of that group; else nothing."""
+def _meeting(
+    calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], rank: int
+) -> tuple[int, ...]:
+    """The group of the next call of `rank`, if all of its ranks have come to a call of that
+    group; else nothing.
+    """
     if at[rank] == len(calls[rank]):
         return ()
     group = calls[rank][at[rank]][1].group
-    there = (at[peer] < len(calls[peer]) and calls[peer][at[peer]][1].group == group for peer in group)
+    there = (
+        at[peer] < len(calls[peer]) and calls[peer][at[peer]][1].group == group for peer in group
+    )
     return group if all(there) else ()
 
 
 def _alike(calls: Sequence[Call]) -> bool:
-    """Whether the ranks of a group, in its order, make one call; with torch's other ops only the root may send.
+    """Whether the ranks of a group, in its order, make one call; with torch's other ops only the
+    root may send.
 
     Where parts are not equal, each rank has from another one as much as that sends it.
     """
     if any("::" in call.op for call in calls):
         return len({call.op for call in calls}) == 1
-    if len({evolve(call, shape=call.shape[1:], splits=None) if call.splits else call for call in calls}) > 1:
+    if (
+        len(
+            {
+                evolve(call, shape=call.shape[1:], splits=None) if call.splits else call
+                for call in calls
+            }
+        )
+        > 1
+    ):
         return False
     splits = [call.splits for call in calls if call.splits]
-    return not splits or [*zip(*(to for to, _ in splits), strict=True)] == [received for _, received in splits]
+    return not splits or [*zip(*(to for to, _ in splits), strict=True)] == [
+        received for _, received in splits
+    ]
 
 
-def _waiting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], ranks: Sequence[int]) -> list[str]:
+def _waiting(
+    calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], ranks: Sequence[int]
+) -> list[str]:
     """For each rank the call that it has come to; of many ranks the first few."""
     lines: list[str] = []
     for rank in ranks[:_SHOWN]:
@@ -105,23 +129,33 @@ def as_planned(recorded: Sequence[Call], plan: Sequence[Call]) -> list[Call]:
 
     def seen(at: int, call: Call) -> Call:
         rows = evolve(call, shape=(None, *call.shape[1:]), splits=None)
-        return rows if rows in plan[at : at + 1] or (rows in planned and call not in planned) else call
+        return (
+            rows if rows in plan[at : at + 1] or (rows in planned and call not in planned) else call
+        )
 
     return [seen(at, call) for at, call in enumerate(recorded)]
 
 
 def lost(plans: Sequence[Calls], records: Sequence[Record]) -> tuple[str, ...]:
-    """The first faults in numbers of rows, in records whose calls are otherwise their plan's, in one order."""
-    steps = ([stretch for stretch in record.stretches if stretch.phase != "loop"] for record in records)
+    """The first faults in numbers of rows, in records whose calls are otherwise their plan's,
+    in one order.
+    """
+    steps = (
+        [stretch for stretch in record.stretches if stretch.phase != "loop"] for record in records
+    )
     for stretches in zip(*steps, strict=True):
-        sent = [_sent(plan[own.phase], own.calls) for plan, own in zip(plans, stretches, strict=True)]
+        sent = [
+            _sent(plan[own.phase], own.calls) for plan, own in zip(plans, stretches, strict=True)
+        ]
         if mistake := next(chain(_dropped(sent), _astray(sent)), ""):
             return (f"{stretches[0]}: {mistake}",)
     return ()
 
 
 def _sent(plan: Sequence[Expected], calls: Sequence[Call]) -> list[Sent]:
-    return [(each, call) for each, call in zip(plan, calls, strict=True) if each.rows and call.splits]
+    return [
+        (each, call) for each, call in zip(plan, calls, strict=True) if each.rows and call.splits
+    ]
 
 
 def _dropped(sent: Sequence[list[Sent]]) -> Iterator[str]:
@@ -133,13 +167,18 @@ def _dropped(sent: Sequence[list[Sent]]) -> Iterator[str]:
     for group, of_ranks in of_groups.items():
         for exchange in zip(*of_ranks, strict=True):
             (each, _), *_ = exchange
-            rows, choices = sum(call.shape[0] or 0 for _, call in exchange), sum(each.rows for each, _ in exchange)
+            rows, choices = (
+                sum(call.shape[0] or 0 for _, call in exchange),
+                sum(each.rows for each, _ in exchange),
+            )
             if rows > choices or (rows < choices and not each.drops):
                 yield f"{ranks(group)} send {rows} rows of {choices} choices: {_place(each)}"
 
 
 def _astray(sent: Sequence[list[Sent]]) -> Iterator[str]:
-    """Exchanges that do not give back what came: forward has one of each kind in turn, backward the same ones."""
+    """Exchanges that do not give back what came: forward has one of each kind in turn, backward
+    the same ones.
+    """
     for rank, own in enumerate(sent):
         forward = [each for each in own if each[0].where == "forward"]
         for (_, there), (each, back) in zip(forward[::2], forward[1::2], strict=True):

@@ -38,7 +38,9 @@ Calls = dict[str, tuple[Expected, ...]]
 
 
 def expected(plan: dict[str, Any], rank: int) -> Calls:
-    """The calls of `rank` in each `train` step and each `evaluate`, in order; a group of one rank does not call."""
+    """The calls of `rank` in each `train` step and each `evaluate`, in order; a group of one
+    rank does not call.
+    """
     phases = (("train", "collectives"), ("evaluate", "evaluation"))
     return {phase: tuple(_calls(plan, plan[key], rank)) for phase, key in phases}
 
@@ -62,7 +64,9 @@ def _in_row(
     for each in listed:
         if "stage" in each:
             parts.setdefault((each["stage"], _work(each)), []).append(each)
-    steps = [[*part] for is_stage, part in groupby(listed, lambda each: "stage" in each) if not is_stage]
+    steps = [
+        [*part] for is_stage, part in groupby(listed, lambda each: "stage" in each) if not is_stage
+    ]
     before, after = steps if len(steps) > 1 else ([], steps[0])
     calls = {
         (stage, work): [*_in_order(plan, part, rank, layers | _own(pipeline["stages"][stage]))]
@@ -82,7 +86,9 @@ def _in_row(
 
 def _work(each: dict[str, Any]) -> Work:
     """The action that does it."""
-    message = next((work for work, its in MESSAGES.items() if its == (each["op"], each["where"])), None)
+    message = next(
+        (work for work, its in MESSAGES.items() if its == (each["op"], each["where"])), None
+    )
     return message or (Work.FORWARD if each["where"] == "forward" else Work.BACKWARD)
 
 
@@ -98,7 +104,9 @@ def _in_order(
     """A list from its first to its last, those in loops as often as these layer."""
     calls = [_call(each, plan, rank) for each in listed]
     layers = layers | {each["hops"]: range(each["times"]) for each in listed if each.get("hops")}
-    loops = [(i, (*each["loops"], *_hops(each))) for i, each in enumerate(listed) if each["ranks"] > 1]
+    loops = [
+        (i, (*each["loops"], *_hops(each))) for i, each in enumerate(listed) if each["ranks"] > 1
+    ]
     for i, layer in _unrolled(loops, layers, ()):
         around = layer[: len(layer) - len(_hops(listed[i]))]
         if not around or _is_one_of(listed[i]["every"], *around[-1]):
@@ -122,15 +130,23 @@ def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
         call = evolve(call, op="all_to_all", splits=_rotated(group.index(rank), len(group), each))
     if ragged := each.get("ragged"):
         call = evolve(call, shape=(None, *each["shape"][1:]))
-        return Expected(call, each["where"], each["value"], each["line"], each["shape"][0], ragged == "some")
+        return Expected(
+            call, each["where"], each["value"], each["line"], each["shape"][0], ragged == "some"
+        )
     return Expected(call, each["where"], each["value"], each["line"])
 
 
-def _rotated(place: int, ranks: int, each: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes of what a rank sends to each rank of its group, and has from each, where all goes to one."""
+def _rotated(
+    place: int, ranks: int, each: dict[str, Any]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of what a rank sends to each rank of its group, and has from each, where all
+    goes to one.
+    """
     by, whole = each.get("by", 1), prod(each["shape"])
     to, source = (place + by) % ranks, (place - by) % ranks
-    return tuple(whole * (i == to) for i in range(ranks)), tuple(whole * (i == source) for i in range(ranks))
+    return tuple(whole * (i == to) for i in range(ranks)), tuple(
+        whole * (i == source) for i in range(ranks)
+    )
 
 
 LayerIndex = tuple[tuple[int, range], ...]
@@ -140,26 +156,34 @@ LayerIndex = tuple[tuple[int, range], ...]
 def _unrolled(
     listed: Sequence[tuple[int, tuple[str, ...]]], layers: dict[str, range], layer: LayerIndex
 ) -> Iterator[tuple[int, LayerIndex]]:
-    """The numbers of `listed`, each as often as the loops around it layer, neighbours in one loop turning together."""
+    """The numbers of `listed`, each as often as the loops around it layer, neighbours in one
+    loop turning together.
+    """
     for loop, inside in groupby(listed, key=lambda it: it[1][:1]):
         if not loop:
             yield from ((i, layer) for i, _ in inside)
             continue
-        body, own = [(i, loops[1:]) for i, loops in inside], layers.get(loop[0]) or layers[loop[0].partition(".")[0]]
+        body, own = (
+            [(i, loops[1:]) for i, loops in inside],
+            layers.get(loop[0]) or layers[loop[0].partition(".")[0]],
+        )
         for index in range(len(own)):
             yield from _unrolled(body, layers, (*layer, (index, own)))
 
 
 def _is_one_of(every: int, index: int, layers: range) -> bool:
-    """Whether a layer of backward's loops, which run from the last layer to the first, is the first of `every`."""
+    """Whether a layer of backward's loops, which run from the last layer to the first, is the
+    first of `every`.
+    """
     return layers[-1 - index] % every == 0
 
 
 def _begin(last: bool, ahead: int, layer: LayerIndex) -> int:
     """How many calls of a collective begin in a layer.
 
-    A call that begins in the `last` microbatch, an iteration of the outermost loop, begins in no other.  If calls begin
-    `ahead` layers early: the first layer of the loops inside begins 1 + `ahead` of them, and each after it one.
+    A call that begins in the `last` microbatch, an iteration of the outermost loop, begins in no
+    other.  If calls begin `ahead` layers early: the first layer of the loops inside begins 1 +
+    `ahead` of them, and each after it one.
     """
     if last and layer[0][0] < len(layer[0][1]) - 1:
         return 0
@@ -170,7 +194,9 @@ def _begin(last: bool, ahead: int, layer: LayerIndex) -> int:
 
 
 def peers(mesh: dict[str, int], axes: Sequence[str], rank: int) -> tuple[int, ...]:
-    """The ranks that differ from `rank` on `axes` only; ranks count the mesh's places, its last axis innermost."""
+    """The ranks that differ from `rank` on `axes` only; ranks count the mesh's places, its last
+    axis innermost.
+    """
     group, inside = [0], prod(mesh.values())
     for name, size in mesh.items():
         inside //= size

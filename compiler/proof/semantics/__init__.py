@@ -1,7 +1,8 @@
-"""The semantics of every op of the IR, as formulas in an arithmetic that is either exact or float64.
+"""The semantics of every op of the IR, as formulas in an arithmetic that is either exact or
+float64.
 
-Purpose: the only thing the evaluator knows of ops; shared with nothing that compiles, emits or runs.  Tests hold each
-formula and each gradient against autograd.
+Purpose: the only thing the evaluator knows of ops; shared with nothing that compiles, emits or
+runs.  Tests hold each formula and each gradient against autograd.
 """
 
 from ...ops import VJPS
@@ -11,7 +12,9 @@ from .call import Call, Semantics
 
 
 def _vjp(c: Call) -> list[Tensor]:
-    """Gradients by the semantics of the op whose vjp it is; operands that it is not given count zero."""
+    """Gradients by the semantics of the op whose vjp it is; operands that it is not given count
+    zero.
+    """
     it = VJPS.pulled(c.op, c.types)
     given = dict(zip(it.read, c.args[it.grads :], strict=False))
     args = [given[i] if i in given else c.zero(type) for i, type in enumerate(it.types)]
@@ -24,7 +27,9 @@ def _vjp(c: Call) -> list[Tensor]:
 
 
 _FAMILIES = algebra, attention, dropout, experts, fused, join, loss, norm, step, user
-MEANINGS = {kind: entry for family in _FAMILIES for kind, entry in family.MEANINGS.items()} | {"vjp": Semantics(_vjp)}
+MEANINGS = {kind: entry for family in _FAMILIES for kind, entry in family.MEANINGS.items()} | {
+    "vjp": Semantics(_vjp)
+}
 """By the op's kind."""
 
 __all__ = ["MEANINGS", "Call", "Semantics"]

@@ -1,4 +1,6 @@
-"""Sums and products, elementwise functions, look-ups, and sums, means and softmax over named dims."""
+"""Sums and products, elementwise functions, look-ups, and sums, means and softmax over named
+dims.
+"""
 
 from math import prod
 
@@ -22,28 +24,39 @@ def _scaled(c: Call, x: Tensor) -> Tensor:
 
 
 def _over(c: Call, y: Tensor) -> Tensor:
-    """1 / y as a function like any other: y may contain quotients, which the bound does not allow in an inverse."""
+    """1 / y as a function like any other: y may contain quotients, which the bound does not
+    allow in an inverse.
+    """
     return c.numbers.function("reciprocal", y)
 
 
 def _quotient_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     n, (x, y) = c.numbers, c.args
     over = _over(c, y)
-    return [n.product(x.dims, grads[0], over), n.negative(n.product(y.dims, grads[0], x, over, over))]
+    return [
+        n.product(x.dims, grads[0], over),
+        n.negative(n.product(y.dims, grads[0], x, over, over)),
+    ]
 
 
 # ---- elementwise functions
 
 
 def _applied(c: Call, word: str) -> Tensor:
-    """A function of the operand with the op's attributes, in the order in which the op declares them."""
-    return c.numbers.function(word, c.args[0], constants=tuple(c.get(a.name) for a in OPS[c.op.kind].attributes))
+    """A function of the operand with the op's attributes, in the order in which the op declares
+    them.
+    """
+    return c.numbers.function(
+        word, c.args[0], constants=tuple(c.get(a.name) for a in OPS[c.op.kind].attributes)
+    )
 
 
 def _function(name: str) -> Semantics:
     return Semantics(
         lambda c: [_applied(c, name)],
-        lambda c, grads: [c.numbers.product(c.args[0].dims, grads[0], _applied(c, f"{name} slope"))],
+        lambda c, grads: [
+            c.numbers.product(c.args[0].dims, grads[0], _applied(c, f"{name} slope"))
+        ],
     )
 
 
@@ -92,9 +105,13 @@ def _rest(c: Call, x: Tensor) -> Dims:
 
 
 MEANINGS = {
-    "div": Semantics(lambda c: [c.numbers.product(c.dims, c.args[0], _over(c, c.args[1]))], _quotient_gradients),
+    "div": Semantics(
+        lambda c: [c.numbers.product(c.dims, c.args[0], _over(c, c.args[1]))], _quotient_gradients
+    ),
     "scale": Semantics(lambda c: [_scaled(c, c.args[0])], lambda c, grads: [_scaled(c, grads[0])]),
-    "shift": Semantics(lambda c: [c.numbers.total(c.dims, *c.args, c.ratio("by"))], lambda c, grads: [grads[0]]),
+    "shift": Semantics(
+        lambda c: [c.numbers.total(c.dims, *c.args, c.ratio("by"))], lambda c, grads: [grads[0]]
+    ),
     "add": Semantics(
         lambda c: [c.numbers.total(c.dims, *c.args)],
         lambda c, grads: [c.numbers.product(x.dims, grads[0]) for x in c.args],

@@ -17,29 +17,41 @@ KEY, GROUP = "key", "group"
 
 
 def _rotated(c: Call, x: Tensor, sign: int) -> Tensor:
-    """Pairs (x[i], x[i + d/2]) of the last dim, or of its first few, turned by angles that positions give."""
+    """Pairs (x[i], x[i + d/2]) of the last dim, or of its first few, turned by angles that
+    positions give.
+    """
     if few := int(c.number("dims")):
-        turned, rest = (Tensor(x.dims, part, x.degree) for part in np.split(x.array, [few], axis=-1))
+        turned, rest = (
+            Tensor(x.dims, part, x.degree) for part in np.split(x.array, [few], axis=-1)
+        )
         return joined([_turned_all(c, turned, sign), rest], x.dims)
     return _turned_all(c, x, sign)
 
 
 def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
     n, last, half = c.numbers, x.dims[-1], x.array.shape[-1] // 2
-    scaling = (c.get("scaling"), *(c.number(name) for name in ("factor", "low", "high", "original")))
+    scaling = (
+        c.get("scaling"),
+        *(c.number(name) for name in ("factor", "low", "high", "original")),
+    )
     at = rope_roles(c.types, c.op).query_seq
     cos, sin = n.angles(c.indices(0, at), half, c.number("theta"), scaling)
     cos, sin = (Tensor((at, last), t.array, t.degree) for t in (cos, sin))
     back = n.negative(sin)
     ahead, opposite = (sin, back) if sign > 0 else (back, sin)
-    first, second = Tensor(x.dims, x.array[..., :half], x.degree), Tensor(x.dims, x.array[..., half:], x.degree)
+    first, second = (
+        Tensor(x.dims, x.array[..., :half], x.degree),
+        Tensor(x.dims, x.array[..., half:], x.degree),
+    )
     low = n.total(x.dims, n.product(x.dims, first, cos), n.product(x.dims, second, opposite))
     high = n.total(x.dims, n.product(x.dims, second, cos), n.product(x.dims, first, ahead))
     return joined([low, high], x.dims)
 
 
 class _Softmax:
-    """softmax(q·kᵀ · scale + mask) of each query head with the keys of its group, and what dropout leaves of it."""
+    """softmax(q·kᵀ · scale + mask) of each query head with the keys of its group, and what
+    dropout leaves of it.
+    """
 
     def __init__(self, c: Call) -> None:
         self.c, self.n = c, c.numbers
@@ -68,7 +80,9 @@ class _Softmax:
     def _scale(self, q: Tensor) -> Tensor:
         if self.c.number("scale"):
             return self.c.ratio("scale")
-        return self.n.function("reciprocal", self.n.function("root", self.n.ratio(q.array.shape[-1], 1)))
+        return self.n.function(
+            "reciprocal", self.n.function("root", self.n.ratio(q.array.shape[-1], 1))
+        )
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values, copied to every query head of their group."""
@@ -100,12 +114,16 @@ class _Softmax:
         return self.n.product(alike[0].dims, near, *alike) if alike else near
 
     def _alike(self, documents: Tensor, queries: Array) -> Tensor:
-        """One where a query's token and a key's are of one document, else zero; documents are those of all keys."""
+        """One where a query's token and a key's are of one document, else zero; documents are
+        those of all keys.
+        """
         rows = tuple(dim for dim in documents.dims if dim != self.at)
         ids = documents.onto((*rows, self.at))
         at = queries.reshape(*queries.shape[:-1], *(1 for _ in rows), -1)
         lead = np.broadcast_shapes(ids.shape[:-1], at.shape[:-1])
-        own = np.take_along_axis(*(np.broadcast_to(x, (*lead, x.shape[-1])) for x in (ids, at)), axis=-1)
+        own = np.take_along_axis(
+            *(np.broadcast_to(x, (*lead, x.shape[-1])) for x in (ids, at)), axis=-1
+        )
         alike = own[..., :, None] == ids[..., None, :]
         return self.n.constant(alike.astype(int), (*rows, self.at, KEY))
 
@@ -150,7 +168,9 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "rope": Semantics(lambda c: [_rotated(c, c.args[0], 1)], lambda c, grads: [_rotated(c, grads[0], -1)]),
+    "rope": Semantics(
+        lambda c: [_rotated(c, c.args[0], 1)], lambda c, grads: [_rotated(c, grads[0], -1)]
+    ),
     "attention": Semantics(lambda c: [_Softmax(c).result()], _gradients),
     "ring_attention": Semantics(lambda c: [_Softmax(_gathered(c)).result()], _ring_gradients),
 }

@@ -17,8 +17,9 @@ from ..tensors import Array, Dims, Numbers, Tensor
 class Call:
     """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in.
 
-    For its gradients it has results too: at least the first, if its `vjp` reads that; and `wrt` are the operands whose
-    gradients are wanted, None all: each is evaluated once in a step, which the bound of the proof counts.
+    For its gradients it has results too: at least the first, if its `vjp` reads that; and `wrt` are
+    the operands whose gradients are wanted, None all: each is evaluated once in a step, which the
+    bound of the proof counts.
     """
 
     program: Program
@@ -57,7 +58,9 @@ class Call:
 
     @cached_property
     def unpacked(self) -> list[Tensor]:
-        """The gradients of an update, one for each of its parameters; zero for what the rank does not update."""
+        """The gradients of an update, one for each of its parameters; zero for what the rank
+        does not update.
+        """
         grad, bucket = self.args[0], self.bucket
         if not bucket:
             return [grad]
@@ -74,11 +77,15 @@ class Call:
         return self.wrt is None or operand in self.wrt
 
     def indices(self, operand: int, dim: str) -> Array:
-        """The global indices along `dim` of what each rank holds of an operand: [1, *mesh axes, n]."""
+        """The global indices along `dim` of what each rank holds of an operand: [1, *mesh axes,
+        n].
+        """
         return self.world.indices(self.types[operand], dim)
 
     def hot(self, ids: int, operand: int, dim: str) -> Tensor:
-        """One where the index along `dim` of an operand is the id, else zero: the dims of the ids, then `dim`."""
+        """One where the index along `dim` of an operand is the id, else zero: the dims of the
+        ids, then `dim`.
+        """
         labels = self.args[ids]
         dims = (*labels.dims, dim)
         index = Tensor((dim,), self.indices(operand, dim))
@@ -91,10 +98,11 @@ Gradients = Callable[[Call, list[Tensor]], list[Tensor | None]]
 
 @frozen
 class Semantics:
-    """The results of an op; and, of ops of the forward, the gradients of operands from those of the results.
+    """The results of an op; and, of ops of the forward, the gradients of operands from those of the
+    results.
 
-    These are what the single-device step takes, and what the op's `vjp` means.  A result without a gradient may be
-    left out, if it comes before those that have one.
+    These are what the single-device step takes, and what the op's `vjp` means.  A result without a
+    gradient may be left out, if it comes before those that have one.
     """
 
     value: Value

@@ -1,4 +1,6 @@
-"""Dropout: a product with numbers that are a keyed function of the sample's draw, the site and the global index."""
+"""Dropout: a product with numbers that are a keyed function of the sample's draw, the site and
+the global index.
+"""
 
 from collections.abc import Sequence
 
@@ -12,9 +14,11 @@ LAYERS = 1000
 
 
 def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]) -> Tensor:
-    """The factors of elements: their dims are those of `draws` and of `places`, each with its global indices.
+    """The factors of elements: their dims are those of `draws` and of `places`, each with its
+    global indices.
 
-    In the field these are any numbers: steps that agree for all of them agree for 0 and 1 / (1 − share).
+    In the field these are any numbers: steps that agree for all of them agree for 0 and 1 / (1 −
+    share).
     """
     n = c.numbers
     dims: Dims = (*draws.dims, *(dim for dim, _ in places))
@@ -30,13 +34,17 @@ def _dropped(c: Call, x: Tensor) -> Tensor:
 
 
 def _forked(c: Call) -> list[Tensor]:
-    """Integers that no other draw nor iteration has: small repeats have fewer layers than `LAYERS`."""
+    """Integers that no other draw nor iteration has: small repeats have fewer layers than
+    `LAYERS`.
+    """
     (draws,) = c.args
     layer = np.arange(c.world.dims[c.dims[0]]).reshape(-1, *(1,) * len(draws.dims))
     return [Tensor(c.dims, (np.expand_dims(draws.array, draws.lead) + 1) * LAYERS + layer)]
 
 
 MEANINGS = {
-    "dropout": Semantics(lambda c: [_dropped(c, c.args[0])], lambda c, grads: [_dropped(c, grads[0]), None]),
+    "dropout": Semantics(
+        lambda c: [_dropped(c, c.args[0])], lambda c, grads: [_dropped(c, grads[0]), None]
+    ),
     "fork": Semantics(_forked, lambda c, grads: [None]),
 }

@@ -33,14 +33,25 @@ class _Choice:
         return self.c.get("score") == "softmax"
 
     def _scores(self) -> Tensor:
-        return self.n.softmax(self.logits) if self.is_softmax else self.n.function("sigmoid", self.logits)
+        return (
+            self.n.softmax(self.logits)
+            if self.is_softmax
+            else self.n.function("sigmoid", self.logits)
+        )
 
     def _best(self) -> Array:
-        """The ids of the chosen experts, the best first: of those groups alone whose two best are the best."""
-        keys, (groups, among) = self.n.rank(self.compared), (int(self.c.number(name)) for name in ("groups", "from"))
+        """The ids of the chosen experts, the best first: of those groups alone whose two best
+        are the best.
+        """
+        keys, (groups, among) = (
+            self.n.rank(self.compared),
+            (int(self.c.number(name)) for name in ("groups", "from")),
+        )
         if among < groups:
             keys = np.where(self._in_best_groups(keys, groups, among), keys, keys.dtype.type(0))
-        return np.argsort(keys, axis=-1, kind="stable")[..., ::-1][..., : self.c.world.dims[self.chosen]]
+        return np.argsort(keys, axis=-1, kind="stable")[..., ::-1][
+            ..., : self.c.world.dims[self.chosen]
+        ]
 
     def _in_best_groups(self, keys: Array, groups: int, among: int) -> Array:
         *lead, size = self.compared.array.shape
@@ -48,7 +59,9 @@ class _Choice:
         two = np.argsort(keys.reshape(each), axis=-1)[..., -2:]
         best = np.take_along_axis(self.compared.array.reshape(each), two, axis=-1)
         parts = (Tensor((*self.every[:-1], "group"), best[..., i]) for i in range(best.shape[-1]))
-        order = np.argsort(self.n.rank(self.n.total((*self.every[:-1], "group"), *parts)), axis=-1)[..., -among:]
+        order = np.argsort(self.n.rank(self.n.total((*self.every[:-1], "group"), *parts)), axis=-1)[
+            ..., -among:
+        ]
         chosen = (order[..., None] == np.arange(groups)).any(axis=-2)
         return np.repeat(chosen, size // groups, axis=-1)
 
@@ -97,19 +110,26 @@ def _capacity(c: Call) -> list[Tensor]:
 
 
 def _add_load(c: Call) -> list[Tensor]:
-    """The rows of the load after its first, and then how many tokens chose each expert; as numbers, which add up."""
+    """The rows of the load after its first, and then how many tokens chose each expert; as
+    numbers, which add up.
+    """
     (load, ids), size = c.args, c.world.dims[c.args[0].dims[-1]]
     hot = ids.array[..., None] == np.arange(size)
     counts = hot.sum(axis=tuple(range(ids.lead, hot.ndim - 1)))[..., None, :]
     rows = load.array.reshape(*load.array.shape[: load.lead], -1, size)[..., 1:, :]
     lead = np.broadcast_shapes(rows.shape[:-2], counts.shape[:-2])
-    parts = (np.broadcast_to(part, (*lead, *part.shape[-2:])) for part in (rows, c.numbers.constant(counts).array))
+    parts = (
+        np.broadcast_to(part, (*lead, *part.shape[-2:]))
+        for part in (rows, c.numbers.constant(counts).array)
+    )
     whole = np.concatenate([*parts], axis=-2)
     return [Tensor(load.dims, whole.reshape(*lead, *load.array.shape[load.lead :]))]
 
 
 class _Balance:
-    """by · Σ f · P, where f is experts / (k · length) times how many tokens of a sequence chose an expert."""
+    """by · Σ f · P, where f is experts / (k · length) times how many tokens of a sequence chose
+    an expert.
+    """
 
     def __init__(self, c: Call) -> None:
         self.c, self.n = c, c.numbers
@@ -117,12 +137,19 @@ class _Balance:
         self.dims = self.logits.dims
         experts, k = (c.world.dims[dims[-1]] for dims in (self.dims, ids.dims))
         length = c.world.dims[SEQUENCE]
-        axes, self.per = c.types[0].axes_of(SEQUENCE), tuple(dim for dim in self.dims if dim != SEQUENCE)
-        hot = np.eye(experts, dtype=int)[ids.array].sum(axis=(ids.dims.index(SEQUENCE) - len(ids.dims) - 1, -2))
+        axes, self.per = (
+            c.types[0].axes_of(SEQUENCE),
+            tuple(dim for dim in self.dims if dim != SEQUENCE),
+        )
+        hot = np.eye(experts, dtype=int)[ids.array].sum(
+            axis=(ids.dims.index(SEQUENCE) - len(ids.dims) - 1, -2)
+        )
         counts = Tensor(self.per, hot)
         counts = c.world.coerced(counts, axes, PARTIAL, INVARIANT, self.n) if axes else counts
         share = self.n.ratio(experts, k * length * length)
-        self.f = self.n.product(self.per, self.n.constant(counts.array, self.per), share, c.ratio("by"))
+        self.f = self.n.product(
+            self.per, self.n.constant(counts.array, self.per), share, c.ratio("by")
+        )
 
     def value(self) -> Tensor:
         return self.n.product((), self.f, _shares(self.c))
@@ -137,7 +164,9 @@ def _shares(c: Call) -> Tensor:
     if c.get("score") == "softmax":
         return n.softmax(logits)
     plain = n.function("sigmoid", logits)
-    return n.product(logits.dims, plain, n.function("reciprocal", n.product(logits.dims[:-1], plain)))
+    return n.product(
+        logits.dims, plain, n.function("reciprocal", n.product(logits.dims[:-1], plain))
+    )
 
 
 def _of_shares(c: Call, grad: Tensor) -> Tensor:
@@ -158,7 +187,9 @@ def _sum_scores(c: Call) -> list[Tensor]:
 
 
 def _add_choices(c: Call) -> list[Tensor]:
-    """The counts, and how many tokens of each sequence chose each expert; as numbers, which add up."""
+    """The counts, and how many tokens of each sequence chose each expert; as numbers, which add
+    up.
+    """
     choices, ids = c.args
     along = ids.dims.index(SEQUENCE) - len(ids.dims) - 1
     hot = np.eye(c.world.dims[choices.dims[-1]], dtype=int)[ids.array].sum(axis=(along, -2))
@@ -172,7 +203,9 @@ def _chosen_by_group(c: Call) -> Tensor:
     experts = c.world.dims[choices.dims[-1]]
     dims = ("group", "sequence", choices.dims[-1])
     *lead, batch, _ = choices.array.shape
-    apart = Tensor(dims, choices.array.reshape(*lead, batch // sequences, sequences, experts), choices.degree)
+    apart = Tensor(
+        dims, choices.array.reshape(*lead, batch // sequences, sequences, experts), choices.degree
+    )
     whole = n.product(("group", choices.dims[-1]), apart)
     each = Tensor(choices.dims, np.repeat(whole.array, sequences, axis=-2), whole.degree)
     return n.product(choices.dims, each, n.ratio(experts, rows**2), c.ratio("by"))
@@ -199,16 +232,23 @@ def _router_z(c: Call) -> list[Tensor]:
 def _router_z_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     n, x = c.numbers, c.args[0]
     total = n.function("reciprocal", n.product(x.dims[:-1], n.exponential(x)))
-    return [n.product(x.dims, grads[0], n.ratio(2, 1), c.ratio("by"), _logsumexp(c), n.exponential(x), total)]
+    return [
+        n.product(
+            x.dims, grads[0], n.ratio(2, 1), c.ratio("by"), _logsumexp(c), n.exponential(x), total
+        )
+    ]
 
 
 def _order(c: Call) -> list[Tensor]:
-    """One where a token's choice is one of the rank's experts and not past the padded rows, else zero."""
+    """One where a token's choice is one of the rank's experts and not past the padded rows,
+    else zero.
+    """
     (ids,), result = c.args, c.op.outputs[0].type
     index = Tensor(result.dims[:1], c.world.indices(result, result.dims[0]))
     order = (ids.onto(result.dims) == index.onto(result.dims)).astype(int)
     if padded := c.program.dim(result.dims[0]).padded:
-        sequences = order.shape[result.dims.index(BATCH) - len(result.dims)]  # of all microbatches, where these are one
+        # of all microbatches, where these are one
+        sequences = order.shape[result.dims.index(BATCH) - len(result.dims)]
         rows = sequences * padded // c.program.degree(result.axes_of(SEQUENCE))
         by_expert = order.reshape(*order.shape[: 1 - len(result.dims)], -1)
         order *= (np.cumsum(by_expert, axis=-1) <= rows).reshape(order.shape)
@@ -217,7 +257,9 @@ def _order(c: Call) -> list[Tensor]:
 
 def _moved(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
     """Rows to where the type says: all that is cut otherwise is put together, and cut anew."""
-    dims = {dim for type in (source, target) for axis, _ in moves(c.op) for dim in (type.at(axis).dim,)}
+    dims = {
+        dim for type in (source, target) for axis, _ in moves(c.op) for dim in (type.at(axis).dim,)
+    }
     for axis, place in _innermost_first(source, dims):
         x = c.world.coerced(x, (axis,), place, REPLICATED, c.numbers)
     for axis, place in reversed(_innermost_first(target, dims)):
@@ -285,7 +327,11 @@ def _biased_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     x, w, *orders = c.args
-    return [c.numbers.product(x.dims, grads[0], w), c.numbers.product(w.dims, grads[0], x), *(None for _ in orders)]
+    return [
+        c.numbers.product(x.dims, grads[0], w),
+        c.numbers.product(w.dims, grads[0], x),
+        *(None for _ in orders),
+    ]
 
 
 def _sum(c: Call) -> list[Tensor]:
@@ -302,11 +348,15 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
+    "top": Semantics(
+        _top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]
+    ),
     "no_loss": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
     "no_load": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
     "add_load": Semantics(_add_load, lambda c, grads: [None, None]),
-    "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
+    "balance": Semantics(
+        lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]
+    ),
     "no_scores": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
     "no_choices": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
     "sum_scores": Semantics(_sum_scores, lambda c, grads: [_of_shares(c, grads[0])]),
@@ -317,7 +367,8 @@ MEANINGS = {
     "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
     "exchange_counts": Semantics(_exchanged, lambda c, grads: [None]),
     "dispatch": Semantics(
-        lambda c: [_rows(c, c.dims, c.args[0])], lambda c, grads: [_rows(c, grads[0].dims[1:], grads[0]), None]
+        lambda c: [_rows(c, c.dims, c.args[0])],
+        lambda c, grads: [_rows(c, grads[0].dims[1:], grads[0]), None],
     ),
     "exchange": Semantics(_exchanged, _exchanged_back),
     "exchange_back": Semantics(_exchanged, _exchanged_back),

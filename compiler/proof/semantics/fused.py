@@ -1,4 +1,6 @@
-"""Ops that are fused of others mean these, one after the other; gradients go from the last to the first."""
+"""Ops that are fused of others mean these, one after the other; gradients go from the last to
+the first.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +31,9 @@ _Done = tuple[Call, Sequence[_Node], Sequence[_Node]]
 
 @frozen
 class _Run:
-    """A fused op and its operands, and the ops that have been done, each with what it took and made."""
+    """A fused op and its operands, and the ops that have been done, each with what it took and
+    made.
+    """
 
     fused: Call
     operands: Sequence[_Node]
@@ -38,12 +42,27 @@ class _Run:
     def do(self, kind: str, *operands: _Node, **attrs: Attr) -> Sequence[_Node]:
         """Does an op, with those of the fused op's attributes that it has too."""
         entry, (op, program) = OPS[kind], (self.fused.op, self.fused.program)
-        attrs |= {key: value for key, value in op.attrs if key in {each.name for each in entry.attributes}}
-        op, types = Op(kind, (), (), tuple(attrs.items()), span=op.span), [it.type for it in operands]
+        attrs |= {
+            key: value for key, value in op.attrs if key in {each.name for each in entry.attributes}
+        }
+        op, types = (
+            Op(kind, (), (), tuple(attrs.items()), span=op.span),
+            [it.type for it in operands],
+        )
         op = evolve(op, outputs=tuple(Value("", type) for type in entry.infer(program, types, op)))
-        call = evolve(self.fused, op=op, args=[it.tensor for it in operands], types=types, results=(), wrt=None)
+        call = evolve(
+            self.fused,
+            op=op,
+            args=[it.tensor for it in operands],
+            types=types,
+            results=(),
+            wrt=None,
+        )
         call = evolve(call, results=_PARTS[kind].value(call))
-        made = [_Node(tensor, value.type) for tensor, value in zip(call.results, op.outputs, strict=True)]
+        made = [
+            _Node(tensor, value.type)
+            for tensor, value in zip(call.results, op.outputs, strict=True)
+        ]
         self.done.append((call, operands, made))
         return made
 
@@ -52,7 +71,10 @@ class _Run:
         for result, grad in zip(results[-len(grads) :], grads, strict=True):
             result.grads.append(grad)
         for call, taken, made in reversed(self.done):
-            pull, due = _PARTS[call.op.kind].gradients, [grad for node in made if (grad := self._total(node))]
+            pull, due = (
+                _PARTS[call.op.kind].gradients,
+                [grad for node in made if (grad := self._total(node))],
+            )
             assert pull, f"verify: {call.op.kind} has no gradients"
             for node, grad in zip(taken, pull(call, due), strict=True):
                 node.grads.extend([grad] if grad else [])
@@ -75,7 +97,9 @@ def _products(run: _Run, x: _Node, *weights: _Node) -> Sequence[_Node]:
     return [result for weight in weights for result in run.do("contract", x, weight)]
 
 
-def _loss(run: _Run, x: _Node, weight: _Node, labels: _Node, *bias: _Node, loss: str) -> Sequence[_Node]:
+def _loss(
+    run: _Run, x: _Node, weight: _Node, labels: _Node, *bias: _Node, loss: str
+) -> Sequence[_Node]:
     logits = run.do("contract", x, weight, over=run.fused.op.names("inner"))
     return run.do(loss, *(run.do("add", *logits, *bias) if bias else logits), labels)
 

@@ -21,7 +21,10 @@ def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:
     """Slices along the last dim."""
     ends = np.cumsum([c.world.dims[part] for part in parts])
     arrays = np.split(x.array, ends[:-1], axis=-1)
-    return [Tensor((*x.dims[:-1], part), array, x.degree) for part, array in zip(parts, arrays, strict=True)]
+    return [
+        Tensor((*x.dims[:-1], part), array, x.degree)
+        for part, array in zip(parts, arrays, strict=True)
+    ]
 
 
 def _concat_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
@@ -38,7 +41,9 @@ def _taken(c: Call, x: Tensor, back: bool = False) -> Tensor:
     return Tensor(x.dims, np.take(x.array, at, x.lead + x.dims.index(over)), x.degree)
 
 
-_PERMUTED = Semantics(lambda c: [_taken(c, c.args[0])], lambda c, grads: [_taken(c, grads[0], back=True)])
+_PERMUTED = Semantics(
+    lambda c: [_taken(c, c.args[0])], lambda c, grads: [_taken(c, grads[0], back=True)]
+)
 
 MEANINGS = {
     "concat": Semantics(lambda c: [joined(c.args, c.dims)], _concat_gradients),

@@ -1,7 +1,8 @@
-"""Cross entropy, whole and in parts: log Σ exp(logits − peak) − (logits[label] − peak), over tokens with a label.
+"""Cross entropy, whole and in parts: log Σ exp(logits − peak) − (logits[label] − peak), over tokens
+with a label.
 
-Label smoothing takes a mean of logits for a share s of the label's; a z-loss adds ζ · (log Σ exp(logits))².  Sums,
-means and maxima go over the classes that are no padding.
+Label smoothing takes a mean of logits for a share s of the label's; a z-loss adds ζ · (log Σ
+exp(logits))².  Sums, means and maxima go over the classes that are no padding.
 """
 
 from fractions import Fraction
@@ -31,25 +32,32 @@ class Logits:
         return Tensor(self.tokens, np.take_along_axis(values, best, axis=-1)[..., 0], self.x.degree)
 
     def exponential(self, peak: Tensor) -> Tensor:
-        below = np.where(self._real, self.x.array, peak.onto(self.dims))  # padding above the peak could be infinite
+        # padding above the peak could be infinite
+        below = np.where(self._real, self.x.array, peak.onto(self.dims))
         x = Tensor(self.dims, below, self.x.degree)
         return self.n.product(self.dims, self.n.exponential(x, peak), self.classes)
 
 
 class Labelled(Logits):
-    """Logits with labels, the operand `labels`, and how much each class is one of them; the op's smoothing."""
+    """Logits with labels, the operand `labels`, and how much each class is one of them; the
+    op's smoothing.
+    """
 
     def __init__(self, c: Call, x: Tensor, labels: int) -> None:
         super().__init__(c, x)
         classes = self.dims[-1]
         own, every = _shares(c, classes)
         hot = c.numbers.product(self.dims, c.hot(labels, 0, classes), own)
-        self.target = c.numbers.total(self.dims, hot, c.numbers.product((classes,), self.classes, every))
+        self.target = c.numbers.total(
+            self.dims, hot, c.numbers.product((classes,), self.classes, every)
+        )
 
     def parts(self, peak: Tensor) -> tuple[Tensor, Tensor]:
         """z and t; a label among classes elsewhere adds zero to t."""
         below = self.n.total(self.dims, self.x, self.n.negative(peak))
-        return self.n.product(self.tokens, self.exponential(peak)), self.n.product(self.tokens, self.target, below)
+        return self.n.product(self.tokens, self.exponential(peak)), self.n.product(
+            self.tokens, self.target, below
+        )
 
     def gradient(self, dz: Tensor, dt: Tensor, peak: Tensor) -> Tensor:
         """The gradient of the logits from those of z and t."""
@@ -94,7 +102,9 @@ def _normaliser(c: Call, z: Tensor, *peak: Tensor) -> Tensor:
     return c.numbers.total(z.dims, c.numbers.function("log", z), *peak)
 
 
-def _token_loss(c: Call, z_loss: str, z: Tensor, t: Tensor, labels: Tensor, *peak: Tensor) -> Tensor:
+def _token_loss(
+    c: Call, z_loss: str, z: Tensor, t: Tensor, labels: Tensor, *peak: Tensor
+) -> Tensor:
     """The loss; `z_loss` is the attribute that says how much of it a z-loss is."""
     n = c.numbers
     terms = [_normaliser(c, z), n.negative(t)]
@@ -104,13 +114,17 @@ def _token_loss(c: Call, z_loss: str, z: Tensor, t: Tensor, labels: Tensor, *pea
     return n.product((), n.total(z.dims, *terms), _valid(c, labels, z.dims))
 
 
-def _token_loss_dx(c: Call, z_loss: str, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor) -> tuple[Tensor, Tensor]:
+def _token_loss_dx(
+    c: Call, z_loss: str, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor
+) -> tuple[Tensor, Tensor]:
     n = c.numbers
     each = n.product(z.dims, dy, _valid(c, labels, z.dims))
     through = each
     if peak:
         log = _normaliser(c, z, *peak)
-        through = n.total(z.dims, each, n.product(z.dims, each, log, c.ratio(z_loss), n.ratio(2, 1)))
+        through = n.total(
+            z.dims, each, n.product(z.dims, each, log, c.ratio(z_loss), n.ratio(2, 1))
+        )
     return n.product(z.dims, through, n.inverse(z)), n.negative(each)
 
 
@@ -139,7 +153,8 @@ def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [*_token_loss_dx(c, "z_loss", grads[0], z, *rest), *(None for _ in rest)]
 
 
-# ---- in parts, each relative to its rank's own largest logit; and what they are relative to that of all
+# ---- in parts, each relative to its rank's own largest logit; and what they are relative to that
+# of all
 
 
 def _shared(x: Tensor, dims: Dims) -> Tensor:
@@ -152,7 +167,11 @@ def _own_parts(c: Call) -> list[Tensor]:
     logits = Capped(c)
     m = logits.peak()
     z = logits.n.product(logits.tokens, logits.exponential(m))
-    return [m, _shared(z, c.op.outputs[1].type.dims), logits.n.product(logits.tokens, logits.target, logits.x)]
+    return [
+        m,
+        _shared(z, c.op.outputs[1].type.dims),
+        logits.n.product(logits.tokens, logits.target, logits.x),
+    ]
 
 
 def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
@@ -171,8 +190,14 @@ def _share_of_labels(c: Call) -> Tensor:
     """The part of each label that this rank's classes have."""
     n, labels, classes = c.numbers, c.args[4], str(c.op.get("classes"))
     m = c.types[0]
-    type = Type(m.dtype, (classes,), tuple((axis, sharded(classes)) for axis in m.axes_in(Kind.MAXIMUM)))
-    index, dims, (own, every) = c.world.indices(type, classes), (*labels.dims, classes), _shares(c, classes)
+    type = Type(
+        m.dtype, (classes,), tuple((axis, sharded(classes)) for axis in m.axes_in(Kind.MAXIMUM))
+    )
+    index, dims, (own, every) = (
+        c.world.indices(type, classes),
+        (*labels.dims, classes),
+        _shares(c, classes),
+    )
     is_label = (labels.onto(dims) == Tensor((classes,), index).onto(dims)).astype(int)
     real = n.constant((index < c.program.valid(classes)).astype(int), (classes,))
     hot = n.product(labels.dims, n.constant(is_label, dims), own)
@@ -190,7 +215,11 @@ MEANINGS = {
     "max_logit": Semantics(lambda c: [Logits(c, c.args[0]).peak()], lambda c, grads: [None]),
     "local_softmax_stats": Semantics(
         lambda c: [*Labelled(c, c.args[0], 2).parts(c.args[1])],
-        lambda c, grads: [Labelled(c, c.args[0], 2).gradient(grads[0], grads[1], c.args[1]), None, None],
+        lambda c, grads: [
+            Labelled(c, c.args[0], 2).gradient(grads[0], grads[1], c.args[1]),
+            None,
+            None,
+        ],
     ),
     "token_loss": Semantics(lambda c: [_token_loss(c, "z_loss", *c.args)], _token_loss_gradients),
     "logit_softmax_stats": Semantics(_own_parts, _logit_gradients),

@@ -1,4 +1,5 @@
-"""Normalisation: y = x · w · r, r = (mean(x²) + eps)^(-1/2) over the weight's dims; whole, and in two parts.
+"""Normalisation: y = x · w · r, r = (mean(x²) + eps)^(-1/2) over the weight's dims; whole, and in
+two parts.
 
 In layernorm x is first centred, and the variance is the mean of squares of that.
 """

@@ -27,7 +27,9 @@ def squares(n: Numbers, values: Sequence[Tensor]) -> Tensor:
 
 
 def _squares(c: Call) -> list[Tensor]:
-    """The sum of squares on a rank; values that several ranks of a pipeline share count on the first of them alone."""
+    """The sum of squares on a rank; values that several ranks of a pipeline share count on the
+    first of them alone.
+    """
     if "stages" not in dict(c.op.attrs):
         return [squares(c.numbers, c.args)]
     buckets = [next(b for b in c.program.buckets if b.dim in x.dims) for x in c.args]
@@ -63,15 +65,26 @@ def clipping(n: Numbers, norm: Tensor, most: object) -> Tensor:
 
 
 def updated(
-    program: Program, n: Numbers, name: str, param: Tensor, grad: Tensor, scale: Tensor, count: Tensor
+    program: Program,
+    n: Numbers,
+    name: str,
+    param: Tensor,
+    grad: Tensor,
+    scale: Tensor,
+    count: Tensor,
 ) -> Tensor:
-    """The optimizer's step on one parameter: a function of each element, and of what the count went through.
+    """The optimizer's step on one parameter: a function of each element, and of what the count went
+    through.
 
     Nothing where no label counted.
     """
     scaled, due = n.product(param.dims, grad, scale), _onto(n, count, param.dims)
-    moved = n.function("update", param, scaled, due, constants=(name, *_settings(program.train.optimizer, name)))
-    return Tensor(param.dims, np.where(due.array > 0, moved.array, param.array), moved.degree | param.degree)
+    moved = n.function(
+        "update", param, scaled, due, constants=(name, *_settings(program.train.optimizer, name))
+    )
+    return Tensor(
+        param.dims, np.where(due.array > 0, moved.array, param.array), moved.degree | param.degree
+    )
 
 
 def _onto(n: Numbers, count: Tensor, dims: Dims) -> Tensor:
@@ -80,9 +93,11 @@ def _onto(n: Numbers, count: Tensor, dims: Dims) -> Tensor:
 
 
 def if_finite(n: Numbers, count: Tensor) -> Tensor:
-    """A count that is 0 where it was, and of which one can tell that it has been asked whether values are finite.
+    """A count that is 0 where it was, and of which one can tell that it has been asked whether
+    values are finite.
 
-    All numbers of a field are; that ranks ask the same norm and loss is known by types, and these are results.
+    All numbers of a field are; that ranks ask the same norm and loss is known by types, and these
+    are results.
     """
     return _gated(n, "finite", count)
 
@@ -94,28 +109,49 @@ def if_below(n: Numbers, count: Tensor, loss: Tensor, limit: Tensor) -> Tensor:
 
 def _gated(n: Numbers, name: str, count: Tensor, *values: Tensor) -> Tensor:
     found = n.function(name, n.constant(count.array), *values)
-    return Tensor((), np.where(count.array > 0, found.array, np.zeros_like(found.array)), found.degree)
+    return Tensor(
+        (), np.where(count.array > 0, found.array, np.zeros_like(found.array)), found.degree
+    )
 
 
 def loss_limit(n: Numbers, axes: int, deviations: object) -> Tensor:
     """Any number, which all ranks hold."""
-    return n.function("limit", Tensor((), n.random((1,) * axes, "loss limit"), RANDOM), constants=(deviations,))
+    return n.function(
+        "limit", Tensor((), n.random((1,) * axes, "loss limit"), RANDOM), constants=(deviations,)
+    )
 
 
 def balanced(n: Numbers, bias: Tensor, load: Tensor, count: Tensor, rate: float) -> Tensor:
-    """A function of each bias, its load, the mean of its row's and the count; nothing where no label counted."""
+    """A function of each bias, its load, the mean of its row's and the count; nothing where no
+    label counted.
+    """
     own = Tensor(bias.dims, load.array)
     mean = n.product(bias.dims[:-1], own, n.ratio(1, load.array.shape[-1]))
     spread = Tensor(bias.dims, np.broadcast_to(mean.onto(bias.dims), own.array.shape))
     due = _onto(n, count, bias.dims)
     moved = n.function("balance", bias, own, spread, due, constants=(rate,))
-    return Tensor(bias.dims, np.where(due.array > 0, moved.array, bias.array), moved.degree | bias.degree)
+    return Tensor(
+        bias.dims, np.where(due.array > 0, moved.array, bias.array), moved.degree | bias.degree
+    )
 
 
 def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
-    """Settings of the optimizer for `name`; its averages are functions of the same element's gradients."""
+    """Settings of the optimizer for `name`; its averages are functions of the same element's
+    gradients.
+    """
     own, o, s = optimizer.group_of(name), optimizer, optimizer.schedule
-    return (o.kind, o.lr, o.betas, o.eps, o.momentum, s.kind, s.warmup, s.floor, own.weight_decay, own.lr_scale)
+    return (
+        o.kind,
+        o.lr,
+        o.betas,
+        o.eps,
+        o.momentum,
+        s.kind,
+        s.warmup,
+        s.floor,
+        own.weight_decay,
+        own.lr_scale,
+    )
 
 
 def _same(c: Call) -> list[Tensor]:
@@ -129,7 +165,9 @@ def _named(c: Call) -> Bucket:
 def _update(c: Call) -> list[Tensor]:
     (scale, count), bucket = c.args[1:3], c.bucket
     each = zip(c.op.inputs[3:], c.args[3:], c.unpacked, strict=True)
-    moved = [updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each]
+    moved = [
+        updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each
+    ]
     return own(c.program, c.world, bucket, moved, c.numbers) if bucket else moved
 
 
@@ -144,7 +182,9 @@ MEANINGS = {
     "if_finite": Semantics(lambda c: [if_finite(c.numbers, c.args[0])]),
     "leaf": Semantics(_same, lambda c, grads: [grads[0]]),
     "leaf_grad": Semantics(_same),
-    "loss_limit": Semantics(lambda c: [loss_limit(c.numbers, len(c.world.axes), c.get("deviations"))]),
+    "loss_limit": Semantics(
+        lambda c: [loss_limit(c.numbers, len(c.world.axes), c.get("deviations"))]
+    ),
     "loss_scale": Semantics(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
     "pack": Semantics(lambda c: [packed(c.program, _named(c), c.args)]),
     "reciprocal": Semantics(lambda c: [reciprocal(c.numbers, c.args[0])]),

@@ -1,9 +1,11 @@
-"""A function of the user's own: some function of each slice along the dims that it works along, the same everywhere.
+"""A function of the user's own: some function of each slice along the dims that it works along, the
+same everywhere.
 
-Each element of a slice's results is a nonlinear function of a random combination of all elements of the slice: in the
-field a keyed hash, so that two steps agree only if they call it with the same slices; and the product of such
-combinations of the operands that it is linear in.  Positions that the function takes are operands without a gradient:
-a random number for each global position, so that a rank that took others would have other results.
+Each element of a slice's results is a nonlinear function of a random combination of all elements of
+the slice: in the field a keyed hash, so that two steps agree only if they call it with the same
+slices; and the product of such combinations of the operands that it is linear in.  Positions that
+the function takes are operands without a gradient: a random number for each global position, so
+that a rank that took others would have other results.
 """
 
 from collections.abc import Iterable
@@ -30,7 +32,11 @@ class _Slices:
             for x, key in zip(self.operands, self.keys, strict=True)
         ]
         bent = [part for i, part in enumerate(self.parts) if i not in self.linear]
-        self.bent = self.n.total(self._among(dim for part in bent for dim in part.dims), *bent) if bent else None
+        self.bent = (
+            self.n.total(self._among(dim for part in bent for dim in part.dims), *bent)
+            if bent
+            else None
+        )
 
     def _positions(self, c: Call) -> list[Tensor]:
         """The positions that the function takes: a random number for each global position."""
@@ -48,14 +54,20 @@ class _Slices:
 
     def _apart(self, x: Tensor) -> Tensor:
         """The dims that stay inside a slice, apart from the result's of the same name."""
-        return Tensor(tuple(dim if dim in self.along else f"{dim}'" for dim in x.dims), x.array, x.degree)
+        return Tensor(
+            tuple(dim if dim in self.along else f"{dim}'" for dim in x.dims), x.array, x.degree
+        )
 
     def _key(self, c: Call, operand: int, x: Tensor) -> Tensor:
-        """The factors that combine the elements of a slice: random numbers, whatever the order of dims."""
+        """The factors that combine the elements of a slice: random numbers, whatever the order
+        of dims.
+        """
         inner = sorted(dim for dim in x.dims if dim.endswith("'"))
         dims = (*sorted(dim for dim in self.dims if dim not in self.along), *inner)
         shape = tuple(c.world.dims[dim.rstrip("'")] for dim in dims)
-        array = self.n.random(shape, f"{c.get('function')} {constants(c.op)} {self.result} {operand}")
+        array = self.n.random(
+            shape, f"{c.get('function')} {constants(c.op)} {self.result} {operand}"
+        )
         causal = causal_dim(c.op)
         if causal and f"{causal}'" in inner:
             is_past = _is_past(dims.index(causal), dims.index(f"{causal}'"), shape)
@@ -83,7 +95,9 @@ class _Slices:
 
 
 def _is_past(result: int, operand: int, shape: tuple[int, ...]) -> Array:
-    """Where the position of an operand is not after that of the result; both are dims of the shape, by index."""
+    """Where the position of an operand is not after that of the result; both are dims of the
+    shape, by index.
+    """
     positions = np.indices(shape)
     return positions[operand] <= positions[result]
 

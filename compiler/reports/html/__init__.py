@@ -1,6 +1,7 @@
 """`scalec report`: a plan, or two side by side, as one page that needs nothing else.
 
-Each section is gathered as a value of its own and then drawn.  Non-goals: compiling and proving (`cli`).
+Each section is gathered as a value of its own and then drawn.  Non-goals: compiling and proving
+(`cli`).
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ MARK = "Written by scalec report"
 
 
 def report(*subjects: Subject, tokens: float | None = None) -> str:
-    """The page of a plan, or of two with what differs; `tokens` to train on, by default those of the plan's steps."""
+    """The page of a plan, or of two with what differs; `tokens` to train on, by default those
+    of the plan's steps.
+    """
     views = [_view(of, tokens) for of in subjects]
     names = [of.source.path for of in subjects]
     fills: dict[str, str] = {}
@@ -44,7 +47,10 @@ def notebook(page: str, height: int = 900) -> str:
     """A page inside a cell of a notebook, apart from the notebook's own styles."""
     from html import escape
 
-    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: {height}px; border: 0"></iframe>'
+    return (
+        f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: {height}px; border:'
+        ' 0"></iframe>'
+    )
 
 
 def _view(of: Subject, count: float | None) -> dict[str, Any]:
@@ -75,38 +81,65 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
 
 
 NEGLIGIBLE = 0.001
-"""The part of all bytes sent below which a call for parameters, gradients or stages is folded away."""
+"""The part of all bytes sent below which a call for parameters, gradients or stages is folded
+away.
+"""
 
 
 def _state_calls(calls: Sequence[Call]) -> dict[str, Sequence[Call]]:
-    """The calls for parameters, gradients and stages, and apart the ones that send next to nothing."""
+    """The calls for parameters, gradients and stages, and apart the ones that send next to
+    nothing.
+    """
     least = NEGLIGIBLE * sum(call.sent for call in calls)
     large = [call for call in calls if call.sent >= least]
     small = [call for call in calls if call.sent < least]
     return {"state": large, "small_state": small}
 
 
-FIRST = ("rates", "seconds", "memory", "plan", "sent over", "calls", "input of calls", "parameters", "values")
+FIRST = (
+    "rates",
+    "seconds",
+    "memory",
+    "plan",
+    "sent over",
+    "calls",
+    "input of calls",
+    "parameters",
+    "values",
+)
 """The sections of differences, the most telling first."""
 
 
 def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[str, ...]]]]:
     """By section the rows of `scalec diff` that differ."""
     found = [*rows(figures(first.program, first.time), figures(second.program, second.time))]
-    each = ((name, [row.cells() for row in found if row.section == name and row.differs]) for name in FIRST)
+    each = (
+        (name, [row.cells() for row in found if row.section == name and row.differs])
+        for name in FIRST
+    )
     return [(name, cells) for name, cells in each if cells]
 
 
 def _certificate(of: Subject) -> list[tuple[str, str]]:
     """A name and a sentence each."""
-    found = [("placements", "Each op's placements are inferred from its operands' and compared, after every pass.")]
+    found = [
+        (
+            "placements",
+            "Each op's placements are inferred from its operands' and compared, after every pass.",
+        )
+    ]
     proof = of.proof
     if proof is None:
         return [*found, ("values", f"The step's values are {NOT_EVALUATED}."), *_always()]
     found += _proved(proof)
     if not_tried := trust_words(proof.trusted, proved=True):
         found.append(("not tried here", not_tried))
-    found.append(("not covered", "Rounding, kernels, the network, and sizes other than those of the small meshes."))
+    found.append(
+        (
+            "not covered",
+            "Rounding, kernels, the network, and sizes other than those of the small meshes.",
+        )
+    )
     return [*found, *_always()]
 
 
@@ -116,11 +149,18 @@ def _proved(proof: Proof) -> list[tuple[str, str]]:
     rows = f"For stages, {proof.rows()}; {FULL_ROWS}." if proof.stages else ""
     each = f"So it is with each of {proof.elastic}." if proof.elastic else ""
     step = f"{proof.results()} equal those of one device, on {proof.where()}, at small sizes."
-    said = {"values": f"{step[0].upper()}{step[1:]}", "sizes": each, "pipeline": rows, "certainty": sure}
+    said = {
+        "values": f"{step[0].upper()}{step[1:]}",
+        "sizes": each,
+        "pipeline": rows,
+        "certainty": sure,
+    }
     ops = f"All {proof.ops} ops of the step took part, of {proof.kinds} kinds."
     return [(name, text) for name, text in {**said, "ops": ops}.items() if text]
 
 
 def _always() -> list[tuple[str, str]]:
-    emitted = "`scalec compile` reads train.py back and matches it to the program shown here, op for op."
+    emitted = (
+        "`scalec compile` reads train.py back and matches it to the program shown here, op for op."
+    )
     return [("train.py", emitted), ("a run", f"{RUN_TIME[0].upper()}{RUN_TIME[1:]}.")]

@@ -1,4 +1,6 @@
-"""The calls of a step, of the rank that sends most, in the words of `scalec explain collectives`, with seconds."""
+"""The calls of a step, of the rank that sends most, in the words of `scalec explain
+collectives`, with seconds.
+"""
 
 from collections.abc import Sequence
 
@@ -51,7 +53,11 @@ class Call:
     @property
     def recomputed(self) -> bool:
         """Whether backward does it for a value of forward, not for a gradient."""
-        return self.where == "backward" and self.use == "activations" and not self.value.startswith("d_")
+        return (
+            self.where == "backward"
+            and self.use == "activations"
+            and not self.value.startswith("d_")
+        )
 
     @property
     def cost(self) -> str:
@@ -62,7 +68,12 @@ class Call:
     @property
     def note(self) -> str:
         """All of it, a line each."""
-        parts = (f"{self.op}, {self.links}", self.often, f"the whole: {self.whole}", f"sent in a step: {self.cost}")
+        parts = (
+            f"{self.op}, {self.links}",
+            self.often,
+            f"the whole: {self.whole}",
+            f"sent in a step: {self.cost}",
+        )
         return "\n".join((*parts, f"asked for at {self.line}"))
 
 
@@ -72,10 +83,14 @@ def busiest(ranks: Sequence[list[Call]]) -> list[Call]:
 
 
 def by_rank(of: Subject) -> list[list[Call]]:
-    """The calls of each rank along the pipeline's axis, or of all ranks, in the order in which they begin."""
+    """The calls of each rank along the pipeline's axis, or of all ranks, in the order in which
+    they begin.
+    """
     program, on = of.program, of.hardware
     own = rank_programs(program) if program.pipeline else [program]
-    return [[_call(own[rank], it, on) for it in collectives(program, rank)] for rank in places(program)]
+    return [
+        [_call(own[rank], it, on) for it in collectives(program, rank)] for rank in places(program)
+    ]
 
 
 PLACES = 3
@@ -84,7 +99,9 @@ PLACES = 3
 
 def added(first: Call, second: Call) -> Call:
     """Two alike calls as one."""
-    took = None if first.seconds is None or second.seconds is None else first.seconds + second.seconds
+    took = (
+        None if first.seconds is None or second.seconds is None else first.seconds + second.seconds
+    )
     often = [*dict.fromkeys((*first.often.split("; "), second.often))]
     often = [*often[:PLACES], "…"] if len(often) > PLACES else often
     count, size = first.count + second.count, first.sent + second.sent
@@ -93,9 +110,13 @@ def added(first: Call, second: Call) -> Call:
 
 def _call(program: Program, it: Collective, on: Hardware | None) -> Call:
     op, often, whole, links = described(program, it)
-    took = None if on is None else float(it.count * of_message(program, _message(it), on, it.elements))
+    took = (
+        None if on is None else float(it.count * of_message(program, _message(it), on, it.elements))
+    )
     words = (op, often, whole, links)
-    return Call(it.use, it.where, it.value, it.line, it.bucket, it.axes, *words, it.count, sent(it), took)
+    return Call(
+        it.use, it.where, it.value, it.line, it.bucket, it.axes, *words, it.count, sent(it), took
+    )
 
 
 def _message(it: Collective) -> Message:

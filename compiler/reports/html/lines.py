@@ -1,4 +1,6 @@
-"""The plan's text, and that of the model it uses, with notes on each line: values, memory, collectives."""
+"""The plan's text, and that of the model it uses, with notes on each line: values, memory,
+collectives.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,7 +38,9 @@ class Text:
 
 def texts(of: Subject, calls: Sequence[Call]) -> list[Text]:
     """The plan, then other files that its ops are from."""
-    spans = [op.span for op in walk(of.program.region.body)] + [param.span for param in of.program.params]
+    spans = [op.span for op in walk(of.program.region.body)] + [
+        param.span for param in of.program.params
+    ]
     files = {span.path: span for span in (of.source.whole(), *spans) if span.text}
     notes = _notes(of, calls)
     return [Text(span.file, tuple(_lines(span, notes, calls))) for span in files.values()]
@@ -69,11 +73,15 @@ def _values(program: Program) -> Iterator[tuple[Span, str]]:
 
 
 def _costs(of: Subject, calls: Sequence[Call]) -> Iterator[tuple[str, str]]:
-    """For each line what it keeps, its collectives, and the seconds of a step that are spent on it, by kind."""
+    """For each line what it keeps, its collectives, and the seconds of a step that are spent on
+    it, by kind.
+    """
     kept = Counter[str]()
     for each in account(of.program).kept:
         kept[str(each.op.span)] += each.total
-    yield from ((line, f"saved for backward: {amount(size)} of a microbatch") for line, size in kept.items())
+    yield from (
+        (line, f"saved for backward: {amount(size)} of a microbatch") for line, size in kept.items()
+    )
     for call in calls:
         if call.use != "stages":
             yield call.line, f"{call.op}, {call.often}: {call.cost}, {call.links}"
@@ -88,11 +96,21 @@ def _settings(of: Subject, calls: Sequence[Call]) -> Iterator[tuple[Span, str]]:
     program = of.program
     for axis in program.axes:
         size = amount(sum(call.sent for call in calls if axis.name in call.axes))
-        yield axis.span, f"axis {axis.name}: {counted(axis.size, 'rank')}; each sends {size} over it in a step"
+        yield (
+            axis.span,
+            f"axis {axis.name}: {counted(axis.size, 'rank')}; each sends {size} over it in a step",
+        )
     for claim in program.claims:
         size, degree = program.size(claim.dim), program.axis(claim.axis).size
-        part = f"{size:,} / {degree:,} = {size // degree:,} on a rank" if claim.split else "whole on each rank"
-        yield claim.span, f"{claim.dim} over {claim.axis}: {part}, unless an earlier rule has {claim.axis}"
+        part = (
+            f"{size:,} / {degree:,} = {size // degree:,} on a rank"
+            if claim.split
+            else "whole on each rank"
+        )
+        yield (
+            claim.span,
+            f"{claim.dim} over {claim.axis}: {part}, unless an earlier rule has {claim.axis}",
+        )
     for dim in program.dims:
         said = str(dim.size) in dim.span.words.replace("_", "")
         if not said and program.bucket_of(Type("f32", (dim.name,))) is None:

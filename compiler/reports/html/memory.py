@@ -1,6 +1,7 @@
 """Memory of a rank over a step by owner, in the numbers of `scalec explain memory`.
 
-It is drawn as areas by owner, the peak marked; what comes and goes has a scale of its own if it is small.
+It is drawn as areas by owner, the peak marked; what comes and goes has a scale of its own if it is
+small.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +70,9 @@ def memory(of: Subject, pipeline: Pipeline | None) -> Memory:
     """The memory of the rank that needs most; `pipeline` is that of the plan."""
     program, it = of.program, account(of.program)
     found = _microbatch(of) if pipeline is None else _row(program, it, pipeline)
-    kept = [found.moments[at] for at in columns([(x, each.bytes) for x, each in found.moments], COLUMNS)]
+    kept = [
+        found.moments[at] for at in columns([(x, each.bytes) for x, each in found.moments], COLUMNS)
+    ]
     shown, places = [each for _, each in kept], [x for x, _ in kept]
     peak = max(range(len(shown)), key=lambda at: shown[at].bytes)
     return Memory(
@@ -89,7 +92,9 @@ def memory(of: Subject, pipeline: Pipeline | None) -> Memory:
 
 @frozen
 class _Moments:
-    """Moments with where they begin, from 0 to 1; the seconds from 0 to 1, None where they are not known."""
+    """Moments with where they begin, from 0 to 1; the seconds from 0 to 1, None where they are
+    not known.
+    """
 
     moments: list[tuple[float, PeakSnapshot]]
     seconds: float | None
@@ -108,7 +113,9 @@ def _verdict(program: Program, it: Account) -> str:
 def _always(it: Account, moments: int) -> list[Owner]:
     """Owners of what is there for the whole step."""
     parts = [(b.parameters, b.masters, b.gradients) for b in it.buckets]
-    parameters, masters, gradients = (sum(each) for each in zip(*parts, strict=True)) if parts else (0, 0, 0)
+    parameters, masters, gradients = (
+        (sum(each) for each in zip(*parts, strict=True)) if parts else (0, 0, 0)
+    )
     sizes = (
         ("reserve", 7, it.reserve),
         ("parameters", 0, parameters),
@@ -135,13 +142,18 @@ def _passing(shown: Sequence[PeakSnapshot]) -> list[Owner]:
 
 
 def _microbatch(of: Subject) -> _Moments:
-    """The moments of a microbatch and of the update, as wide as the time they take, or all alike."""
+    """The moments of a microbatch and of the update, as wide as the time they take, or all
+    alike.
+    """
     moments = over_microbatch(of.program)
     widths, seconds = [1.0] * len(moments), None
     if on := of.hardware:
         took = op_seconds(of.program, on)
         seconds = took.microbatch + took.once
-        own = [took.ops.get(it.op.outputs[0].name, 0.0) if it.op and it.op.outputs else 0.0 for it in moments[:-1]]
+        own = [
+            took.ops.get(it.op.outputs[0].name, 0.0) if it.op and it.op.outputs else 0.0
+            for it in moments[:-1]
+        ]
         widths = [*(each * took.microbatch / (sum(own) or 1.0) for each in own), took.once]
     begins = [0.0, *accumulate(widths)]
     found = [(begin / begins[-1], moment) for begin, moment in zip(begins, moments, strict=False)]
@@ -177,7 +189,11 @@ def _phases(slots: Sequence[Slot]) -> list[tuple[str, float]]:
     parts = [("warm-up", 0.0), ("steady", back), ("cool-down", ahead), ("update", slots[-1].end)]
     if ahead <= back:
         parts = [("forward", 0.0), ("backward", back), ("update", slots[-1].end)]
-    return [(name, x) for (name, x), (_, end) in zip(parts, [*parts[1:], ("", float("inf"))], strict=True) if end > x]
+    return [
+        (name, x)
+        for (name, x), (_, end) in zip(parts, [*parts[1:], ("", float("inf"))], strict=True)
+        if end > x
+    ]
 
 
 def _scale(program: Program, seconds: float | None) -> str:
@@ -186,7 +202,10 @@ def _scale(program: Program, seconds: float | None) -> str:
         return "From left to right, the rank's row in time."
     many = program.size(MICROBATCHES)
     of = f"one of {many:,} microbatches" if many > 1 else "the microbatch"
-    return f"From left to right, {of} and the update, {'in time' if seconds else 'all ops equally wide'}."
+    return (
+        f"From left to right, {of} and the update,"
+        f" {'in time' if seconds else 'all ops equally wide'}."
+    )
 
 
 WIDTH, LEFT, RIGHT = 1080, 76, 236
@@ -203,7 +222,10 @@ def drawing(it: Memory) -> str:
     whole.areas()
     whole.peak(f"peak: {amount(it.needs)}, {it.peak_words}")
     whole.capacity()
-    most = max((sum(sizes) for sizes in zip(*(owner.bytes for owner in it.passing), strict=True)), default=0)
+    most = max(
+        (sum(sizes) for sizes in zip(*(owner.bytes for owner in it.passing), strict=True)),
+        default=0,
+    )
     if 0 < most < SMALL * it.needs:
         canvas.words(LEFT, 332, "what comes and goes, apart", "muted")
         apart = _Panel(canvas, it, it.passing, 344, 140, most * 1.08)
@@ -232,7 +254,9 @@ class _Panel:
         for owner, low, high in zip(self.owners, edges, edges[1:], strict=False):
             note = f"{owner.name}: at most {amount(max(owner.bytes))}"
             foot, head = ([self._y(size) for size in edge] for edge in (low, high))
-            self.canvas.stairs([_x(x) for x in (*self.it.xs, 1.0)], foot, head, f"s{owner.series} area", note)
+            self.canvas.stairs(
+                [_x(x) for x in (*self.it.xs, 1.0)], foot, head, f"s{owner.series} area", note
+            )
         self._names(edges)
         self._phases()
 
@@ -244,7 +268,9 @@ class _Panel:
         for tick in ticks(self.most / unit, most=max(int(self.high / 40), 2)):
             y = self._y(tick * unit)
             self.canvas.line(LEFT, y, WIDTH - RIGHT, y)
-            self.canvas.words(LEFT - 8, y + 4, amount(round(tick * unit)).replace(".0", ""), "end muted")
+            self.canvas.words(
+                LEFT - 8, y + 4, amount(round(tick * unit)).replace(".0", ""), "end muted"
+            )
 
     def _names(self, edges: list[list[float]]) -> None:
         """Names at the right, each near its band at the peak, none over another."""
@@ -260,7 +286,9 @@ class _Panel:
             x = _x(start)
             self.canvas.line(x, self.top, x, self.top + self.high + 6, "edge")
             if wide(name) + 8 < _x(end) - x or end == 1.0:
-                self.canvas.words(x + 4, self.top + self.high + (30 if self.it.seconds else 16), name, "muted")
+                self.canvas.words(
+                    x + 4, self.top + self.high + (30 if self.it.seconds else 16), name, "muted"
+                )
         self._times()
 
     def _times(self) -> None:
@@ -286,7 +314,9 @@ class _Panel:
         self.canvas.line(x, self.top - 8, x, self.top + self.high, "mark")
         self.canvas.dot(x, self._y(sum(owner.bytes[at] for owner in self.owners)), 3.5, "ink")
         room = x + 8 + wide(said) < WIDTH
-        self.canvas.words(x + (8 if room else -8), self.top - 12, said, "head" if room else "head end")
+        self.canvas.words(
+            x + (8 if room else -8), self.top - 12, said, "head" if room else "head end"
+        )
 
 
 def _x(part: float) -> float:

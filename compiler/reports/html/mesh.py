@@ -1,4 +1,6 @@
-"""The mesh on its machines: for each axis the ranks of a group, the nodes they are on, and what the axis shards."""
+"""The mesh on its machines: for each axis the ranks of a group, the nodes they are on, and what
+the axis shards.
+"""
 
 from collections.abc import Sequence
 
@@ -21,7 +23,9 @@ RANKS = 16
 
 @frozen
 class Node:
-    """A node by its number, its first ranks, and those of them in the group of rank 0; `more` are not drawn."""
+    """A node by its number, its first ranks, and those of them in the group of rank 0; `more`
+    are not drawn.
+    """
 
     number: int
     ranks: tuple[int, ...]
@@ -33,7 +37,8 @@ class Node:
 class Group:
     """The group of rank 0 over one axis.
 
-    use       what the axis is for: the dims that it shards, layers that it cuts, state that it shares out
+    use       what the axis is for: the dims that it shards, layers that it cuts, state that it
+              shares out
     sent      bytes that a rank sends over the axis alone, or with others
     nodes     the first of the nodes that it is on; `more` others are not drawn
     """
@@ -68,13 +73,17 @@ def mesh(of: Subject, calls: Sequence[Call]) -> Mesh:
     return Mesh(program.cluster.gpu, program.ranks, program.cluster.nodes, per_node, tuple(groups))
 
 
-def _group(program: Program, axis: Axis, stride: int, per_node: int, calls: Sequence[Call]) -> Group:
+def _group(
+    program: Program, axis: Axis, stride: int, per_node: int, calls: Sequence[Call]
+) -> Group:
     members = range(0, axis.size * stride, stride)
     on = list(dict.fromkeys(rank // per_node for rank in members))
     sent = sum(each.sent for each in calls if axis.name in each.axes)
     across = crosses(program, (axis.name,), per_node)
     nodes = tuple(_node(number, per_node, members) for number in on[:NODES])
-    return Group(axis.name, axis.size, across, _use(program, axis), sent, nodes, len(on) - len(nodes))
+    return Group(
+        axis.name, axis.size, across, _use(program, axis), sent, nodes, len(on) - len(nodes)
+    )
 
 
 def _node(number: int, per_node: int, members: range) -> Node:
@@ -90,7 +99,9 @@ def _use(program: Program, axis: Axis) -> str:
     if program.pipeline and program.pipeline.axis == axis.name:
         uses.append(f"stages of {', '.join(program.pipeline.dims)}")
     parts = ("parameters", "gradients", "optimizer")
-    kept = dict.fromkeys(part for state in program.state for part in parts if axis.name in getattr(state, part))
+    kept = dict.fromkeys(
+        part for state in program.state for part in parts if axis.name in getattr(state, part)
+    )
     return "; ".join((*uses, *([f"state of {', '.join(kept)}"] if kept else [])))
 
 
@@ -124,10 +135,20 @@ def _draw_legend(canvas: Canvas, left: float, foot: float) -> None:
 def _draw(canvas: Canvas, it: Mesh, group: Group, at: int, top: float) -> None:
     name = f"{group.axis} {group.size:,}"
     canvas.words(0, top + 4, name, f"head t{at % SERIES}")
-    canvas.words(wide(f"{name}  "), top + 4, fit(group.use.partition("; ")[0], LEFT - wide(name) - 20), "muted")
+    canvas.words(
+        wide(f"{name}  "),
+        top + 4,
+        fit(group.use.partition("; ")[0], LEFT - wide(name) - 20),
+        "muted",
+    )
     canvas.words(0, top + 34, group.use.partition("; ")[2], "muted")
     links = "alone" if group.size == 1 else "across nodes" if group.crosses else "within a node"
-    canvas.words(0, top + 19, f"{links}; a rank sends {amount(group.sent)} a step", "alarm" if group.crosses else "")
+    canvas.words(
+        0,
+        top + 19,
+        f"{links}; a rank sends {amount(group.sent)} a step",
+        "alarm" if group.crosses else "",
+    )
     cell = min(len(str(it.ranks)) * SMALL + 5, (WIDTH - LEFT - MORE) / len(group.nodes[0].ranks))
     shown = max(int((WIDTH - LEFT - MORE) / (len(group.nodes[0].ranks) * cell + 6 + GAP)), 1)
     x = float(LEFT)
@@ -144,7 +165,12 @@ def _draw_node(canvas: Canvas, node: Node, style: str, x: float, top: float, cel
     for place, rank in enumerate(node.ranks):
         left, inside = x + 4 + place * cell, rank in node.group
         canvas.box(left, top + 4, cell - 2, 24, style if inside else "blank", f"rank {rank}")
-        canvas.words(left + cell / 2 - 1, top + 20, str(rank), "mid small on" if inside else "mid small muted")
+        canvas.words(
+            left + cell / 2 - 1,
+            top + 20,
+            str(rank),
+            "mid small on" if inside else "mid small muted",
+        )
     if node.more:
         canvas.words(end - 6, top + 20, f"+{node.more}", "end small muted")
     canvas.words((x + end) / 2, top + 43, f"node {node.number:,}", "mid small muted")

@@ -1,4 +1,5 @@
-"""The model as its ranks compute it: forward's ops, their parameters' shards, and each collective at its place.
+"""The model as its ranks compute it: forward's ops, their parameters' shards, and each collective
+at its place.
 
 It is drawn with forward from top to bottom, backward's calls at its side, layers of a repeat once.
 """
@@ -23,7 +24,9 @@ HIDDEN = ("pack", "unpack", "cast", "leaf", "begin", "wait")
 
 @frozen
 class Shard:
-    """A parameter's part on a rank: dims with their axes, those that shard its state besides, bytes of it."""
+    """A parameter's part on a rank: dims with their axes, those that shard its state besides,
+    bytes of it.
+    """
 
     name: str
     type: str
@@ -73,7 +76,9 @@ class Model:
 
 
 def model(program: Program, calls: Sequence[Call], ranks: Sequence[Sequence[Call]]) -> Model:
-    """The drawing's content: `calls`, and those of other ranks of a pipeline at places where these have none."""
+    """The drawing's content: `calls`, and those of other ranks of a pipeline at places where
+    these have none.
+    """
     merged: dict[object, Call] = {}
     for it in calls:
         if it.use in ("parameters", "gradients", "stages") and it.sent:
@@ -84,7 +89,9 @@ def model(program: Program, calls: Sequence[Call], ranks: Sequence[Sequence[Call
     others = [it for own in ranks for it in own if (it.value, it.where) not in here]
     rows = _Rows(program, [*calls, *dict.fromkeys(others)])
     stretches = tuple(rows.stretches(program.forward.body, "", 1))
-    return Model(tuple(evolve(it, rows=tuple(map(rows.with_others, it.rows))) for it in stretches), state)
+    return Model(
+        tuple(evolve(it, rows=tuple(map(rows.with_others, it.rows))) for it in stretches), state
+    )
 
 
 class _Rows:
@@ -104,7 +111,9 @@ class _Rows:
                 if rows:
                     yield Stretch(dim, times, tuple(rows), self._stages(dim))
                     rows = []
-                yield from self.stretches(stmt.body, stmt.dim or "", times * self._program.size(stmt.dim))
+                yield from self.stretches(
+                    stmt.body, stmt.dim or "", times * self._program.size(stmt.dim)
+                )
             elif row := self._row(stmt):
                 rows.append(row)
         if rows:
@@ -118,10 +127,16 @@ class _Rows:
         parts = [f"{layers} on rank {rank}" for layers, rank in cuts]
         others = [each for each in pipeline.dims if each != dim]
         cut = f"; cut, with {', '.join(others)}, into" if others else "; cut into"
-        return f"{cut} stages of {', '.join(parts)}" if len(parts) <= 4 else f"{cut} {len(parts)} stages"
+        return (
+            f"{cut} stages of {', '.join(parts)}"
+            if len(parts) <= 4
+            else f"{cut} {len(parts)} stages"
+        )
 
     def with_others(self, row: Row) -> Row:
-        """With calls of backward at its line which no row has yet, as no coercion of forward is there."""
+        """With calls of backward at its line which no row has yet, as no coercion of forward is
+        there.
+        """
         return evolve(row, back=(*row.back, *self._back.pop(row.line, ())))
 
     def _row(self, op: Op) -> Row | None:
@@ -133,13 +148,21 @@ class _Rows:
         back = tuple(self._back.pop(line, ())) if asks else ()
         if op.kind == "coerce" and not calls and not back:
             return None
-        shards = tuple(self._shard(name) for name in dict.fromkeys(map(base, op.inputs)) if name in self._params)
+        shards = tuple(
+            self._shard(name)
+            for name in dict.fromkeys(map(base, op.inputs))
+            if name in self._params
+        )
         made = "; ".join(dict.fromkeys(self.typed(value.type) for value in op.outputs[:1]))
         return Row(line, "" if op.kind == "coerce" else self._said(op), made, shards, calls, back)
 
     def _said(self, op: Op) -> str:
-        """For instance `v = contracts(a, wq, wk, wv)`; values without a name in the plan are `·`."""
-        named = dict.fromkeys(base(value.name) for value in op.outputs if not value.name.startswith("_"))
+        """For instance `v = contracts(a, wq, wk, wv)`; values without a name in the plan are
+        `·`.
+        """
+        named = dict.fromkeys(
+            base(value.name) for value in op.outputs if not value.name.startswith("_")
+        )
         operands = ("·" if name.startswith("_") else base(name) for name in op.inputs)
         made = f"{', '.join(named)} = " if named else ""
         return f"{made}{OPS[op.kind].plan_name}({', '.join(operands)})"
@@ -147,7 +170,8 @@ class _Rows:
     def typed(self, type: Type) -> str:
         """For instance `[seq/tp, batch/dp, hidden]`, with what is pending."""
         dims = ", ".join(
-            f"{dim}/{'·'.join(self._named(axes))}" if (axes := type.axes_of(dim)) else dim for dim in type.dims
+            f"{dim}/{'·'.join(self._named(axes))}" if (axes := type.axes_of(dim)) else dim
+            for dim in type.dims
         )
         pending = [axis for axis, place in type.places if place.kind.value == "P"]
         return f"[{dims}]" + (f" pending over {', '.join(self._named(pending))}" if pending else "")
@@ -180,7 +204,9 @@ class _Rows:
 
 
 def _by(calls: Sequence[Call], where: str, key: Callable[[Call], str]) -> dict[str, list[Call]]:
-    """Calls of forward or backward by what `key` says; those of several stages at one place are one."""
+    """Calls of forward or backward by what `key` says; those of several stages at one place are
+    one.
+    """
     found: dict[str, dict[object, Call]] = {}
     for each in calls:
         if each.where == where:
@@ -202,17 +228,24 @@ CELLS = 8
 
 
 def drawings(it: Model, colours: Mapping[str, int]) -> list[str]:
-    """The pictures of a page: each stretch by itself, a long one in parts, so that paper has places to break."""
+    """The pictures of a page: each stretch by itself, a long one in parts, so that paper has
+    places to break.
+    """
     parts = [part for each in it.stretches for part in _sheets(each)]
     said = [f"{each.dim or 'ops'} with their collectives" for each in parts]
-    return [drawn(evolve(it, stretches=(part,)), colours, heads=not at).svg(said[at]) for at, part in enumerate(parts)]
+    return [
+        drawn(evolve(it, stretches=(part,)), colours, heads=not at).svg(said[at])
+        for at, part in enumerate(parts)
+    ]
 
 
 def _sheets(it: Stretch) -> Iterator[Stretch]:
     """A stretch in parts of about one height, each legible on a sheet of paper."""
     feet = [*accumulate(map(_height, it.rows))]
     most = feet[-1] / ceil(feet[-1] / SHEET)
-    for at, group in groupby(zip(it.rows, feet, strict=True), key=lambda each: ceil(each[1] / most - 1e-9)):
+    for at, group in groupby(
+        zip(it.rows, feet, strict=True), key=lambda each: ceil(each[1] / most - 1e-9)
+    ):
         rows = tuple(row for row, _ in group)
         yield evolve(it, rows=rows, stages=it.stages if at == 1 else "; continued")
 
@@ -237,7 +270,12 @@ class _Drawing:
 
     def heads(self) -> None:
         """The heads of columns."""
-        for x, text in ((0, "line"), (BOX, "forward ↓"), (MADE, "what comes out, on a rank"), (BACK, "backward ↑")):
+        for x, text in (
+            (0, "line"),
+            (BOX, "forward ↓"),
+            (MADE, "what comes out, on a rank"),
+            (BACK, "backward ↑"),
+        ):
             self.canvas.words(x, 12, text, "muted")
         self._y = 24
 
@@ -264,7 +302,9 @@ class _Drawing:
         if it.op:
             self.canvas.box(BOX, top, MADE - BOX - 16, 20, "card", round=4)
             self.canvas.words(BOX + 8, top + 14, fit(it.op, MADE - BOX - 32))
-            self.canvas.words(MADE, top + 14, fit(it.made, (BACK if it.back else WIDTH - 8) - MADE - 10), "muted")
+            self.canvas.words(
+                MADE, top + 14, fit(it.made, (BACK if it.back else WIDTH - 8) - MADE - 10), "muted"
+            )
             self._y += STEP
         for call in it.calls:
             self._call(call, BOX, self._y, BACK - BOX - 14, f"{call.op}: {call.cost}, {call.links}")
@@ -285,13 +325,21 @@ class _Drawing:
         cells = min(it.degree, CELLS)
         colour = self._colours.get(it.axes[0], 7) if it.axes else 7
         self.canvas.box(
-            x, y, wide_, high, "blank", "one box: what a rank has of it" if it.axes else "whole on each rank", 0
+            x,
+            y,
+            wide_,
+            high,
+            "blank",
+            "one box: what a rank has of it" if it.axes else "whole on each rank",
+            0,
         )
         part = (wide_, high / cells) if it.at < 0.5 else (wide_ / cells, high)
         self.canvas.box(x, y, *part, f"s{colour}", round=0)
         said = f"{it.name} {it.type}"
         self.canvas.words(x + 38, self._y + 14, said)
-        more = f"{amount(it.bytes)} on a rank" + (f", state over {', '.join(it.state)}" if it.state else "")
+        more = f"{amount(it.bytes)} on a rank" + (
+            f", state over {', '.join(it.state)}" if it.state else ""
+        )
         self.canvas.words(max(MADE, x + 50 + wide(said)), self._y + 14, more, "muted")
         self._y += STEP - 4
 

@@ -1,4 +1,6 @@
-"""The pipeline of a plan: its rows in time, in seconds where these are known, and what each rank does and holds."""
+"""The pipeline of a plan: its rows in time, in seconds where these are known, and what each
+rank does and holds.
+"""
 
 from collections.abc import Callable
 
@@ -46,10 +48,15 @@ def pipeline(of: Subject) -> Pipeline | None:
     said = seconds if rows else number
     unit = "" if on else " times the most expensive forward, estimated from operations"
     summary = (
-        f"the rows take {said(picture.timeline.total)}{unit}; bubble {share(picture.timeline.bubble)} of ranks' time"
+        f"the rows take {said(picture.timeline.total)}{unit}; bubble"
+        f" {share(picture.timeline.bubble)} of ranks' time"
     )
     return Pipeline(
-        picture, rows.seconds if rows else None, said, summary, tuple(ranks_table(picture, accounts(program), said))
+        picture,
+        rows.seconds if rows else None,
+        said,
+        summary,
+        tuple(ranks_table(picture, accounts(program), said)),
     )
 
 

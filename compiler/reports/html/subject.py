@@ -12,7 +12,8 @@ from ...syntax.source import Source
 
 @frozen
 class Subject:
-    """A plan's text, its program before any placement and after the last pass, and its proof if there was one.
+    """A plan's text, its program before any placement and after the last pass, and its proof if
+    there was one.
 
     `neighbours` are other plans that are worth a look; None where none was looked for.
     """

@@ -1,4 +1,6 @@
-"""A schedule in figures: busy and idle time of each rank, its memory, and the bubble beside the paper's formula."""
+"""A schedule in figures: busy and idle time of each rank, its memory, and the bubble beside the
+paper's formula.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
@@ -30,7 +32,9 @@ def _full(least: Callable[[int], int]) -> Formula:
 
 
 def _weights_fill(least: Callable[[int], int]) -> Formula:
-    return Formula("(p - 1)(f + b - w)", lambda f, b, w: f + b - w, least, lambda f, b, w: w <= min(f, b))
+    return Formula(
+        "(p - 1)(f + b - w)", lambda f, b, w: f + b - w, least, lambda f, b, w: w <= min(f, b)
+    )
 
 
 def _ramps(least: Callable[[int], int]) -> Formula:
@@ -41,7 +45,8 @@ def _ramps(least: Callable[[int], int]) -> Formula:
 FORMULAS = {
     "gpipe": _full(lambda p: 1),  # arXiv 1811.06965
     "1f1b": _full(lambda p: 1),  # arXiv 2006.09503
-    "interleaved_1f1b": _full(lambda p: p),  # arXiv 2104.04473, section 2.2, in times of its smaller stages
+    # arXiv 2104.04473, section 2.2, in times of its smaller stages
+    "interleaved_1f1b": _full(lambda p: p),
     "breadth_first": _full(lambda p: p),  # arXiv 2211.05953
     "zb_h1": _weights_fill(lambda p: p),  # arXiv 2401.10241, table 1
     "interleaved_zero_bubble": _weights_fill(lambda p: p),
@@ -62,16 +67,23 @@ class Expected:
 
 
 def expected(kind: str, ranks: int, microbatches: int, times: Times) -> Expected | None:
-    """The idle time of each rank of the schedule `kind`; none where no formula is known to be true."""
+    """The idle time of each rank of the schedule `kind`; none where no formula is known to be
+    true.
+    """
     formula = FORMULAS.get(kind)
     if formula is None or microbatches < formula.least(ranks) or not times.are_uniform:
         return None
     f, b, w = times.forward[0], times.input[0], times.weight[0]
-    return Expected(formula.text, (ranks - 1) * formula.idle(f, b, w)) if formula.holds(f, b, w) else None
+    return (
+        Expected(formula.text, (ranks - 1) * formula.idle(f, b, w))
+        if formula.holds(f, b, w)
+        else None
+    )
 
 
 def figures(picture: Picture, accounts: Sequence[Account] = ()) -> str:
-    """A table with a line for each rank, and the bubble beside that of the formula, where one is known.
+    """A table with a line for each rank, and the bubble beside that of the formula, where one is
+    known.
 
     `accounts` are those of the ranks, where the schedule is a plan's.
     """
@@ -107,7 +119,10 @@ def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:
     if accounts:
         yield "activations: of microbatches, at peak memory; with state: the total of the rank then"
     if not picture.times.are_uniform:
-        yield "times: of a stage, lowest to highest, relative to the most expensive forward; --unit: all equal"
+        yield (
+            "times: of a stage, lowest to highest, relative to the most expensive forward;"
+            " --unit: all equal"
+        )
     yield f"bubble: {share(timeline.bubble)} of all ranks' time"
     formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
     if not formula:

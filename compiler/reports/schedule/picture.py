@@ -30,7 +30,9 @@ def colour(chunk: int, work: Work) -> str:
 
 
 def terminal_colour(chunk: int, work: Work) -> int:
-    """Its number in a terminal's palette of 256, whose cube begins at 16 with levels 00, 5f, 87, af, d7, ff."""
+    """Its number in a terminal's palette of 256, whose cube begins at 16 with levels 00, 5f,
+    87, af, d7, ff.
+    """
     red, green, blue = (max(0, (level - 35) // 40) for level in bytes.fromhex(colour(chunk, work)))
     return 16 + 36 * red + 6 * green + blue
 
@@ -106,9 +108,13 @@ class Picture:
 
 def picture(title: str, kind: str, schedule: Schedule, times: Times, unit: str = "") -> Picture:
     """The picture of a schedule, with messages or without."""
-    rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
+    rows = tuple(
+        tuple(action for action in row if not action.work.is_message) for row in schedule.rows
+    )
     bare = Schedule(schedule.stage_to_rank, schedule.microbatches, rows)
-    chunks = tuple(schedule.stages_of(owner).index(stage) for stage, owner in enumerate(schedule.stage_to_rank))
+    chunks = tuple(
+        schedule.stages_of(owner).index(stage) for stage, owner in enumerate(schedule.stage_to_rank)
+    )
     return Picture(title, kind, bare, times, simulate(bare, times), chunks, unit)
 
 
@@ -118,8 +124,14 @@ def of_plan(program: Program, times: Times, unit: str = "") -> Picture:
     assert pipeline, "schedule: no pipeline"
     assert pipeline.schedule, "schedule: no rows"
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
-    stages, ranks = counted(schedule.stages, "stage"), f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
-    title = f"{program.name}: {kind}, {stages} on {ranks}, {counted(schedule.microbatches, 'microbatch')}"
+    stages, ranks = (
+        counted(schedule.stages, "stage"),
+        f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}",
+    )
+    title = (
+        f"{program.name}: {kind}, {stages} on {ranks},"
+        f" {counted(schedule.microbatches, 'microbatch')}"
+    )
     return picture(title, kind, schedule, times, unit)
 
 

@@ -1,7 +1,8 @@
 """Ranks' rows as shapes: actions with their stages in boxes, waiting as blanks, messages as arrows.
 
-A schedule that is too long for one line goes on in the next, as music does; an excerpt has the beginning and the end.
-A picture is SVG, or a page with a row for each rank, zoomed by wheel and dragged.
+A schedule that is too long for one line goes on in the next, as music does; an excerpt has the
+beginning and the end.  A picture is SVG, or a page with a row for each rank, zoomed by wheel and
+dragged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,9 @@ from .picture import HUES, MARK, WORDS, Picture, colour, number
 
 LEFT, ROW, LOW, BAR, FOOT = 56, 24, 14, 19, 30
 MOST = 4
-"""How many lines an excerpt has at most; what is longer is shown whole without words, and its two ends."""
+"""How many lines an excerpt has at most; what is longer is shown whole without words, and its
+two ends.
+"""
 
 WHOLE = "the whole step"
 BARS = 8000
@@ -41,7 +44,9 @@ class Line:
 def fills(picture: Picture) -> dict[str, str]:
     """The colours of classes of actions."""
     chunks = range(picture.depth)
-    return {style(chunk, work): f"#{colour(chunk, work)}" for chunk in chunks for work in picture.works}
+    return {
+        style(chunk, work): f"#{colour(chunk, work)}" for chunk in chunks for work in picture.works
+    }
 
 
 def style(chunk: int, work: Work) -> str:
@@ -50,7 +55,8 @@ def style(chunk: int, work: Work) -> str:
 
 
 def lines(picture: Picture, width: float, least: float = 0) -> list[Line]:
-    """As many lines as all labels need of actions that take `least`, by default the shortest that has one.
+    """As many lines as all labels need of actions that take `least`, by default the shortest that
+    has one.
 
     Each begins a little before the last one's end, so that none is cut in two.
     """
@@ -64,12 +70,18 @@ def lines(picture: Picture, width: float, least: float = 0) -> list[Line]:
 
 
 def excerpt(picture: Picture, width: float) -> list[Line]:
-    """All lines, where they are few; else the whole in one, and its ends, where half of all actions have labels."""
+    """All lines, where they are few; else the whole in one, and its ends, where half of all
+    actions have labels.
+    """
     usual = median(slot.end - slot.start for slot in picture.slots)
     if len(every := lines(picture, width, usual)) <= MOST:
         return every
     total, each = picture.timeline.total, _room(picture, width, usual)
-    return [Line(0, total, WHOLE), Line(0, each, "the beginning"), Line(total - each, total, "the end")]
+    return [
+        Line(0, total, WHOLE),
+        Line(0, each, "the beginning"),
+        Line(total - each, total, "the end"),
+    ]
 
 
 def _room(picture: Picture, width: float, least: float) -> float:
@@ -78,7 +90,9 @@ def _room(picture: Picture, width: float, least: float) -> float:
     return (width - LEFT) / ((longest + 1) * LETTER) * least
 
 
-def draw(canvas: Canvas, picture: Picture, line: Line, top: float, said: Callable[[float], str] = number) -> float:
+def draw(
+    canvas: Canvas, picture: Picture, line: Line, top: float, said: Callable[[float], str] = number
+) -> float:
     """Draws a line from `top` on, its times written as `said`; returns where it ends."""
     if line.name:
         canvas.words(0, top + 11, line.name, "head")
@@ -94,8 +108,16 @@ def draw(canvas: Canvas, picture: Picture, line: Line, top: float, said: Callabl
 
 
 class _Line:
-    def __init__(self, canvas: Canvas, picture: Picture, line: Line, top: float, row: float) -> None:
-        self._canvas, self._picture, self._line, self._top, self._row = canvas, picture, line, top, row
+    def __init__(
+        self, canvas: Canvas, picture: Picture, line: Line, top: float, row: float
+    ) -> None:
+        self._canvas, self._picture, self._line, self._top, self._row = (
+            canvas,
+            picture,
+            line,
+            top,
+            row,
+        )
         self._scale = (canvas.width - LEFT) / (line.end - line.start)
         self._bar = min(BAR, row - 1)
 
@@ -127,9 +149,12 @@ class _Line:
                 self._slot(slot, y)
 
     def _bars(self, slots: Sequence[Slot], y: float) -> None:
-        """Actions without words, those of a colour as one shape; what is too narrow is part of its neighbour."""
+        """Actions without words, those of a colour as one shape; what is too narrow is part of
+        its neighbour.
+        """
         least = max((self._canvas.width - LEFT) * self._picture.schedule.ranks / BARS, 0.5)
-        bars: list[tuple[float, float, float, str]] = []  # edges, and the longest action in them with its class
+        # edges, and the longest action in them with its class
+        bars: list[tuple[float, float, float, str]] = []
         for slot in slots:
             left, right = self._x(slot.start), self._x(slot.end)
             own = (right - left, style(self._picture.chunks[slot.action.stage], slot.action.work))
@@ -142,16 +167,25 @@ class _Line:
             self._canvas.bars(alike, y + self._bar / 2, self._bar, f"k{named}")
 
     def _slot(self, slot: Slot, y: float) -> None:
-        left, right = self._x(max(slot.start, self._line.start)), self._x(min(slot.end, self._line.end))
+        left, right = (
+            self._x(max(slot.start, self._line.start)),
+            self._x(min(slot.end, self._line.end)),
+        )
         chunk, told = self._picture.chunks[slot.action.stage], str(slot.action)
         gap = 1 if right - left > 3 else 0
-        self._canvas.box(left, y, right - left - gap, self._bar, f"act {style(chunk, slot.action.work)}", round=0)
+        self._canvas.box(
+            left, y, right - left - gap, self._bar, f"act {style(chunk, slot.action.work)}", round=0
+        )
         if right - left >= wide(told) and self._row > 14:
             self._canvas.words((left + right) / 2, y + 13, told, "mid on")
 
     def arrows(self) -> None:
         """Messages between ranks, from the action that makes a value to that which takes it."""
-        found = [pair for pair in messages(self._picture) if self._shows(pair[0].end) and self._shows(pair[1].start)]
+        found = [
+            pair
+            for pair in messages(self._picture)
+            if self._shows(pair[0].end) and self._shows(pair[1].start)
+        ]
         if len(found) > ARROWS or self._row <= 14:
             return
         owner = self._picture.schedule.stage_to_rank
@@ -189,7 +223,10 @@ def legend(canvas: Canvas, picture: Picture, top: float) -> float:
     letters = ", ".join(f"{work.value} {WORDS[work]}" for work in picture.works)
     label = Action(1, picture.works[0], 2)
     canvas.words(
-        0, top + 11, f"{label}: stage 1, {WORDS[label.work]}, microbatch 2; {letters}; blank: waiting", "muted"
+        0,
+        top + 11,
+        f"{label}: stage 1, {WORDS[label.work]}, microbatch 2; {letters}; blank: waiting",
+        "muted",
     )
     x, y = 0.0, top + 20
     for chunk in range(picture.depth):
@@ -234,7 +271,10 @@ def html(picture: Picture, table: str = "") -> str:
         table=table,
         works=[(work.value, WORDS[work]) for work in picture.works],
         chunks=[
-            (picture.stages_of(chunk), [(work.value, f"#{colour(chunk, work)}") for work in picture.works])
+            (
+                picture.stages_of(chunk),
+                [(work.value, f"#{colour(chunk, work)}") for work in picture.works],
+            )
             for chunk in range(picture.depth)
         ],
         drawn={
@@ -248,10 +288,18 @@ def html(picture: Picture, table: str = "") -> str:
 
 
 def _messages(picture: Picture) -> list[list[float]]:
-    """Each message between ranks: from which rank and when, to which and when, for which microbatch."""
+    """Each message between ranks: from which rank and when, to which and when, for which
+    microbatch.
+    """
     owner = picture.schedule.stage_to_rank
     return [
-        [owner[made.action.stage], made.end, owner[taken.action.stage], taken.start, made.action.microbatch]
+        [
+            owner[made.action.stage],
+            made.end,
+            owner[taken.action.stage],
+            taken.start,
+            made.action.microbatch,
+        ]
         for made, taken in messages(picture)
     ]
 

@@ -1,7 +1,7 @@
 """A schedule as text: a row for each rank, time from left to right.
 
-Legible with colours and without; what is wider than the terminal loses its middle, so that the pipeline is
-seen to fill and to drain.
+Legible with colours and without; what is wider than the terminal loses its middle, so that the
+pipeline is seen to fill and to drain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,9 @@ _APART = 10
 
 
 def drawing(picture: Picture, width: int, *, colour: bool) -> str:
-    """The schedule in at most `width` columns, unless these are too few for anything, and a legend."""
+    """The schedule in at most `width` columns, unless these are too few for anything, and a
+    legend.
+    """
     grid = _Grid(picture, width, colour)
     return "\n".join((*grid.lines(), "", *grid.legend()))
 
@@ -43,9 +45,11 @@ class _Window:
 class _Grid:
     def __init__(self, picture: Picture, width: int, colour: bool) -> None:
         self._picture, self._colour = picture, colour
-        self._tells_stage = picture.depth > (len(HUES) if colour else 1)  # what colours cannot tell, labels do
+        # what colours cannot tell, labels do
+        self._tells_stage = picture.depth > (len(HUES) if colour else 1)
         longest = max(len(self._label(slot.action)) for slot in picture.slots)
-        self._scale = (longest + 1) / picture.shortest  # columns for a unit of time: every label fits, with a blank
+        # columns for a unit of time: every label fits, with a blank
+        self._scale = (longest + 1) / picture.shortest
         self._margin = len(f"rank {picture.schedule.ranks - 1}  ")
         self._columns = self._column(picture.timeline.total)
         self._windows = self._shown(width - self._margin)
@@ -64,7 +68,10 @@ class _Grid:
         elif self._picture.depth > 1:
             yield "  ".join(self._swatch(chunk) for chunk in range(self._picture.depth))
         if len(self._windows) > 1:
-            yield f"the middle is left out: all of it takes {self._margin + self._columns:,} columns, --svg or --html"
+            yield (
+                f"the middle is left out: all of it takes {self._margin + self._columns:,}"
+                " columns, --svg or --html"
+            )
 
     def _shown(self, room: int) -> tuple[_Window, ...]:
         if self._columns <= room:
@@ -86,12 +93,17 @@ class _Grid:
         return text + " " * (window.stop - at)
 
     def _cell(self, action: Action, start: int, end: int, window: _Window) -> str:
-        """An action and a blank after it; no label that would be cut, since `F1` of `F12` is another microbatch."""
+        """An action and a blank after it; no label that would be cut, since `F1` of `F12` is
+        another microbatch.
+        """
         wide, told = end - start, self._label(action)
         told = told if len(told) <= wide and window.has(told, start) else ""
         filled = told.ljust(max(wide - 1, min(wide, 1)), " " if self._colour else _FILL)
         blank = window.cut(" ", end - 1) if len(filled) < wide else ""
-        return self._paint(window.cut(filled, start), self._picture.chunks[action.stage], action.work) + blank
+        return (
+            self._paint(window.cut(filled, start), self._picture.chunks[action.stage], action.work)
+            + blank
+        )
 
     def _marks(self) -> list[tuple[str, int]]:
         """The labels of the axis, with their columns."""
@@ -99,7 +111,9 @@ class _Grid:
         return [(number(time), self._column(time)) for time in times]
 
     def _swatch(self, chunk: int) -> str:
-        letters = "".join(self._paint(f" {work.value} ", chunk, work) for work in self._picture.works)
+        letters = "".join(
+            self._paint(f" {work.value} ", chunk, work) for work in self._picture.works
+        )
         return f"{letters} {self._picture.stages_of(chunk)}"
 
     def _label(self, action: Action) -> str:

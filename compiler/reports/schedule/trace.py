@@ -1,4 +1,6 @@
-"""A schedule as a trace that Perfetto and chrome://tracing show: a track for each rank, an arrow for each message."""
+"""A schedule as a trace that Perfetto and chrome://tracing show: a track for each rank, an
+arrow for each message.
+"""
 
 from collections.abc import Iterator
 from itertools import count
@@ -36,7 +38,9 @@ def _actions(picture: Picture) -> Iterator[Event]:
 
 
 def _messages(picture: Picture) -> Iterator[Event]:
-    """From within what makes a value to where what waits for it begins, wherever another rank has that."""
+    """From within what makes a value to where what waits for it begins, wherever another rank
+    has that.
+    """
     stage_to_rank, numbers = picture.schedule.stage_to_rank, count()
     makers = {value: slot for slot in picture.slots if (value := made_by(slot.action))}
     for slot in picture.slots:

@@ -1,7 +1,8 @@
-"""Alignment in columns: `=` and `every` of settings, `over`, `as` and `via` of rules, the `{` of sections, comments.
+"""Alignment in columns: `=` and `every` of settings, `over`, `as` and `via` of rules, the `{` of
+sections, comments.
 
-Consecutive settings, rules and sections, one to a line without a blank line between, share a column.  Comments
-after code share one where they did in the source.
+Consecutive settings, rules and sections, one to a line without a blank line between, share a
+column.  Comments after code share one where they did in the source.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,12 @@ def aligned(plan: Arranged, lines: Sequence[Line]) -> Iterator[str]:
 
 def _blank_before(plan: Arranged, line: Line) -> bool:
     at = line.first
-    if at == 0 or plan.words[at].line_ends < 2 or plan.words[at - 1].opens or not plan.among_entries(at):
+    if (
+        at == 0
+        or plan.words[at].line_ends < 2
+        or plan.words[at - 1].opens
+        or not plan.among_entries(at)
+    ):
         return False
     return at in plan.entries or plan.words[at].is_comment
 
@@ -38,7 +44,9 @@ def _blank_before(plan: Arranged, line: Line) -> bool:
 
 
 def _runs(plan: Arranged, lines: Sequence[Line]) -> Iterator[dict[Line, int]]:
-    """Neighbouring lines of one kind, each with its anchor; comments on lines of their own may come between."""
+    """Neighbouring lines of one kind, each with its anchor; comments on lines of their own may
+    come between.
+    """
     run: dict[Line, int] = {}
     kind = None
     for line in lines:
@@ -54,23 +62,36 @@ def _runs(plan: Arranged, lines: Sequence[Line]) -> Iterator[dict[Line, int]]:
 
 
 def _anchor(plan: Arranged, line: Line) -> int | None:
-    """The word of a line that is one entry, and all of it, that may share a column with those of its neighbours."""
+    """The word of a line that is one entry, and all of it, that may share a column with those
+    of its neighbours.
+    """
     level = [at for at in range(line.first, line.end) if plan.inside[at] == plan.inside[line.first]]
     if [at for at in level if at in plan.entries] != [line.first]:
         return None
     words = plan.words
-    at = next((at for at in level if words[at].text == "{" or (words[at].binds and words[at].text != "~")), None)
+    at = next(
+        (
+            at
+            for at in level
+            if words[at].text == "{" or (words[at].binds and words[at].text != "~")
+        ),
+        None,
+    )
     if at is None:
         return None
     if words[at].text == "{":
-        is_section = plan.closing[at] == line.end - 1 and all(word.is_name for word in words[line.first : at])
+        is_section = plan.closing[at] == line.end - 1 and all(
+            word.is_name for word in words[line.first : at]
+        )
         return at if is_section else None
     among_statements = plan.inside[at] < 0 or words[plan.heads[plan.inside[at]]].text in STATEMENTS
     return None if words[at].text == "=" and among_statements else at
 
 
 def _padded(plan: Arranged, run: Mapping[Line, int]) -> dict[Line, str]:
-    """The code of lines with their anchors in one column, or nothing if one would become too long."""
+    """The code of lines with their anchors in one column, or nothing if one would become too
+    long.
+    """
     cut = {line: _columns(plan, line, at) for line, at in run.items()}
     rows = {line: " " * line.indent + cut[line][""] for line in run}
     for column in (_ANCHOR, *_PARTS):
@@ -96,17 +117,25 @@ _PARTS = ("as", "via")
 # ---- comments
 
 
-def _comment_columns(plan: Arranged, lines: Sequence[Line], codes: dict[Line, str]) -> dict[Line, int]:
-    """The columns of comments after code; neighbours that share a column in the source stay together."""
+def _comment_columns(
+    plan: Arranged, lines: Sequence[Line], codes: dict[Line, str]
+) -> dict[Line, int]:
+    """The columns of comments after code; neighbours that share a column in the source stay
+    together.
+    """
     columns: dict[Line, int] = {}
-    for _, group in groupby(_beside(plan, lines), lambda line: plan.words[line.comment or 0].column):
+    for _, group in groupby(
+        _beside(plan, lines), lambda line: plan.words[line.comment or 0].column
+    ):
         together = list(group)
         columns |= dict.fromkeys(together, max(len(codes[line].rstrip()) for line in together) + 1)
     return columns
 
 
 def _beside(plan: Arranged, lines: Sequence[Line]) -> Iterator[Line]:
-    """The lines with a comment beside code, and those with nothing but its next line, in the same column."""
+    """The lines with a comment beside code, and those with nothing but its next line, in the
+    same column.
+    """
     last = None
     for line in lines:
         word = None if line.comment is None else plan.words[line.comment]

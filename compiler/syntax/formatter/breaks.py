@@ -45,8 +45,9 @@ class _Breaks:
     def begin(self, at: int) -> int:
         """Begins a line with a word; the first line that this changes.
 
-        The content of brackets has lines of its own, where lines begin between its parts.  In braces that is any line;
-        a call may hold a list of several lines without being spread out itself.
+        The content of brackets has lines of its own, where lines begin between its parts.  In
+        braces that is any line; a call may hold a list of several lines without being spread out
+        itself.
         """
         plan, changed = self._plan, self._cut(at)
         opening = plan.inside[at]
@@ -87,17 +88,26 @@ class _Breaks:
     def _width(self, found: Line) -> int:
         """The width of the code, without its indentation."""
         first, end = found.first, found.end
-        return self._ends[end - 1] - self._ends[first] + len(self._plan.words[first].text) if first < end else 0
+        return (
+            self._ends[end - 1] - self._ends[first] + len(self._plan.words[first].text)
+            if first < end
+            else 0
+        )
 
     def _seams(self, found: Line) -> set[int]:
-        """Where a line that is too long is best divided: before as many of its words as one rule names."""
-        return next(filter(None, (seams - {found.first} for seams in self._rules(found))), set[int]())
+        """Where a line that is too long is best divided: before as many of its words as one
+        rule names.
+        """
+        return next(
+            filter(None, (seams - {found.first} for seams in self._rules(found))), set[int]()
+        )
 
     def _rules(self, line: Line) -> Iterator[set[int]]:
         plan, words, closing = self._plan, self._plan.words, self._plan.closing
         shallow = _shallow(plan, line)
         yield {at for at in shallow if at in plan.entries}
-        yield {at for at in shallow if words[at - 1].text == "," and not plan.among_entries(at)}  # items
+        # items
+        yield {at for at in shallow if words[at - 1].text == "," and not plan.among_entries(at)}
         yield {at for at in shallow if words[at].text in ("+", "-") and plan.is_binary(at)}  # terms
         yield {at for at in shallow if words[at].text in ("*", "/", "@")}  # factors
         pairs = [at for at in shallow if at in closing and at + 1 < closing[at] < line.end]
@@ -105,7 +115,8 @@ class _Breaks:
         yield set[int]() if longest is None else {longest + 1, closing[longest]}
         # after brackets whose pair ends on a later line, since lines begin deeper in them
         yield {at + 1 for at in shallow if at + 1 < line.end <= closing.get(at, -1)}
-        # after brackets of earlier lines that end inside of this one, which gives their ends lines of their own
+        # after brackets of earlier lines that end inside of this one, which gives their ends lines
+        # of their own
         closed = (plan.inside[at] for at in range(line.first + 1, line.end) if words[at].closes)
         yield {opening + 1 for opening in closed if opening < line.first}
 

@@ -18,7 +18,8 @@ BINDERS = ("EQUAL", "TILDE", "OVER", "EVERY")
 class Word:
     """A word or comment, with the line ends before it and its column in the source, counted from 0.
 
-    It `goes_on` with its entry where it is `as` or `via`, before a name; `binds` where it is one of `BINDERS`.
+    It `goes_on` with its entry where it is `as` or `via`, before a name; `binds` where it is one of
+    `BINDERS`.
     """
 
     text: str
@@ -59,18 +60,26 @@ class Word:
     @property
     def is_operator(self) -> bool:
         """Whether it is one of expressions or of dims: `+`, `@`, `->`."""
-        return not (self.ends_value or self.is_comment or self.opens or self.closes or self.binds or self.text == ",")
+        return not (
+            self.ends_value
+            or self.is_comment
+            or self.opens
+            or self.closes
+            or self.binds
+            or self.text == ","
+        )
 
 
 @frozen
 class Arranged:
     """Words by their position, and how they nest.
 
-    `inside` has for each word the opening bracket of the pair around it, -1 for none; a closing bracket is inside
-    its own pair, an opening one outside.  `depth` counts the pairs around a word; both brackets of a pair are as deep
-    as what is around it.  `closing` has for each opening bracket its other, inner pairs first.  `code`
-    lists the words that are no comments; `entries` are those that begin a statement, setting, rule or section, and
-    `heads` has for each opening brace the entry that it belongs to.
+    `inside` has for each word the opening bracket of the pair around it, -1 for none; a closing
+    bracket is inside its own pair, an opening one outside.  `depth` counts the pairs around a word;
+    both brackets of a pair are as deep as what is around it.  `closing` has for each opening
+    bracket its other, inner pairs first.  `code` lists the words that are no comments; `entries`
+    are those that begin a statement, setting, rule or section, and `heads` has for each opening
+    brace the entry that it belongs to.
     """
 
     words: Sequence[Word]
@@ -111,7 +120,9 @@ def read(text: str) -> list[Word]:
             line_ends = token.count("\n")
         else:
             column, kind = (token.column or 1) - 1, token.type
-            words.append(Word(token.rstrip(), line_ends, column, kind in ("AS", "VIA"), kind in BINDERS))
+            words.append(
+                Word(token.rstrip(), line_ends, column, kind in ("AS", "VIA"), kind in BINDERS)
+            )
             line_ends = 0
     return words
 
@@ -141,12 +152,18 @@ def _entries(
     heads: dict[int, int] = {}
     opened: list[int] = []
     closed = -1  # the head of the braces that were closed last: `else` goes on with it
-    bound = False  # whether the entry has had its binder, so that what follows a value is no longer part of it
+    # whether the entry has had its binder, so that what follows a value is no longer part of it
+    bound = False
     for before, at, after in zip([None, *code], code, [*code[1:], None], strict=False):
         if inside[at] >= 0 and words[inside[at]].text != "{":
             continue
         word = words[at]
-        if _begins(words[before] if before is not None else None, word, words[after] if after else None, bound):
+        if _begins(
+            words[before] if before is not None else None,
+            word,
+            words[after] if after else None,
+            bound,
+        ):
             begun.append(at)
             bound = False
         elif word.text in "{}":
@@ -180,23 +197,32 @@ INDENT = 2
 
 @frozen
 class Line:
-    """The words from `first` to before `end`, and a comment after them if `end` is not where the next line begins."""
+    """The words from `first` to before `end`, and a comment after them if `end` is not where
+    the next line begins.
+    """
 
     indent: int
     first: int
     end: int
     comment: int | None
-    """The comment beside the code, or alone on the line; there is no code then, and `end` is `first`."""
+    """The comment beside the code, or alone on the line; there is no code then, and `end` is
+    `first`.
+    """
 
 
 def lines(plan: Arranged, starts: Iterable[int]) -> list[Line]:
     """The lines of a plan, given the words with which they start."""
     indents = {-1: -INDENT}
-    return [line(plan, first, end, indents) for first, end in pairwise(sorted({*starts, len(plan.words)}))]
+    return [
+        line(plan, first, end, indents)
+        for first, end in pairwise(sorted({*starts, len(plan.words)}))
+    ]
 
 
 def line(plan: Arranged, first: int, end: int, indents: dict[int, int]) -> Line:
-    """The line of some words; `indents` are those of the lines of opening brackets, extended by this one's."""
+    """The line of some words; `indents` are those of the lines of opening brackets, extended by
+    this one's.
+    """
     indent = _indent(plan, first, indents)
     indents |= {at: indent for at in range(first, end) if plan.words[at].opens}
     comment = end - 1 if plan.words[end - 1].is_comment else None
@@ -210,12 +236,16 @@ def code(plan: Arranged, line: Line) -> str:
 
 def text(plan: Arranged, first: int, end: int) -> str:
     """Words with the spaces between them."""
-    return "".join((_gap(plan, at) if at > first else "") + plan.words[at].text for at in range(first, end))
+    return "".join(
+        (_gap(plan, at) if at > first else "") + plan.words[at].text for at in range(first, end)
+    )
 
 
 def ends(plan: Arranged) -> list[int]:
     """Where each word would end if all stood on one line."""
-    return list(accumulate(len(_gap(plan, at)) + len(word.text) for at, word in enumerate(plan.words)))
+    return list(
+        accumulate(len(_gap(plan, at)) + len(word.text) for at, word in enumerate(plan.words))
+    )
 
 
 def _indent(plan: Arranged, first: int, indents: dict[int, int]) -> int:
@@ -223,7 +253,12 @@ def _indent(plan: Arranged, first: int, indents: dict[int, int]) -> int:
     if plan.words[first].closes:
         return around
     at = plan.code_from(first)
-    if at is None or at in plan.entries or plan.words[at].text in "{}" or not plan.among_entries(at):
+    if (
+        at is None
+        or at in plan.entries
+        or plan.words[at].text in "{}"
+        or not plan.among_entries(at)
+    ):
         return around + INDENT
     before = plan.before(at)  # with it began the entry that goes on here, unless it ends one
     return around + (2 * INDENT if before is not None and before.text != "}" else INDENT)

@@ -1,4 +1,6 @@
-"""`python -m scalec.runtime.calibrate.doctor [NEEDS] [--out DIR]`: one process a rank, as a launcher starts them."""
+"""`python -m scalec.runtime.calibrate.doctor [NEEDS] [--out DIR]`: one process a rank, as a
+launcher starts them.
+"""
 
 import argparse
 import json
@@ -19,11 +21,24 @@ from .report import Needs, Report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the findings on rank 0; exit status 0, or on all ranks 1 where one of them is a fault."""
-    parser = argparse.ArgumentParser("scalec.runtime.calibrate.doctor", description=__doc__, allow_abbrev=False)
-    parser.add_argument("needs", type=Path, nargs="?", metavar="NEEDS", help="what a job needs, written by scalec")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/ and the plan's name)")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the report of each rank")
+    """Prints the findings on rank 0; exit status 0, or on all ranks 1 where one of them is a
+    fault.
+    """
+    parser = argparse.ArgumentParser(
+        "scalec.runtime.calibrate.doctor", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument(
+        "needs", type=Path, nargs="?", metavar="NEEDS", help="what a job needs, written by scalec"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the run's folder (default: runs/ and the plan's name)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, with the report of each rank"
+    )
     given = parser.parse_args(arguments)
     try:
         needs = Needs.read(given.needs) if given.needs else Needs()
@@ -37,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = job.status(int(any(each.level == FAIL for each in found)))
         job.leave()
     except (RunError, OSError, RuntimeError) as error:
-        said = reason(error) if isinstance(error, RunError | OSError) else str(error).splitlines()[0]
+        said = (
+            reason(error) if isinstance(error, RunError | OSError) else str(error).splitlines()[0]
+        )
         print(f"error: rank {os.environ.get('RANK', 0)}: {said}", file=sys.stderr)
         return 1
     return status
@@ -49,14 +66,18 @@ def _room(needs: Needs) -> int:
 
 
 def _each(ranks: int, arguments: Sequence[str]) -> int:
-    """Starts a process for each rank of a node, as a launcher does, and gives the largest exit status."""
+    """Starts a process for each rank of a node, as a launcher does, and gives the largest exit
+    status.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     common["LOCAL_WORLD_SIZE"] = str(ranks)
     command = [sys.executable, "-m", __package__ or "", *arguments]
     started = [
-        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
         for rank in range(ranks)
     ]
     return max(process.wait() for process in started)
@@ -64,7 +85,14 @@ def _each(ranks: int, arguments: Sequence[str]) -> int:
 
 def _print(found: Sequence[Finding], reports: Sequence[Report], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"findings": [asdict(each) for each in found], "ranks": [asdict(each) for each in reports]}))
+        print(
+            json.dumps(
+                {
+                    "findings": [asdict(each) for each in found],
+                    "ranks": [asdict(each) for each in reports],
+                }
+            )
+        )
         return
     for each in found:
         print(each)

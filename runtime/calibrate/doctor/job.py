@@ -24,7 +24,9 @@ PATIENCE = timedelta(seconds=120)
 """How long ranks wait for each other."""
 
 PARTING = timedelta(seconds=5)
-"""How long they wait where some have not come: for those that have, which time out at about the same moment."""
+"""How long they wait where some have not come: for those that have, which time out at about the
+same moment.
+"""
 
 ROUNDS = 5
 """How often clocks and links are measured, beside a first time."""
@@ -48,12 +50,22 @@ class Job:
         """The reports of all ranks, on rank 0; those of ranks that did not come are missing."""
         token = self._told("token", lambda: f".doctor-{os.getpid()}-{time.time_ns()}")
         own = local_report(self.needs, self.rank, self.near, self.folder, self.folder / token)
-        both: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
-        with socket.create_server(("", 0), **both) as server:  # this rank answers at any port that is free
+        both: Any = (
+            {"family": socket.AF_INET6, "dualstack_ipv6": True}
+            if socket.has_dualstack_ipv6()
+            else {}
+        )
+        # this rank answers at any port that is free
+        with socket.create_server(("", 0), **both) as server:
             port = server.getsockname()[1]
             self._store.set(f"at/{self.rank}", f"{_own_address()}:{port}")
             if self._all_come("began"):
-                own = replace(own, port=port, unreachable=self._unreachable(), seen=_names(self.folder / token))
+                own = replace(
+                    own,
+                    port=port,
+                    unreachable=self._unreachable(),
+                    seen=_names(self.folder / token),
+                )
                 own = replace(own, clock=self._clock(), **self._links())
             self._store.set(f"report/{self.rank}", own.text())
             self._all_come("ended")
@@ -78,9 +90,12 @@ class Job:
     def _joined(self) -> Any:
         if self.world == 1:
             return cast(Any, dist).HashStore()
-        kept = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun keeps one
+        # else torchrun keeps one
+        kept = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = cast(Any, dist).TCPStore(host, port, self.world, kept, PATIENCE, wait_for_workers=False)
+        store = cast(Any, dist).TCPStore(
+            host, port, self.world, kept, PATIENCE, wait_for_workers=False
+        )
         return cast(Any, dist).PrefixStore("doctor", store)
 
     def _told(self, key: str, word: Callable[[], str]) -> str:
@@ -109,7 +124,9 @@ class Job:
         return ""
 
     def _clock(self) -> float:
-        """Seconds since the epoch minus those of rank 0, when both have just met: the median of some meetings."""
+        """Seconds since the epoch minus those of rank 0, when both have just met: the median of
+        some meetings.
+        """
         found = list[float]()
         for number in range(ROUNDS):
             self._all_come(f"clock/{number}")
@@ -118,8 +135,12 @@ class Job:
         return median(found)
 
     def _links(self) -> dict[str, Any]:
-        """Rates to the next rank of the node and to the same rank of the next node, or why there are none."""
-        if self.world == 1 or (self.needs.device == "cuda" and torch.cuda.device_count() < self.near):
+        """Rates to the next rank of the node and to the same rank of the next node, or why
+        there are none.
+        """
+        if self.world == 1 or (
+            self.needs.device == "cuda" and torch.cuda.device_count() < self.near
+        ):
             return {}
         rank, near, world = self.rank, self.near, self.world
         first, place = rank - rank % near, rank % near
@@ -128,7 +149,11 @@ class Job:
             "network": (world // near, (rank + near) % world, (rank - near) % world),
         }
         try:
-            return {"rates": {name: self._rate(to, of) for name, (size, to, of) in rings.items() if size > 1}}
+            return {
+                "rates": {
+                    name: self._rate(to, of) for name, (size, to, of) in rings.items() if size > 1
+                }
+            }
         except (RunError, RuntimeError) as error:
             return {"links": " ".join(str(error).split())[:300]}
 
@@ -138,7 +163,9 @@ class Job:
             self._made = Clock(device(self.needs.device or "cpu"))
             backend = "nccl" if self._made.device.type == "cuda" else "gloo"
             store = cast(Any, dist).PrefixStore("links", self._store)
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, timeout=PATIENCE)
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.world, timeout=PATIENCE
+            )
         clock, found = self._made, list[float]()
         sent = torch.zeros(SENT[clock.device.type], dtype=torch.uint8, device=clock.device)
         received = torch.empty_like(sent)
@@ -155,7 +182,9 @@ class Job:
 
 
 def _own_address() -> str:
-    """This machine's address in the network of the first node: its name alone may mean nothing to others."""
+    """This machine's address in the network of the first node: its name alone may mean nothing
+    to others.
+    """
     first = os.environ.get("MASTER_ADDR", "127.0.0.1")
     family, kind, *_, address = socket.getaddrinfo(first, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

@@ -24,8 +24,8 @@ from ...errors import RunError, counted, reason
 class Needs:
     """The needs of a job; without values, those of one rank of which nothing is known.
 
-    memory and host are bytes that a rank takes, of a GPU and of its host; `checkpoint` is those of a whole one.  Links
-    have a name, "node" or "network", and bytes a second, one way.
+    memory and host are bytes that a rank takes, of a GPU and of its host; `checkpoint` is those of
+    a whole one.  Links have a name, "node" or "network", and bytes a second, one way.
     """
 
     written_by: str = ""
@@ -51,7 +51,8 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A rank and its machine; `seen` are ranks whose file it found in the run's folder, `clock` is in seconds.
+    """A rank and its machine; `seen` are ranks whose file it found in the run's folder, `clock` is
+    in seconds.
 
     Rates are bytes a second that it sent to its neighbour, within its node and to the next one.
     """
@@ -64,7 +65,9 @@ class Report:
     gpu_count: int
     """GPUs that it sees."""
     gpus: Sequence[tuple[int, str, int, int]]
-    """Number, name, bytes and free bytes of the one that it takes; of all, where it is the only rank."""
+    """Number, name, bytes and free bytes of the one that it takes; of all, where it is the only
+    rank.
+    """
     cpus: int
     threads: str
     open_files: int
@@ -93,7 +96,9 @@ class Report:
 
 
 def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) -> Report:
-    """The findings of a rank on its own; it leaves a file of its number in the folder `token` of the run's folder."""
+    """The findings of a rank on its own; it leaves a file of its number in the folder `token`
+    of the run's folder.
+    """
     left = _left(token / str(rank))
     return Report(
         rank=rank,
@@ -116,7 +121,11 @@ def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) 
 def _versions() -> dict[str, str]:
     """Versions by name, "" of what is not there."""
     names = {name: version_of(name) for name in ("scalec", "torch", "triton")}
-    return {"python": platform.python_version(), **names, "NCCL": nccl() if torch.cuda.is_available() else ""}
+    return {
+        "python": platform.python_version(),
+        **names,
+        "NCCL": nccl() if torch.cuda.is_available() else "",
+    }
 
 
 def _gpus() -> list[tuple[int, str, int, int]]:
@@ -148,11 +157,17 @@ def _left(path: Path) -> str:
 
 
 def _known_files(patterns: Sequence[str]) -> str:
-    """Number, bytes and a hash of the names and sizes of the data's files; or why there are none."""
+    """Number, bytes and a hash of the names and sizes of the data's files; or why there are
+    none.
+    """
     try:
         files = find_files((*patterns,))
     except RunError as error:
         return str(error)
     sizes = [os.path.getsize(path) for path in files]
-    known = blake2b(repr([*zip(map(os.path.basename, files), sizes, strict=True)]).encode(), digest_size=6).hexdigest()
-    return f"{counted(len(files), 'file')} of {counted(sum(sizes), 'byte')}, {known}" if files else ""
+    known = blake2b(
+        repr([*zip(map(os.path.basename, files), sizes, strict=True)]).encode(), digest_size=6
+    ).hexdigest()
+    return (
+        f"{counted(len(files), 'file')} of {counted(sum(sizes), 'byte')}, {known}" if files else ""
+    )

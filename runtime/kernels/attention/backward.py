@@ -1,7 +1,8 @@
-"""Backward of attention: the kernels of delta, of keys and values, and of queries (arXiv:2307.08691, algorithm 2).
+"""Backward of attention: the kernels of delta, of keys and values, and of queries
+(arXiv:2307.08691, algorithm 2).
 
-Both of the latter recompute the weights from q, k and the log-sum-exp, without atomics.  The gradient of a softmax
-subtracts δ = Σ out · dout of each row.
+Both of the latter recompute the weights from q, k and the log-sum-exp, without atomics.  The
+gradient of a softmax subtracts δ = Σ out · dout of each row.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -46,8 +47,12 @@ def delta_kernel(
 ):  # fmt: skip
     tile, batch, head = place(tl.cdiv(queries, ROWS), heads)
     begin = tile * ROWS
-    out_tile = load_tile(out + batch * out_batch + head * out_head, begin, out_row, queries, ROWS, D, DP, True)
-    g_tile = load_tile(g_out + batch * g_batch + head * g_head, begin, g_row, queries, ROWS, D, DP, True)
+    out_tile = load_tile(
+        out + batch * out_batch + head * out_head, begin, out_row, queries, ROWS, D, DP, True
+    )
+    g_tile = load_tile(
+        g_out + batch * g_batch + head * g_head, begin, g_row, queries, ROWS, D, DP, True
+    )
     result = tl.sum(out_tile.to(tl.float32) * g_tile.to(tl.float32), 1)
     store_row(delta + (batch * heads + head) * queries, result, begin, queries, ROWS)
 
@@ -75,32 +80,54 @@ def delta(out: Tensor, g_out: Tensor, seq: int) -> Tensor:
 def keys_kernel(
     q, k, v, q_ids, k_ids, g_out, lse, delta, g_k, g_v,
     q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
-    q_ids_batch, q_ids_row, k_ids_batch, k_ids_row, g_batch, g_row, g_head, g_k_batch, g_k_row, g_k_head,
+    q_ids_batch, q_ids_row, k_ids_batch, k_ids_row, g_batch, g_row, g_head, g_k_batch, g_k_row,
+    g_k_head,
     heads, queries, keys, shift, scale,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr,
     CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A block of keys and values of one head against the queries, of all heads that use it, that see it."""
+    """A block of keys and values of one head against the queries, of all heads that use it,
+    that see it.
+    """
     tile, batch, kv_head = place(tl.cdiv(keys, COLUMNS), heads // GROUP)
     begin = tile * COLUMNS
     columns = begin + tl.arange(0, COLUMNS)
-    k_tile = load_tile(k + batch * k_batch + kv_head * k_head, begin, k_row, keys, COLUMNS, D, DP, True)
-    v_tile = load_tile(v + batch * v_batch + kv_head * v_head, begin, v_row, keys, COLUMNS, D, DP, True)
+    k_tile = load_tile(
+        k + batch * k_batch + kv_head * k_head, begin, k_row, keys, COLUMNS, D, DP, True
+    )
+    v_tile = load_tile(
+        v + batch * v_batch + kv_head * v_head, begin, v_row, keys, COLUMNS, D, DP, True
+    )
     if DOCUMENTS:
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
         own = load_ids(k_ids, k_ids_row, columns, keys)
     k_sums = tl.zeros([COLUMNS, DP], tl.float32)
     v_sums = tl.zeros([COLUMNS, DP], tl.float32)
-    for PHASE in tl.static_range(3 if DOCUMENTS else (0 if FORTH >= 0 else 1), 4 if DOCUMENTS else 3):
-        start, stop = span(PHASE, begin - shift, begin + COLUMNS - 1 - shift, queries, ROWS, FORTH, BACK)
+    for PHASE in tl.static_range(
+        3 if DOCUMENTS else (0 if FORTH >= 0 else 1), 4 if DOCUMENTS else 3
+    ):
+        start, stop = span(
+            PHASE, begin - shift, begin + COLUMNS - 1 - shift, queries, ROWS, FORTH, BACK
+        )
         if DOCUMENTS:
             start, stop = near(q_ids, q_ids_row, start, stop, own)
         steps = tl.maximum(tl.cdiv(stop - start, ROWS), 0)
         for step in tl.range(0, GROUP * steps):
             head, first = kv_head * GROUP + step // steps, start + step % steps * ROWS
             rows = first + tl.arange(0, ROWS)
-            q_tile = load_tile(q + batch * q_batch + head * q_head, first, q_row, queries, ROWS, D, DP, PHASE != 1)
-            g_tile = load_tile(g_out + batch * g_batch + head * g_head, first, g_row, queries, ROWS, D, DP, PHASE != 1)
+            q_tile = load_tile(
+                q + batch * q_batch + head * q_head, first, q_row, queries, ROWS, D, DP, PHASE != 1
+            )
+            g_tile = load_tile(
+                g_out + batch * g_batch + head * g_head,
+                first,
+                g_row,
+                queries,
+                ROWS,
+                D,
+                DP,
+                PHASE != 1,
+            )
             of_head = (batch * heads + head) * queries
             row_lse = load_row(lse + of_head, first, queries, ROWS, PHASE != 1)
             row_delta = load_row(delta + of_head, first, queries, ROWS, PHASE != 1)
@@ -124,7 +151,8 @@ def keys_kernel(
 def queries_kernel(
     q, k, v, q_ids, k_ids, g_out, lse, delta, g_q,
     q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
-    q_ids_batch, q_ids_row, k_ids_batch, k_ids_row, g_batch, g_row, g_head, g_q_batch, g_q_row, g_q_head,
+    q_ids_batch, q_ids_row, k_ids_batch, k_ids_row, g_batch, g_row, g_head, g_q_batch, g_q_row,
+    g_q_head,
     heads, queries, keys, shift, scale,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr,
     CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -135,8 +163,12 @@ def queries_kernel(
     k += batch * k_batch + head // GROUP * k_head
     v += batch * v_batch + head // GROUP * v_head
     rows = begin + tl.arange(0, ROWS)
-    q_tile = load_tile(q + batch * q_batch + head * q_head, begin, q_row, queries, ROWS, D, DP, True)
-    g_tile = load_tile(g_out + batch * g_batch + head * g_head, begin, g_row, queries, ROWS, D, DP, True)
+    q_tile = load_tile(
+        q + batch * q_batch + head * q_head, begin, q_row, queries, ROWS, D, DP, True
+    )
+    g_tile = load_tile(
+        g_out + batch * g_batch + head * g_head, begin, g_row, queries, ROWS, D, DP, True
+    )
     of_head = (batch * heads + head) * queries
     row_lse = load_row(lse + of_head, begin, queries, ROWS, True)[:, None] * LOG2E
     row_delta = load_row(delta + of_head, begin, queries, ROWS, True)[:, None]
@@ -144,8 +176,12 @@ def queries_kernel(
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
         own = load_ids(q_ids, q_ids_row, rows, queries)
     sums = tl.zeros([ROWS, DP], tl.float32)
-    for PHASE in tl.static_range(3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3):
-        start, stop = span(PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH)
+    for PHASE in tl.static_range(
+        3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3
+    ):
+        start, stop = span(
+            PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH
+        )
         if DOCUMENTS:
             start, stop = near(k_ids, k_ids_row, start, stop, own)
         for first in tl.range(start, stop, COLUMNS):
@@ -162,7 +198,16 @@ def queries_kernel(
             g_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
             g_product = uncapped(weights * (g_weights - row_delta), logit, CAP)
             sums = tl.dot(g_product.to(k_tile.dtype), k_tile, sums, input_precision=PRECISION)
-    store_tile(g_q + batch * g_q_batch + head * g_q_head, sums * scale, begin, g_q_row, queries, ROWS, D, DP)
+    store_tile(
+        g_q + batch * g_q_batch + head * g_q_head,
+        sums * scale,
+        begin,
+        g_q_row,
+        queries,
+        ROWS,
+        D,
+        DP,
+    )
 
 
 def backward(

@@ -37,21 +37,29 @@ def forward_kernel(
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr,
     CAP: tl.constexpr, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head against all keys it sees; under a causal mask the longest begin first."""
+    """A block of queries of one head against all keys it sees; under a causal mask the longest
+    begin first.
+    """
     tile, batch, head = place(tl.cdiv(queries, ROWS), heads)
     begin = (tl.cdiv(queries, ROWS) - 1 - tile) * ROWS
     k += batch * k_batch + head // GROUP * k_head
     v += batch * v_batch + head // GROUP * v_head
     rows = begin + tl.arange(0, ROWS)
-    q_tile = load_tile(q + batch * q_batch + head * q_head, begin, q_row, queries, ROWS, D, DP, True)
+    q_tile = load_tile(
+        q + batch * q_batch + head * q_head, begin, q_row, queries, ROWS, D, DP, True
+    )
     if DOCUMENTS:
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
         own = load_ids(q_ids, q_ids_row, rows, queries)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DP], tl.float32)
-    for PHASE in tl.static_range(3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3):
-        start, stop = span(PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH)
+    for PHASE in tl.static_range(
+        3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3
+    ):
+        start, stop = span(
+            PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH
+        )
         if DOCUMENTS:
             start, stop = near(k_ids, k_ids_row, start, stop, own)
         for first in tl.range(start, stop, COLUMNS):
@@ -64,16 +72,27 @@ def forward_kernel(
                     pairs &= own[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
                 logit = tl.where(pairs, logit, float("-inf"))
             higher = tl.maximum(peak, tl.max(logit, 1))
-            finite = tl.where(higher == float("-inf"), 0.0, higher)  # of rows that have seen nothing yet
+            # of rows that have seen nothing yet
+            finite = tl.where(higher == float("-inf"), 0.0, higher)
             weights = tl.exp2(logit - finite[:, None])
             less = tl.exp2(peak - finite)
             total = total * less + tl.sum(weights, 1)
             v_tile = load_tile(v, first, v_row, keys, COLUMNS, D, DP, PHASE != 1)
-            sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * less[:, None], input_precision=PRECISION)
+            sums = tl.dot(
+                weights.to(v_tile.dtype), v_tile, sums * less[:, None], input_precision=PRECISION
+            )
             peak = higher
-    store_row(lse + (batch * heads + head) * queries, (peak + tl.log2(total)) / LOG2E, begin, queries, ROWS)
+    store_row(
+        lse + (batch * heads + head) * queries,
+        (peak + tl.log2(total)) / LOG2E,
+        begin,
+        queries,
+        ROWS,
+    )
     result = sums / tl.where(total == 0, 1.0, total)[:, None]
-    store_tile(out + batch * out_batch + head * out_head, result, begin, out_row, queries, ROWS, D, DP)
+    store_tile(
+        out + batch * out_batch + head * out_head, result, begin, out_row, queries, ROWS, D, DP
+    )
 
 
 def forward(
@@ -86,7 +105,9 @@ def forward(
     block: Block,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The result in `dtype`, by default q's, as q is shaped, and its log-sum-exp, float32 [b, n, s]."""
+    """The result in `dtype`, by default q's, as q is shaped, and its log-sum-exp, float32 [b,
+    n, s].
+    """
     q, k, v = (unit(each) for each in (q, k, v))
     batch, queries, heads = sizes(q, how.seq)
     out = q.new_empty(q.shape, dtype=dtype)

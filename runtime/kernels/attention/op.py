@@ -18,16 +18,22 @@ from . import backward, forward
 from .tiles import Blocks
 
 Choice = Literal["torch", "triton", "plain"]
-"""torch: scalec.runtime.attention, and what torch has for it; triton: our kernels; plain: their twin."""
+"""torch: scalec.runtime.attention, and what torch has for it; triton: our kernels; plain: their
+twin.
+"""
 
 
-def backend(op: Tiled[Blocks], q: Tensor, k: Tensor, v: Tensor, *, special: bool, drops: bool) -> Choice:
-    """torch's kernels where it has some, ours where it has none, plain torch where we have none either.
+def backend(
+    op: Tiled[Blocks], q: Tensor, k: Tensor, v: Tensor, *, special: bool, drops: bool
+) -> Choice:
+    """torch's kernels where it has some, ours where it has none, plain torch where we have none
+    either.
 
-    special: a mask other than a causal one, or a soft cap; drops: dropout.  torch's flash and cuDNN attention know
-    neither; on GPUs they are for bfloat16 and float16, and copy q, k and v unless head_dim is a multiple of 8.  torch
-    decides which of them.  For float32 it has memory-efficient attention, where queries have as many heads as keys and
-    rows are multiples of 16 bytes, and else holds all scores.
+    special: a mask other than a causal one, or a soft cap; drops: dropout.  torch's flash and cuDNN
+    attention know neither; on GPUs they are for bfloat16 and float16, and copy q, k and v unless
+    head_dim is a multiple of 8.  torch decides which of them.  For float32 it has memory-efficient
+    attention, where queries have as many heads as keys and rows are multiples of 16 bytes, and else
+    holds all scores.
     """
     dim = q.shape[-1]
     if drops or not (special or q.is_cuda or q.is_meta):
@@ -42,14 +48,23 @@ def backend(op: Tiled[Blocks], q: Tensor, k: Tensor, v: Tensor, *, special: bool
 
 
 def blocks_for(op: Tiled[Blocks], q: Tensor, k: Tensor, v: Tensor) -> Blocks | None:
-    """How the kernels divide their work; None where they do not serve, as for values of another size than keys."""
+    """How the kernels divide their work; None where they do not serve, as for values of another
+    size than keys.
+    """
     return op.tile_for(q.shape[-1], q, k, v) if v.shape[-1] == q.shape[-1] else None
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting, blocks: Blocks | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ids: Tensor | None,
+    k_ids: Tensor | None,
+    how: Setting,
+    blocks: Blocks | None,
 ) -> tuple[Tensor, Tensor]:
-    """The result [as q] and its log-sum-exp [b, n, s], natural, float32 at least; in plain torch without blocks.
+    """The result [as q] and its log-sum-exp [b, n, s], natural, float32 at least; in plain torch
+    without blocks.
 
     Queries that see nothing have 0 and −∞.  Saves q, k, v, the documents and both results.
     """
@@ -58,7 +73,9 @@ def attend(
 
 
 class _Attend(Function):
-    """By kernels or by plain torch, with the same tensors saved; the log-sum-exp has no gradient."""
+    """By kernels or by plain torch, with the same tensors saved; the log-sum-exp has no
+    gradient.
+    """
 
     @staticmethod
     def forward(
@@ -73,7 +90,9 @@ class _Attend(Function):
     ) -> tuple[Tensor, Tensor]:
         k_ids = q_ids if k_ids is None else k_ids
         given = (q, k, v, q_ids, k_ids, how)
-        out, lse = forward.forward(*given, blocks.forward) if blocks else plain_attention.forward(*given)
+        out, lse = (
+            forward.forward(*given, blocks.forward) if blocks else plain_attention.forward(*given)
+        )
         ctx.save_for_backward(q, k, v, q_ids, k_ids, out, lse)
         ctx.how, ctx.blocks = how, blocks
         ctx.mark_non_differentiable(lse)
@@ -83,15 +102,20 @@ class _Attend(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         given = cast(Saved, ctx.saved_tensors), grad_outputs[0], ctx.how
-        gradients = backward.backward(*given, ctx.blocks) if ctx.blocks else plain_attention.backward(*given)
+        gradients = (
+            backward.backward(*given, ctx.blocks)
+            if ctx.blocks
+            else plain_attention.backward(*given)
+        )
         return *gradients, None, None, None, None
 
 
 class Attention(Tiled[Blocks]):
-    """softmax(cap(q·kᵀ · scale) + mask)·v, in blocks that stay on the chip (FlashAttention-2, arXiv:2307.08691).
+    """softmax(cap(q·kᵀ · scale) + mask)·v, in blocks that stay on the chip (FlashAttention-2,
+    arXiv:2307.08691).
 
-    Tiles by head_dim.  Saves q, k, v, the result and its log-sum-exp, float32 [b, n, s]; besides them only backward
-    takes memory, as much as the log-sum-exp.
+    Tiles by head_dim.  Saves q, k, v, the result and its log-sum-exp, float32 [b, n, s]; besides
+    them only backward takes memory, as much as the log-sum-exp.
     """
 
     def __call__(
@@ -117,11 +141,23 @@ class Attention(Tiled[Blocks]):
         window = window if window < k.shape[seq] else 0
         special = bool(window or softcap) or documents is not None
         if backend(self, q, k, v, special=special, drops=draws is not None) == "torch":
-            options = (scale, softcap, documents, draws, dropout, site, heads, positions, deterministic)
+            options = (
+                scale,
+                softcap,
+                documents,
+                draws,
+                dropout,
+                site,
+                heads,
+                positions,
+                deterministic,
+            )
             return attention(q, k, v, layout, causal, window, *options)
 
         def part(q: Tensor, start: int, own: Tensor | None) -> Tensor:
-            return self.partial(q, k, v, seq, causal, window, scale, softcap, own, documents, start)[0]
+            return self.partial(
+                q, k, v, seq, causal, window, scale, softcap, own, documents, start
+            )[0]
 
         if positions is None:
             return part(q, 0, documents)
@@ -143,8 +179,8 @@ class Attention(Tiled[Blocks]):
     ) -> tuple[Tensor, Tensor]:
         """Attention to some of the keys, and its log-sum-exp [b, n, s], natural, float32 at least.
 
-        The first query is `shift` keys after the first key; `shift` may be less than 0.  Queries that see none of the
-        keys have 0 and −∞.
+        The first query is `shift` keys after the first key; `shift` may be less than 0.  Queries
+        that see none of the keys have 0 and −∞.
         """
         back = window - 1  # -1, no limit, without a window
         factor = q.shape[-1] ** -0.5 if scale is None else scale
@@ -154,10 +190,11 @@ class Attention(Tiled[Blocks]):
 
 
 class RingAttention(Tiled[Blocks]):
-    """`scalec.runtime.ring_attention` by the kernels of `Attention`, with the same tiles; in plain torch without.
+    """`scalec.runtime.ring_attention` by the kernels of `Attention`, with the same tiles; in plain
+    torch without.
 
-    Results of hops and gradients are float32 until the last hop, as are those that kernels give; those of torch's flash
-    attention on CUDA are rounded once each to the element type of q.
+    Results of hops and gradients are float32 until the last hop, as are those that kernels give;
+    those of torch's flash attention on CUDA are rounded once each to the element type of q.
     """
 
     def __call__(
@@ -178,7 +215,18 @@ class RingAttention(Tiled[Blocks]):
         """As `scalec.runtime.ring_attention`."""
         if axis.size == 1:
             whole = Attention(self.tiles)
-            return whole(q, k, v, layout, causal, window, scale, softcap, documents, deterministic=deterministic)
+            return whole(
+                q,
+                k,
+                v,
+                layout,
+                causal,
+                window,
+                scale,
+                softcap,
+                documents,
+                deterministic=deterministic,
+            )
         options = (layout, causal, window, scale, softcap, documents, zigzag, deterministic)
         return ring_attention(q, k, v, axis, *options, backend=self.backend(q, k, v))
 
@@ -187,4 +235,7 @@ class RingAttention(Tiled[Blocks]):
         blocks = blocks_for(self, q, k, v)
         if blocks is None:
             return PLAIN
-        return Backend(partial(forward.forward, block=blocks.forward), partial(backward.backward, blocks=blocks))
+        return Backend(
+            partial(forward.forward, block=blocks.forward),
+            partial(backward.backward, blocks=blocks),
+        )

@@ -1,4 +1,5 @@
-"""Block sizes of the attention kernels, strides and constants of a call, loads of tiles, masks, soft-capped scores.
+"""Block sizes of the attention kernels, strides and constants of a call, loads of tiles, masks,
+soft-capped scores.
 
 The query of row r is at key r + shift, and sees from BACK before that to FORTH after it; a negative
 BACK or FORTH is no limit.
@@ -17,7 +18,9 @@ from .. import launching
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PRECISION = tl.constexpr("tf32x3")
-"""Products in float32 by tensor cores: the upper 11 bits of both factors, and those of each with the other's rest."""
+"""Products in float32 by tensor cores: the upper 11 bits of both factors, and those of each
+with the other's rest.
+"""
 
 _CHUNK = tl.constexpr(1024)
 _FAR = 2**31 // 256
@@ -25,11 +28,20 @@ _FAR = 2**31 // 256
 
 
 @triton.jit
-def span(PHASE: tl.constexpr, first, last, size, STEP: tl.constexpr, BACK: tl.constexpr, FORTH: tl.constexpr):
-    """The range of others, in steps of STEP, that any of the places first..last sees; there are `size` others.
+def span(
+    PHASE: tl.constexpr,
+    first,
+    last,
+    size,
+    STEP: tl.constexpr,
+    BACK: tl.constexpr,
+    FORTH: tl.constexpr,
+):
+    """The range of others, in steps of STEP, that any of the places first..last sees; there are
+    `size` others.
 
-    Phases 0 to 2 follow each other; all of the places see all of phase 1, which so needs no mask; without
-    BACK phase 0 is empty.  Phase 3 is all of these.
+    Phases 0 to 2 follow each other; all of the places see all of phase 1, which so needs no mask;
+    without BACK phase 0 is empty.  Phase 3 is all of these.
     """
     start, stop, whole, end = 0, size, 0, size
     if BACK >= 0:
@@ -56,7 +68,9 @@ def load_ids(ids, stride, places, size):
 
 @triton.jit
 def near(ids, stride, start, stop, own):
-    """`start` and `stop`, narrowed to others with a document between the smallest and the largest of `own`."""
+    """`start` and `stop`, narrowed to others with a document between the smallest and the
+    largest of `own`.
+    """
     lowest, highest = tl.min(own, 0), tl.max(own, 0)
     first, last = stop, tl.minimum(start, stop)
     for chunk in range(start, stop, _CHUNK):
@@ -111,7 +125,12 @@ class Block:
 
     def options(self) -> dict[str, int]:
         """As kernels and `launch` name them."""
-        return {"ROWS": self.queries, "COLUMNS": self.keys, "warps": self.warps, "stages": self.stages}
+        return {
+            "ROWS": self.queries,
+            "COLUMNS": self.keys,
+            "warps": self.warps,
+            "stages": self.stages,
+        }
 
 
 @dataclass(frozen=True)
@@ -143,11 +162,16 @@ def operand_strides(
     q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, seq: int
 ) -> tuple[int, ...]:
     """Strides of q, k and v between samples, tokens and heads; of documents but for heads."""
-    ids = ((0, 0) if each is None else (each.stride(1 - seq), each.stride(seq)) for each in (q_ids, k_ids))
+    ids = (
+        (0, 0) if each is None else (each.stride(1 - seq), each.stride(seq))
+        for each in (q_ids, k_ids)
+    )
     return tuple(chain(*(strides(each, seq) for each in (q, k, v)), *ids))
 
 
-def constants(how: Setting, q: Tensor, k: Tensor, ids: Tensor | None) -> dict[str, int | float | bool]:
+def constants(
+    how: Setting, q: Tensor, k: Tensor, ids: Tensor | None
+) -> dict[str, int | float | bool]:
     """The constants that kernels are compiled for."""
     dim = q.shape[-1]
     return {
@@ -183,8 +207,18 @@ def store_row(start, row, first, size, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_tile(start, first, stride, size, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BOUNDED: tl.constexpr):
-    """Rows of D elements from `first` on, [ROWS, DP]; zeros after D and, if BOUNDED, in rows from `size` on.
+def load_tile(
+    start,
+    first,
+    stride,
+    size,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows of D elements from `first` on, [ROWS, DP]; zeros after D and, if BOUNDED, in rows from
+    `size` on.
 
     ROWS · stride is less than 2³¹; `size` · stride need not be.
     """
@@ -202,8 +236,14 @@ def load_tile(start, first, stride, size, ROWS: tl.constexpr, D: tl.constexpr, D
 
 
 @triton.jit
-def store_tile(start, tile, first, stride, size, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+def store_tile(
+    start, tile, first, stride, size, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr
+):
     """The inverse of `load_tile`, in the dtype stored to."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DP)
     at = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
-    tl.store(at, tile.to(start.dtype.element_ty), mask=(first + rows < size)[:, None] & (dims < D)[None, :])
+    tl.store(
+        at,
+        tile.to(start.dtype.element_ty),
+        mask=(first + rows < size)[:, None] & (dims < D)[None, :],
+    )

@@ -1,8 +1,10 @@
 """Rows that came from other ranks in the order of experts, and the places that say so.
 
-    arranged[here + i] = there + i        returned[there + i] = here + i        for the i-th row of a rank and an expert
+    arranged[here + i] = there + i        returned[there + i] = here + i        for the i-th row
+        of a rank and an expert
 
-Rows lie by rank and expert where they came, from `there` on, and by expert and rank where they go, from `here` on.
+Rows lie by rank and expert where they came, from `there` on, and by expert and rank where they go,
+from `here` on.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -49,16 +51,24 @@ def regrouped_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < size)[:, None] & (column < WIDTH)
     at = tl.load(places + row, mask=row < size, other=0)[:, None]
-    tl.store(out + row[:, None] * WIDTH + column, tl.load(rows + at * stride + column, mask=inside), mask=inside)
+    tl.store(
+        out + row[:, None] * WIDTH + column,
+        tl.load(rows + at * stride + column, mask=inside),
+        mask=inside,
+    )
 
 
 class ExchangeCounts(Tiled[Tile]):
-    """`scalec.runtime.exchange_counts`; tiles by the number of experts, with as many rows as are placed at a time."""
+    """`scalec.runtime.exchange_counts`; tiles by the number of experts, with as many rows as
+    are placed at a time.
+    """
 
     def __call__(self, order: Order) -> Held:
         """The rows of this rank's experts."""
         tile = self.tile_for(order.experts.count, order.counts, dtypes=(torch.int64,))
-        return experts.exchange_counts(order, experts.places if tile is None else partial(_places, tile=tile))
+        return experts.exchange_counts(
+            order, experts.places if tile is None else partial(_places, tile=tile)
+        )
 
 
 class Exchange(Tiled[Tile]):
@@ -78,7 +88,9 @@ class ExchangeBack(Tiled[Tile]):
 
 
 def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
-    arranged, returned = (torch.empty(total, dtype=torch.int64, device=counts.device) for _ in range(2))
+    arranged, returned = (
+        torch.empty(total, dtype=torch.int64, device=counts.device) for _ in range(2)
+    )
     groups, held = counts.numel(), counts.shape[1]
     launching.launch(
         grouped_places_kernel,

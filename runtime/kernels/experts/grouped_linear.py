@@ -1,9 +1,10 @@
-"""A linear layer for each expert: products of blocks of rows that are all of one expert, in float32.
+"""A linear layer for each expert: products of blocks of rows that are all of one expert, in
+float32.
 
     y = x · weight[e]ᵀ        dx = dy · weight[e]        dweight[e] = dyᵀ · x over the rows of e
 
-Rows have no gaps between experts: the last block of each is cut.  A program of dweight goes over all rows of its
-expert, so that nothing is added by two of them.
+Rows have no gaps between experts: the last block of each is cut.  A program of dweight goes over
+all rows of its expert, so that nothing is added by two of them.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -24,7 +25,9 @@ from ..launching import Tiled, blocks, matrix, padded
 
 @dataclass(frozen=True)
 class Product:
-    """A block of a product: rows and columns of its result, and how many terms of its sums are loaded at a time."""
+    """A block of a product: rows and columns of its result, and how many terms of its sums are
+    loaded at a time.
+    """
 
     rows: int
     columns: int
@@ -52,7 +55,9 @@ def grouped_rows_kernel(
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, EXPERTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """x [rows, DEPTH] · weight [experts, DEPTH, WIDTH]: a block of rows of one expert, by some columns."""
+    """x [rows, DEPTH] · weight [experts, DEPTH, WIDTH]: a block of rows of one expert, by some
+    columns.
+    """
     expert = tl.arange(0, EXPERTS)
     known = expert < experts
     end = tl.load(ends + expert, mask=known, other=0)
@@ -88,7 +93,9 @@ def grouped_weight_kernel(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """gradient [rows, HEIGHT]ᵀ · x [rows, WIDTH] over the rows of one expert: a block of [experts, HEIGHT, WIDTH]."""
+    """gradient [rows, HEIGHT]ᵀ · x [rows, WIDTH] over the rows of one expert: a block of
+    [experts, HEIGHT, WIDTH].
+    """
     blocks = tl.cdiv(HEIGHT, ROWS) * tl.cdiv(WIDTH, COLUMNS)
     expert, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     end = tl.load(ends + expert)
@@ -107,18 +114,27 @@ def grouped_weight_kernel(
         gradient += TERMS * gradient_stride
         x += TERMS * x_stride
     out += (expert.to(tl.int64) * HEIGHT + row[:, None]) * WIDTH + column[None, :]
-    tl.store(out, sums.to(out.dtype.element_ty), mask=(row < HEIGHT)[:, None] & (column < WIDTH)[None, :])
+    tl.store(
+        out, sums.to(out.dtype.element_ty), mask=(row < HEIGHT)[:, None] & (column < WIDTH)[None, :]
+    )
 
 
 class GroupedLinear(Tiled[Products]):
-    """`scalec.runtime.grouped_linear`, by torch where that has a kernel; tiles by the width of x.  Saves both."""
+    """`scalec.runtime.grouped_linear`, by torch where that has a kernel; tiles by the width of x.
+
+    Saves both.
+    """
 
     def __call__(self, x: Tensor, weight: Tensor, held: Groups | None = None) -> Tensor:
-        """x [rows, i] or [experts, rows, i], weight [experts, o, i] → [rows, o] or [experts, rows, o]."""
+        """x [rows, i] or [experts, rows, i], weight [experts, o, i] → [rows, o] or [experts,
+        rows, o].
+        """
         tile = self.tile_for(x.shape[-1], x, weight)
         backend = PLAIN
         if tile is not None:
-            backend = Backend(partial(_products, block=tile.of_rows), partial(_of_weight, block=tile.of_weight))
+            backend = Backend(
+                partial(_products, block=tile.of_rows), partial(_of_weight, block=tile.of_weight)
+            )
         return grouped_linear.grouped_linear(x, weight, held, backend)
 
 

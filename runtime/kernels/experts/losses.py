@@ -1,10 +1,13 @@
 """A router's losses: one pass over logits for what they need of them, and one for their gradient.
 
-balance     p = softmax(l), or σ(l) / Σ σ(l)      of each sequence and expert Σ p, and how many tokens chose it
-            dl = p · (d − Σ p · d) · slope        d of Σ p; slope = 1 for a softmax, 1 − σ(l) for sigmoids
+balance     p = softmax(l), or σ(l) / Σ σ(l)      of each sequence and expert Σ p, and how many
+            tokens chose it
+            dl = p · (d − Σ p · d) · slope        d of Σ p; slope = 1 for a softmax, 1 − σ(l)
+                for sigmoids
 router_z    z = log Σ exp l                       dl = by · z · exp(l − z)
 
-A program adds up some tokens of one sequence, and torch the sums of programs: nothing is added atomically.
+A program adds up some tokens of one sequence, and torch the sums of programs: nothing is added
+atomically.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -32,9 +35,12 @@ def _shares(x, known, SIGMOID: tl.constexpr):
 @triton.jit(do_not_specialize=["length"])
 def router_sums_kernel(
     logits, ids, shares, counts, batch_stride, seq_stride, batch_ids, seq_ids, length,
-    SIGMOID: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    SIGMOID: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """shares, counts [batch, programs, experts]: sums over every `programs`-th block of tokens of a sequence."""
+    """shares, counts [batch, programs, experts]: sums over every `programs`-th block of tokens
+    of a sequence.
+    """
     sequence, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)[None, :]
     known = column < WIDTH
     logits += sequence * batch_stride
@@ -44,7 +50,9 @@ def router_sums_kernel(
     for first in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):
         token = first + tl.arange(0, ROWS).to(tl.int64)
         inside = token < length
-        x = tl.load(logits + token[:, None] * seq_stride + column, mask=inside[:, None] & known, other=0.0)
+        x = tl.load(
+            logits + token[:, None] * seq_stride + column, mask=inside[:, None] & known, other=0.0
+        )
         total += tl.where(inside[:, None], _shares(x.to(tl.float32), known, SIGMOID), 0.0)
         for choice in tl.static_range(K):
             id = tl.load(ids + token * seq_ids + choice, mask=inside, other=-1)
@@ -62,9 +70,16 @@ def router_sums_backward(
     sequence, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)[None, :]
     token = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     known, inside = column < WIDTH, (token < length)[:, None] & (column < WIDTH)
-    x = tl.load(logits + sequence * batch_stride + token[:, None] * seq_stride + column, mask=inside, other=0.0)
+    x = tl.load(
+        logits + sequence * batch_stride + token[:, None] * seq_stride + column,
+        mask=inside,
+        other=0.0,
+    )
     x = x.to(tl.float32)
-    d, p = tl.load(gradient + sequence * WIDTH + column, mask=known, other=0.0), _shares(x, known, SIGMOID)
+    d, p = (
+        tl.load(gradient + sequence * WIDTH + column, mask=known, other=0.0),
+        _shares(x, known, SIGMOID),
+    )
     result = p * (d - tl.sum(p * d, 1)[:, None])
     if SIGMOID:
         result *= tl.sigmoid(-x)
@@ -73,8 +88,13 @@ def router_sums_backward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def router_z_forward(logits, logs, stride, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    row, column = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)[None, :]
+def router_z_forward(
+    logits, logs, stride, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
+):
+    row, column = (
+        tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS),
+        tl.arange(0, COLUMNS)[None, :],
+    )
     inside, known = (row < rows)[:, None] & (column < WIDTH), column < WIDTH
     x = tl.load(logits + row[:, None] * stride + column, mask=inside, other=0.0).to(tl.float32)
     x = tl.where(known, x, float("-inf"))
@@ -87,26 +107,45 @@ def router_z_backward(
     by, logits, logs, of_logits, stride, rows,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row, column = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)[None, :]
+    row, column = (
+        tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS),
+        tl.arange(0, COLUMNS)[None, :],
+    )
     inside = (row < rows)[:, None] & (column < WIDTH)
     x = tl.load(logits + row[:, None] * stride + column, mask=inside, other=0.0).to(tl.float32)
     log = tl.load(logs + row, mask=row < rows, other=0.0)[:, None]
     result = tl.load(by) * log * tl.exp(x - log)
-    tl.store(of_logits + row[:, None] * WIDTH + column, result.to(of_logits.dtype.element_ty), mask=inside)
+    tl.store(
+        of_logits + row[:, None] * WIDTH + column,
+        result.to(of_logits.dtype.element_ty),
+        mask=inside,
+    )
 
 
 class Balance(Tiled[Tile]):
-    """`scalec.runtime.balance`; tiles by the number of experts.  Saves logits, and the shares of choices."""
+    """`scalec.runtime.balance`; tiles by the number of experts.
+
+    Saves logits, and the shares of choices.
+    """
 
     def __call__(
-        self, logits: Tensor, ids: Tensor, by: float, score: Score = "softmax", seq: int = 1, over: Axis | None = None
+        self,
+        logits: Tensor,
+        ids: Tensor,
+        by: float,
+        score: Score = "softmax",
+        seq: int = 1,
+        over: Axis | None = None,
     ) -> Tensor:
         """As `scalec.runtime.balance`."""
         return routing.balance(logits, ids, by, score, seq, over, _backend(self, logits))
 
 
 class RouterZ(Tiled[Tile]):
-    """`scalec.runtime.router_z`; tiles by the number of experts.  Saves logits, and a number for each token."""
+    """`scalec.runtime.router_z`; tiles by the number of experts.
+
+    Saves logits, and a number for each token.
+    """
 
     def __call__(self, logits: Tensor, by: float) -> Tensor:
         """As `scalec.runtime.router_z`."""
@@ -162,7 +201,9 @@ def _log_sums(logits: Tensor, tile: Tile) -> Tensor:
     logs = torch.empty(logits.shape[:-1], dtype=torch.float32, device=logits.device)
     x = matrix(logits, experts := logits.shape[-1])
     options = tile.options(experts, padded(experts))
-    launching.launch(router_z_forward, (blocks(len(x), tile.rows),), x, logs, x.stride(0), len(x), **options)
+    launching.launch(
+        router_z_forward, (blocks(len(x), tile.rows),), x, logs, x.stride(0), len(x), **options
+    )
     return logs
 
 

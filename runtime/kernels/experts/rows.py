@@ -1,7 +1,9 @@
 """Rows of experts: copies of tokens, and sums of rows by token, each row read and written once.
 
-    dispatch    row = x                              dx = Σ drow, over a token's choices in their order
-    combine     out = Σ gate · row                   drow = gate · dout    dgate = Σ dout · row, over the width
+    dispatch    row = x                              dx = Σ drow, over a token's choices in their
+                order
+    combine     out = Σ gate · row                   drow = gate · dout    dgate = Σ dout · row,
+                over the width
 
 A program has some tokens with all their choices, so that nothing is added by two of them.
 """
@@ -48,9 +50,13 @@ def summed_kernel(
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for choice in tl.static_range(K):
         at = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
-        tile = tl.load(rows + at * rows_stride + column, mask=inside & (at >= 0), other=0.0).to(tl.float32)
+        tile = tl.load(rows + at * rows_stride + column, mask=inside & (at >= 0), other=0.0).to(
+            tl.float32
+        )
         if gates is not None:
-            tile *= tl.load(gates + token * K + choice, mask=token < tokens, other=0.0).to(tl.float32)[:, None]
+            tile *= tl.load(gates + token * K + choice, mask=token < tokens, other=0.0).to(
+                tl.float32
+            )[:, None]
         total += tile
     tl.store(out + token[:, None] * WIDTH + column, total.to(out.dtype.element_ty), mask=inside)
 
@@ -69,10 +75,22 @@ def spread_kernel(
     for first in tl.static_range(0, WIDTH, COLUMNS):
         column = first + tl.arange(0, COLUMNS)[None, :]
         inside = (column < WIDTH) & (at >= 0)
-        tile = tl.load(gradient + token * gradient_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-        dots += tl.load(rows + at * rows_stride + column, mask=inside, other=0.0).to(tl.float32) * tile
-        tl.store(of_rows + at * WIDTH + column, (tile * gate[:, None]).to(of_rows.dtype.element_ty), mask=inside)
-    tl.store(of_gates + token * K + choice, tl.sum(dots, 1).to(of_gates.dtype.element_ty), mask=choice < K)
+        tile = tl.load(
+            gradient + token * gradient_stride + column, mask=column < WIDTH, other=0.0
+        ).to(tl.float32)
+        dots += (
+            tl.load(rows + at * rows_stride + column, mask=inside, other=0.0).to(tl.float32) * tile
+        )
+        tl.store(
+            of_rows + at * WIDTH + column,
+            (tile * gate[:, None]).to(of_rows.dtype.element_ty),
+            mask=inside,
+        )
+    tl.store(
+        of_gates + token * K + choice,
+        tl.sum(dots, 1).to(of_gates.dtype.element_ty),
+        mask=choice < K,
+    )
 
 
 class Dispatch(Tiled[Tile]):
@@ -95,7 +113,9 @@ class Combine(Tiled[Tile]):
 def _backend(tile: Tile | None) -> Backend:
     if tile is None:
         return PLAIN
-    return Backend(partial(_taken, tile=tile), partial(_summed, tile=tile), partial(_spread, tile=tile))
+    return Backend(
+        partial(_taken, tile=tile), partial(_summed, tile=tile), partial(_spread, tile=tile)
+    )
 
 
 def _taken(x: Tensor, order: Order, tile: Tile) -> Tensor:
@@ -126,14 +146,28 @@ def _by_tokens(kernel: Any, order: Order, width: int, tile: Tile, *args: Any) ->
     launching.launch(kernel, grid, *args, tokens, K=k, **tile.options(width, columns))
 
 
-def _spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order, tile: Tile) -> tuple[Tensor, Tensor]:
+def _spread(
+    gradient: Tensor, rows: Tensor, gates: Tensor, order: Order, tile: Tile
+) -> tuple[Tensor, Tensor]:
     (tokens, k), width = order.rows.shape, rows.shape[-1]
     gradient, rows = matrix(gradient, width), matrix(rows, width)
-    of_rows, of_gates = _for_rows(rows, order), torch.empty_like(gates, memory_format=torch.contiguous_format)
+    of_rows, of_gates = (
+        _for_rows(rows, order),
+        torch.empty_like(gates, memory_format=torch.contiguous_format),
+    )
     launching.launch(
         spread_kernel,
         (tokens,),
-        *(gradient, rows, gates.contiguous(), order.rows, of_rows, of_gates, gradient.stride(0), rows.stride(0)),
+        *(
+            gradient,
+            rows,
+            gates.contiguous(),
+            order.rows,
+            of_rows,
+            of_gates,
+            gradient.stride(0),
+            rows.stride(0),
+        ),
         warps=tile.warps,
         K=k,
         KP=padded(k),

@@ -1,8 +1,8 @@
 """The order of rows by expert: a counting sort of choices, in two passes over chunks of them.
 
-The first counts the choices of each chunk for each group; sums of these counts say where the chunk's rows of a group
-begin.  The second numbers the choices of one group within its chunk and puts each in its place.  Nothing is added
-atomically, and choices of one group keep their order.
+The first counts the choices of each chunk for each group; sums of these counts say where the
+chunk's rows of a group begin.  The second numbers the choices of one group within its chunk and
+puts each in its place.  Nothing is added atomically, and choices of one group keep their order.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -34,7 +34,9 @@ def sort_count_kernel(
     ids, slots, counts, size, last,
     GROUPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """counts [GROUPS + 1, chunks] of a chunk's choices, some groups of them; the last is of those without rows."""
+    """counts [GROUPS + 1, chunks] of a chunk's choices, some groups of them; the last is of
+    those without rows.
+    """
     chunk, group = tl.program_id(0).to(tl.int64), tl.program_id(1) * BINS + tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
     for part in range(0, ROWS, PART):
@@ -64,7 +66,9 @@ def sort_place_kernel(
 
 
 class SortByExpert(Tiled[Tile]):
-    """`scalec.runtime.sort_by_expert`; tiles by the number of experts: choices of a chunk, and groups as columns."""
+    """`scalec.runtime.sort_by_expert`; tiles by the number of experts: choices of a chunk, and
+    groups as columns.
+    """
 
     def __call__(self, ids: Tensor, experts_: Experts, padded: int = 0) -> Order:
         """ids int64 [..., k]."""

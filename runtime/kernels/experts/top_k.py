@@ -1,11 +1,13 @@
-"""A router's choice: scores, the k largest of them and gates in one pass over logits, and one for their gradient.
+"""A router's choice: scores, the k largest of them and gates in one pass over logits, and one for
+their gradient.
 
-s = softmax(l) over all experts, or σ(l)          chosen: the k largest of s + bias within the best groups
+s = softmax(l) over all experts, or σ(l)          chosen: the k largest of s + bias within the
+    best groups
 gate = scale · s, or scale · s / Σ chosen s       of equal ones the lower index is chosen
 
 u = dgate · gate                                  of the logarithm of the gate
-dl = v · slope, − softmax(l) · Σ u                v = u, or u − gate / scale · Σ u where gates are normalised
-                                                  slope = 1 − σ(l) of sigmoids; the last term of a softmax alone
+dl = v · slope, − softmax(l) · Σ u                v = u, or u − gate / scale · Σ u where gates
+    are normalised slope = 1 − σ(l) of sigmoids; the last term of a softmax alone
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -47,7 +49,13 @@ def _pick(x, column, SIZE: tl.constexpr):
 
 @triton.jit
 def _of_best_groups(
-    x, column, ROWS: tl.constexpr, GROUPS: tl.constexpr, GP: tl.constexpr, EACH: tl.constexpr, OF: tl.constexpr
+    x,
+    column,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GP: tl.constexpr,
+    EACH: tl.constexpr,
+    OF: tl.constexpr,
 ):
     """x, −∞ in groups that are not chosen from."""
     group = tl.arange(0, GP)[None, :]
@@ -76,14 +84,17 @@ def top_k_forward(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column, choice = tl.arange(0, COLUMNS)[None, :], tl.arange(0, KP)[None, :]
     known = column < WIDTH
-    x = tl.load(logits + row[:, None] * stride + column, mask=(row < rows)[:, None] & known, other=0.0).to(tl.float32)
+    x = tl.load(
+        logits + row[:, None] * stride + column, mask=(row < rows)[:, None] & known, other=0.0
+    ).to(tl.float32)
     scores = tl.sigmoid(x) if SIGMOID else softmax(x, known)
     ranks = x
     if bias is not None or GROUPS > 1:
         ranks = scores
         if bias is not None:
             ranks += tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
-    ranks = tl.where(known, tl.where(ranks > LEAST, ranks, LEAST), float("-inf"))  # NaN counts as least
+    # NaN counts as least
+    ranks = tl.where(known, tl.where(ranks > LEAST, ranks, LEAST), float("-inf"))
     if GROUPS > 1:
         ranks = _of_best_groups(ranks, column, ROWS, GROUPS, GP, WIDTH // GROUPS, OF)
     chosen = tl.zeros([ROWS, KP], tl.int32)
@@ -114,7 +125,9 @@ def top_k_backward(
     total = tl.zeros([ROWS], tl.float32)
     for number in tl.static_range(K):
         at = row * K + number
-        total += tl.load(of_gates + at, mask=row < rows, other=0.0) * tl.load(gates + at, mask=row < rows, other=0.0)
+        total += tl.load(of_gates + at, mask=row < rows, other=0.0) * tl.load(
+            gates + at, mask=row < rows, other=0.0
+        )
     result = tl.zeros([ROWS, COLUMNS], tl.float32)
     for number in tl.static_range(K):
         at = row * K + number
@@ -129,7 +142,11 @@ def top_k_backward(
             result *= tl.sigmoid(-x)
         else:
             result -= softmax(x, column < WIDTH) * total[:, None]
-    tl.store(of_logits + row[:, None] * WIDTH + column, result.to(of_logits.dtype.element_ty), mask=inside)
+    tl.store(
+        of_logits + row[:, None] * WIDTH + column,
+        result.to(of_logits.dtype.element_ty),
+        mask=inside,
+    )
 
 
 class TopK(Tiled[Tile]):
@@ -148,7 +165,11 @@ class TopK(Tiled[Tile]):
     ) -> tuple[Tensor, Tensor]:
         """As `scalec.runtime.top_k`."""
         tile = self.tile_for(logits.shape[-1], logits, bias)
-        backend = PLAIN if tile is None else Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
+        backend = (
+            PLAIN
+            if tile is None
+            else Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
+        )
         return routing.top_k(logits, k, score, normalise, scale, bias, groups, from_groups, backend)
 
 
@@ -159,7 +180,15 @@ def _chosen(logits: Tensor, bias: Tensor | None, how: Choice, tile: Tile) -> tup
     launching.launch(
         top_k_forward,
         (blocks(len(x), tile.rows),),
-        *(x, None if bias is None else bias.contiguous(), gates, ids, x.stride(0), len(x), how.scale),
+        *(
+            x,
+            None if bias is None else bias.contiguous(),
+            gates,
+            ids,
+            x.stride(0),
+            len(x),
+            how.scale,
+        ),
         KP=padded(how.k),
         GROUPS=how.groups,
         GP=padded(how.groups),
@@ -169,7 +198,9 @@ def _chosen(logits: Tensor, bias: Tensor | None, how: Choice, tile: Tile) -> tup
     return gates, ids
 
 
-def _gradient(of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how: Choice, tile: Tile) -> Tensor:
+def _gradient(
+    of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how: Choice, tile: Tile
+) -> Tensor:
     of_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     x = matrix(logits, logits.shape[-1])
     launching.launch(

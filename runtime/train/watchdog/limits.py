@@ -1,7 +1,9 @@
-"""Time limits of a run, in seconds: what may pass without any progress on a rank, or an answer of the job's store.
+"""Time limits of a run, in seconds: what may pass without any progress on a rank, or an answer of
+the job's store.
 
-The store does not answer where its process is stopped or its machine is gone, and a request waits without limit: a
-connection whose other end has lost power says nothing, and torch gives such requests no time of their own.
+The store does not answer where its process is stopped or its machine is gone, and a request waits
+without limit: a connection whose other end has lost power says nothing, and torch gives such
+requests no time of their own.
 """
 
 import threading
@@ -30,7 +32,9 @@ A GPU's host may be two steps ahead of a rank that it waits for.
 TIMES = 10
 """A step may take this many times as long as the longest so far."""
 WIDE = 10
-"""A step may take this many times as long as the compiler has priced it, before one has been measured."""
+"""A step may take this many times as long as the compiler has priced it, before one has been
+measured.
+"""
 DEAF = 60.0
 """Seconds that a request may take: more than a watchdog's own waits do."""
 
@@ -39,9 +43,10 @@ DEAF = 60.0
 class Pace:
     """The limit of what a rank is doing, by options and by how long it took before.
 
-    The option `first` is for all until the first step is done; without a `step`, the limit is by the steps so far.  The
-    first step and the first validation may have to compile, and to make communicators: what they took counts until
-    another has been measured, and that of a step not at all where it is `priced`, in seconds.
+    The option `first` is for all until the first step is done; without a `step`, the limit is by
+    the steps so far.  The first step and the first validation may have to compile, and to make
+    communicators: what they took counts until another has been measured, and that of a step not at
+    all where it is `priced`, in seconds.
     """
 
     first: float
@@ -57,7 +62,8 @@ class Pace:
         held[kind] = max(seconds, held.get(kind, 0.0))
 
     def limit(self, kind: Kind, is_first: bool, is_early: bool) -> tuple[float, str]:
-        """Seconds, and the option that says so; `is_first` of its kind in this run, `is_early` as EARLY says.
+        """Seconds, and the option that says so; `is_first` of its kind in this run, `is_early` as
+        EARLY says.
 
         Between tries a save pauses.
         """
@@ -77,9 +83,13 @@ class Pace:
 
 
 class Patience:
-    """Calls `leave` with the reason, on a thread of its own, where a request of the watchdog's takes too long."""
+    """Calls `leave` with the reason, on a thread of its own, where a request of the watchdog's
+    takes too long.
+    """
 
-    def __init__(self, leave: Callable[[str], object], ending: threading.Event, interval: float) -> None:
+    def __init__(
+        self, leave: Callable[[str], object], ending: threading.Event, interval: float
+    ) -> None:
         self._leave, self._ending, self._interval = leave, ending, interval
         self._requests, self._waits = 0, False
         self._thread = threading.Thread(target=self._count, name="watchdog's patience", daemon=True)
@@ -101,9 +111,12 @@ class Patience:
         seen, passed, last = self._requests, 0.0, time.monotonic()
         while not self._ending.wait(self._interval):
             now = time.monotonic()
-            gap, last = min(now - last, 5 * self._interval), now  # a process that was stopped blames nobody
+            # a process that was stopped blames nobody
+            gap, last = min(now - last, 5 * self._interval), now
             passed = passed + gap if self._waits and self._requests == seen else 0.0
             seen = self._requests
             if passed > DEAF:
-                keeper = "rank 0 or the launcher, which keeps it, is stopped, or its machine is gone"
+                keeper = (
+                    "rank 0 or the launcher, which keeps it, is stopped, or its machine is gone"
+                )
                 self._leave(f"the job's store has not answered for {passed:.0f} s: {keeper}")

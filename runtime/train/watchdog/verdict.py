@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 MESSAGES = " messages"
-"""The end of the names of groups in which stages send to each other: their ranks do not all make the same calls."""
+"""The end of the names of groups in which stages send to each other: their ranks do not all
+make the same calls.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,23 @@ class Verdict:
     silent: tuple[int, ...] = ()
 
 
-def judge(mesh: Mapping[str, int], positions: Sequence[Position], hosts: Mapping[int, str]) -> Verdict:
+def judge(
+    mesh: Mapping[str, int], positions: Sequence[Position], hosts: Mapping[int, str]
+) -> Verdict:
     """The verdict.  `hosts` has those of all ranks that have begun."""
     found = {each.rank: each for each in positions}
     silent = tuple(rank for rank in range(prod(mesh.values())) if rank not in found)
     for culprits in (_failed, _astray, _ended, _elsewhere, _behind):
         if why := dict(culprits(mesh, found)):
-            text = "; ".join(f"{_named(rank, hosts)} {reason}" for rank, reason in [*why.items()][:_SHOWN])
+            text = "; ".join(
+                f"{_named(rank, hosts)} {reason}" for rank, reason in [*why.items()][:_SHOWN]
+            )
             more = f"; and {len(why) - _SHOWN} more" if len(why) > _SHOWN else ""
             return Verdict(tuple(why), text + more, silent)
     return Verdict(
-        (), "all ranks wait, and none is missing: look at the links, the network and the devices between them"
+        (),
+        "all ranks wait, and none is missing: look at the links, the network and the devices"
+        " between them",
     )
 
 
@@ -82,14 +90,24 @@ def _ended(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
     known = {rank: why for each in found.values() for rank, why in each.silent}
     for rank in range(prod(mesh.values())):
         if rank not in found:
-            yield rank, known.get(rank, "does not answer: its process is stopped or gone, or its machine is")
+            yield (
+                rank,
+                known.get(
+                    rank, "does not answer: its process is stopped or gone, or its machine is"
+                ),
+            )
 
 
 def _astray(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
-    """Ranks that have made calls in another order than the plan's; if all have, that is of another program."""
+    """Ranks that have made calls in another order than the plan's; if all have, that is of
+    another program.
+    """
     for rank, each in found.items():
         if each.astray and not all(other.astray for other in found.values()):
-            yield rank, f"has left the plan's order in {each.doing}: {each.astray}; it is at {each.code}"
+            yield (
+                rank,
+                f"has left the plan's order in {each.doing}: {each.astray}; it is at {each.code}",
+            )
 
 
 def _elsewhere(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
@@ -110,7 +128,9 @@ def _behind(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
 
 
 def _waits(mesh: Mapping[str, int], found: Mapping[int, Position]) -> dict[int, list[int]]:
-    """For each rank some that it waits for: of each of its groups one that has made the fewest calls, if fewer."""
+    """For each rank some that it waits for: of each of its groups one that has made the fewest
+    calls, if fewer.
+    """
     groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for rank, each in found.items():
         for group, count in each.counts.items():
@@ -127,7 +147,9 @@ def _waits(mesh: Mapping[str, int], found: Mapping[int, Position]) -> dict[int, 
 
 def awaited(mesh: Mapping[str, int], one: Position) -> tuple[int, ...]:
     """The ranks that a rank waits for, as far as it knows by itself: those of its groups."""
-    groups = [group for group in one.counts if one.waits in ("", group) and not group.endswith(MESSAGES)]
+    groups = [
+        group for group in one.counts if one.waits in ("", group) and not group.endswith(MESSAGES)
+    ]
     others = {*one.peers, *(rank for group in groups for rank in members(mesh, group, one.rank))}
     return tuple(sorted(others - {one.rank}))
 
@@ -149,7 +171,9 @@ def members(mesh: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
     axes, sizes = _axes(group), (*mesh.values(),)
     among = group.removesuffix(MESSAGES).partition("[")[2]
     places = zip(mesh, np.unravel_index(rank, sizes), strict=True)
-    own = np.arange(prod(sizes)).reshape(sizes)[*(slice(None) if name in axes else at for name, at in places)]
+    own = np.arange(prod(sizes)).reshape(sizes)[
+        *(slice(None) if name in axes else at for name, at in places)
+    ]
     ranks: list[int] = own.ravel().tolist()
     return tuple(ranks[int(place)] for place in among[:-1].split(",")) if among else tuple(ranks)
 

@@ -1,12 +1,13 @@
-"""The thread that watches a rank, and the few keys of the job's store by which ranks learn of each other's end.
+"""The thread that watches a rank, and the few keys of the job's store by which ranks learn of each
+other's end.
 
     failed     the first cause: who, and why; or that a rank has come no further, which is the alarm
     positions  after an alarm, a line from each rank that answers: where it is
     verdict    the rank that the others wait for, by the rank that has raised the alarm
 
-Load on the store: a rank reads one key a second; more than 4,000 ranks read less often, so that all together stay at
-4,000 reads a second, of about 10 µs of the store's time each.  An alarm costs a line and a wait of each rank.  Nothing
-is written while all goes well.
+Load on the store: a rank reads one key a second; more than 4,000 ranks read less often, so that all
+together stay at 4,000 reads a second, of about 10 µs of the store's time each.  An alarm costs a
+line and a wait of each rank.  Nothing is written while all goes well.
 """
 
 import json
@@ -72,9 +73,18 @@ class Watchdog:
     """Watches this rank, from `start` to `stop`; nothing of it runs in a step but `begin`, once."""
 
     def __init__(
-        self, store: Any, mesh: Mesh, rank: int, pace: Pace, interval: float | None = None, folder: Path | None = None
+        self,
+        store: Any,
+        mesh: Mesh,
+        rank: int,
+        pace: Pace,
+        interval: float | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """`store` is this thread's own: a client waits with its lock taken.  The last calls are written to `folder`."""
+        """`store` is this thread's own: a client waits with its lock taken.
+
+        The last calls are written to `folder`.
+        """
         self._folder = folder
         self._store, self._mesh, self._rank, self._pace = store, mesh, rank, pace
         self._world = mesh.size(*mesh.axes)
@@ -96,7 +106,10 @@ class Watchdog:
         self._patience.start()
 
     def begin(self, kind: Kind, step: int) -> None:
-        """The main thread goes on: to a step, or to what follows it.  Takes about 0.7 µs a group."""
+        """The main thread goes on: to a step, or to what follows it.
+
+        Takes about 0.7 µs a group.
+        """
         is_first = kind not in self._begun
         if is_first or kind != "step":
             self._last_early = step + EARLY_STEPS
@@ -112,7 +125,10 @@ class Watchdog:
     # ---- of the main thread, which fails
 
     def failed(self, reason: str) -> str:
-        """Says that this rank fails, so that all others end.  Another's words, if that has failed before."""
+        """Says that this rank fails, so that all others end.
+
+        Another's words, if that has failed before.
+        """
         self._ending.set()
         self._thread.join(_ANSWER)
         first = self._first("failed", reason)
@@ -123,9 +139,12 @@ class Watchdog:
         return _told(first)
 
     def lost(self, error: BaseException) -> NoReturn:
-        """A call to other ranks has failed, so that one of them may have ended: the thread finds out, and ends all."""
+        """A call to other ranks has failed, so that one of them may have ended: the thread
+        finds out, and ends all.
+        """
         self._lost = error
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which a launcher ends ranks when it sees that one has ended
+        # by which a launcher ends ranks when it sees that one has ended
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(6 * _ANSWER)
         os._exit(1)
 
@@ -135,7 +154,8 @@ class Watchdog:
         seen, passed, last = self._mark, 0.0, time.monotonic()
         while not self._ending.wait(self._interval if self._neighbour.is_known else _BEGINNING):
             now = time.monotonic()
-            gap, last = min(now - last, 2 * self._interval), now  # a process that was stopped accuses nobody
+            # a process that was stopped accuses nobody
+            gap, last = min(now - last, 2 * self._interval), now
             if self._mark is not seen:
                 self._pace.done(seen.kind, passed + gap, seen.is_first)
                 seen, passed = self._mark, 0.0
@@ -156,7 +176,10 @@ class Watchdog:
                 self._alarm(f"{mark} is not done after {passed:.0f} s ({option})")
         except RuntimeError as error:  # of a store
             if not self._ending.is_set():
-                self._leave(f"lost the job's store, whose machine or launcher has ended: {_first_sentence(error)}")
+                self._leave(
+                    "lost the job's store, whose machine or launcher has ended:"
+                    f" {_first_sentence(error)}"
+                )
 
     def _first(self, kind: str, reason: str) -> dict[str, Any]:
         """The first cause that any rank has said, which is this one if there is none."""
@@ -170,7 +193,9 @@ class Watchdog:
         self._follow(self._first("alarm", reason))
 
     def _follow(self, first: Mapping[str, Any]) -> None:
-        """Ends this rank, after the first cause; quietly, if that is told by the rank that it is of."""
+        """Ends this rank, after the first cause; quietly, if that is told by the rank that it
+        is of.
+        """
         if first["kind"] == "failed":
             time.sleep(_QUIET)
             self._leave(_told(first), quietly=True)
@@ -179,10 +204,15 @@ class Watchdog:
         verdict = self._judged() if first["rank"] == self._rank else self._awaited()
         if self._neighbour.rank in verdict.silent:
             self._neighbour.kill()
-        self._leave(f"{_words(self._mesh, own, verdict)}\n  {_told(first)}; {verdict.text}{self._recorded()}")
+        self._leave(
+            f"{_words(self._mesh, own, verdict)}\n  {_told(first)};"
+            f" {verdict.text}{self._recorded()}"
+        )
 
     def _recorded(self) -> str:
-        """Writes torch's record of this rank's last calls, and says where; "" where there is none."""
+        """Writes torch's record of this rank's last calls, and says where; "" where there is
+        none.
+        """
         if self._folder is None or not (record := c10d.flight_record()):
             return ""
         try:
@@ -197,10 +227,18 @@ class Watchdog:
         lost = [*walk_tb(self._lost.__traceback__)][::-1] if self._lost is not None else None
         try:
             evaluates = mark.kind == "validation"
-            own = position(self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost)
+            own = position(
+                self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost
+            )
             return replace(own, silent=silent)
         except Exception as error:
-            return Position(self._rank, self._host, f"{mark}", code=f"a place not found: {error!r}", silent=silent)
+            return Position(
+                self._rank,
+                self._host,
+                f"{mark}",
+                code=f"a place not found: {error!r}",
+                silent=silent,
+            )
 
     def _answer(self, own: Position) -> None:
         self._store.append(_POSITIONS, json.dumps(asdict(own)) + "\n")
@@ -230,7 +268,8 @@ class Watchdog:
         tell_launcher(words)
         if not quietly:
             with suppress(OSError):
-                os.write(2, f"error: {words}\n".encode())  # whatever the main thread has taken the lock of
+                # whatever the main thread has taken the lock of
+                os.write(2, f"error: {words}\n".encode())
             time.sleep(_QUIET)  # others tell where they are before a launcher ends them
         if keeps_store():
             time.sleep(_READ)
@@ -246,7 +285,11 @@ def _told(first: Mapping[str, Any]) -> str:
     if first["rank"] < 0:
         return f"{first['reason']} (and the job's store is gone)"
     rank = f"rank {first['rank']}"
-    return first["reason"] if first["reason"].startswith(rank) else f"{rank} on {first['host']}: {first['reason']}"
+    return (
+        first["reason"]
+        if first["reason"].startswith(rank)
+        else f"{rank} on {first['host']}: {first['reason']}"
+    )
 
 
 def _words(mesh: Mesh, own: Position, verdict: Verdict) -> str:
@@ -264,8 +307,14 @@ def watch(mesh: Mesh, plan: Plan, options: Options) -> Watchdog | None:
     """Begins to watch this rank, if there are others."""
     if (store := job_store()) is None:
         return None
-    priced = plan.expected.seconds if plan.expected and options.device == "cuda" else None  # of the plan's GPUs
-    pace = Pace(first=options.first_step_limit, step=options.step_limit, save=options.save_limit, priced=priced)
+    # of the plan's GPUs
+    priced = plan.expected.seconds if plan.expected and options.device == "cuda" else None
+    pace = Pace(
+        first=options.first_step_limit,
+        step=options.step_limit,
+        save=options.save_limit,
+        priced=priced,
+    )
     watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), pace, folder=options.out)
     watchdog.start()
     return watchdog
@@ -275,7 +324,10 @@ class _Neighbour:
     """The next rank of this machine, whose end this one sees without the store."""
 
     def __init__(self, store: Any, rank: int) -> None:
-        local, size = (int(os.environ.get(name, least)) for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+        local, size = (
+            int(os.environ.get(name, least))
+            for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+        )
         self.rank = rank - local + (local + 1) % size
         self._store, self._alone = store, size == 1
         self._process: tuple[int, int] | None = None  # its id, and a descriptor of it
@@ -296,18 +348,29 @@ class _Neighbour:
                 self._alone = True
         if self._process is None:
             return False
-        return bool(select.select([self._process[1]], [], [], 0)[0]) and not self._store.check([f"{_LEFT}/{self.rank}"])
+        return bool(select.select([self._process[1]], [], [], 0)[0]) and not self._store.check(
+            [f"{_LEFT}/{self.rank}"]
+        )
 
     def silent(self) -> list[tuple[int, str]]:
         """The rank, and why it will not answer, if it will not."""
         if self.is_gone():
-            return [(self.rank, "is gone: its process ended without a word, as one that was killed does")]
+            return [
+                (
+                    self.rank,
+                    "is gone: its process ended without a word, as one that was killed does",
+                )
+            ]
         if self._process is not None and _is_stopped(self._process[0]):
-            return [(self.rank, "does not answer: its process is stopped, as by SIGSTOP or a debugger")]
+            return [
+                (self.rank, "does not answer: its process is stopped, as by SIGSTOP or a debugger")
+            ]
         return []
 
     def kill(self) -> None:
-        """Ends a rank that cannot end itself: launchers wait long for one that is stopped or holds Python's lock."""
+        """Ends a rank that cannot end itself: launchers wait long for one that is stopped or
+        holds Python's lock.
+        """
         if self._process is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process[1], signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""Mistakes with flat buffers that ranks share out or that each layer has: weights of the step before, of another layer,
-reduced twice, or not in one layer.
+"""Mistakes with flat buffers that ranks share out or that each layer has: weights of the step
+before, of another layer, reduced twice, or not in one layer.
 
-Non-goals: what can go wrong with any coercion, flat or not (`coercions`), or any repeat (`regions`).
+Non-goals: what can go wrong with any coercion, flat or not (`coercions`), or any repeat
+(`regions`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,7 +40,9 @@ def _flat(program: Program, among: Iterable[Op]) -> list[Op]:
 
 
 def _weights_before(program: Program) -> Found:
-    """A gather is left out: parameters that other ranks have updated keep their old values on a rank."""
+    """A gather is left out: parameters that other ranks have updated keep their old values on a
+    rank.
+    """
     for op in _flat(program, program.ops):
         if ends(op)[0].kind is Kind.SHARDED:
             yield f"{label(op)} not seen", op.span, replaced(program, op, evolve(op, kind="unseen"))
@@ -55,7 +58,9 @@ def _next_layer(program: Program) -> Found:
 
 
 def _layers_exchanged(program: Program) -> Found:
-    """The gradient of each layer is another's: of those that layers reduce, or of those that the step packs."""
+    """The gradient of each layer is another's: of those that layers reduce, or of those that
+    the step packs.
+    """
     params = {param.name for param in program.params}
     for region in _of_several(program):
         for i, value in enumerate(region.results):
@@ -67,7 +72,11 @@ def _layers_exchanged(program: Program) -> Found:
         if op.kind == "pack" and op.inputs[0] not in params:
             (value,) = op.outputs
             if value.type.dims[:-1] and program.size(value.type.dims[0]) > 1:
-                yield f"layers of {value.name} exchanged", op.span, replaced(program, op, *then(op, "flipped"))
+                yield (
+                    f"layers of {value.name} exchanged",
+                    op.span,
+                    replaced(program, op, *then(op, "flipped")),
+                )
 
 
 def _bucket_of(program: Program, value: Value) -> Bucket | None:
@@ -90,7 +99,13 @@ def _reduced_twice(program: Program) -> Found:
             bucket = _bucket_of(program, value)
             axes = bucket.shard_axes if bucket else ()
             if program.degree(axes) > 1:
-                again = Op("coerce", (aside(value).name,), (value,), tuple(_summed(axes).items()), span=region.span)
+                again = Op(
+                    "coerce",
+                    (aside(value).name,),
+                    (value,),
+                    tuple(_summed(axes).items()),
+                    span=region.span,
+                )
                 wrong = replaced(program, region, _with_result(region, i, aside(value)), again)
                 yield f"{value.name} reduced in the step too", region.span, wrong
     for op in ops(program, "begin"):
@@ -115,7 +130,9 @@ def _reduced_before(program: Program, begin: Op) -> Found:
 
 
 def _one_layer(program: Program) -> Found:
-    """A coercion of a layer's buffer is left out in the first layer, where shapes are what they would be."""
+    """A coercion of a layer's buffer is left out in the first layer, where shapes are what they
+    would be.
+    """
     for region in regions(program, "repeat"):
         for op in _flat(program, _ops(region)):
             yield f"{label(op)} left out in one layer", op.span, _marked(program, region, op)
@@ -135,8 +152,12 @@ def _marked(program: Program, region: Region, op: Op) -> Program:
     """With a repeat that is told which layer is the first, and leaves the coercion out there."""
     mark = _mark(region.dim)
     each = Arg(Value(f"{mark.name}.1", Type("i64", ())), mark.name, Enter.EACH)
-    body = tuple(s for stmt in region.body for s in (_chosen(op, each.value) if stmt is op else (stmt,)))
-    return replaced(program, region, _marks(mark, op), evolve(region, body=body, args=(*region.args, each)))
+    body = tuple(
+        s for stmt in region.body for s in (_chosen(op, each.value) if stmt is op else (stmt,))
+    )
+    return replaced(
+        program, region, _marks(mark, op), evolve(region, body=body, args=(*region.args, each))
+    )
 
 
 def _mark(dim: str) -> Value:
@@ -148,7 +169,9 @@ def _marks(mark: Value, op: Op) -> Op:
 
 
 def _chosen(op: Op, mark: Value) -> tuple[Op, Op, Op]:
-    """The coercion, what makes its shapes without its communication, and the latter where there is a mark."""
+    """The coercion, what makes its shapes without its communication, and the latter where there
+    is a mark.
+    """
     (value,) = op.outputs
     done, left = aside(value), aside(aside(value))
     inputs = (mark.name, done.name, left.name)

@@ -1,4 +1,5 @@
-"""Mistakes in when the chunks of a pipeline's stages are moved: too late before a stage, or too early after it.
+"""Mistakes in when the chunks of a pipeline's stages are moved: too late before a stage, or too
+early after it.
 
 Non-goals: what moves them is an op of the step like any other (`coercions`, `buckets`).
 """
@@ -14,7 +15,11 @@ from ....compiler.proof.pipeline.stage import Move, moves, names
 from ....compiler.schedules.actions import Action, Row, Work
 from .edits import Mutant
 
-AWAITED, BEGUN, FREED = "weights used before they are there", "reduced before it is complete", "weights freed too early"
+AWAITED, BEGUN, FREED = (
+    "weights used before they are there",
+    "reduced before it is complete",
+    "weights freed too early",
+)
 CHUNKS = (AWAITED, BEGUN, FREED)
 """The families."""
 
@@ -30,12 +35,16 @@ def chunk_mutants(program: Program) -> Iterator[Mutant]:
     for i, move in enumerate(own):
         row = pipeline.schedule.rows[move.rank]
         for family, wrong in _wrong(stages, row, move):
-            what = f"{family}: stages {', '.join(map(str, move.chunk.stages))} of {move.chunk.bucket}"
+            what = (
+                f"{family}: stages {', '.join(map(str, move.chunk.stages))} of {move.chunk.bucket}"
+            )
             yield Mutant(family, what, line, program, moved=(*own[:i], wrong, *own[i + 1 :]))
 
 
 def _wrong(stages: "_Stages", row: Row, move: Move) -> Iterator[tuple[str, Move]]:
-    """A chunk that is awaited one cell late, and reduced or freed one action early: before the last that needs it."""
+    """A chunk that is awaited one cell late, and reduced or freed one action early: before the
+    last that needs it.
+    """
     if move.awaited is not None:
         yield AWAITED, evolve(move, awaited=move.awaited + 1)
     if move.begun is not None:
@@ -47,7 +56,11 @@ def _wrong(stages: "_Stages", row: Row, move: Move) -> Iterator[tuple[str, Move]
 def _last(row: Row, move: Move, params: Callable[[Action], set[str]]) -> int:
     """The last cell in which a stage of a chunk does something with its parameters."""
     cells = ((at, action) for at, action in enumerate(row) if action.stage in move.chunk.stages)
-    return max(at for at, action in cells if not action.work.is_message and params(action) & {*move.chunk.params})
+    return max(
+        at
+        for at, action in cells
+        if not action.work.is_message and params(action) & {*move.chunk.params}
+    )
 
 
 class _Stages:

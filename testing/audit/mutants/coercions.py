@@ -1,4 +1,6 @@
-"""Mistakes in a coercion: left out, done twice, of another kind, over other axes, of another dim, with wrong shards."""
+"""Mistakes in a coercion: left out, done twice, of another kind, over other axes, of another
+dim, with wrong shards.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -72,14 +74,17 @@ def _other_kind(program: Program, op: Op) -> Mistakes:
         case (Kind.MAXIMUM, _):
             yield "as a sum", [with_attrs(op, source=PARTIAL, target=INVARIANT)]
         case _:
-            pass  # zero but on one rank, and all-to-all: the other families have all that can be said of them
+            # zero but on one rank, and all-to-all: the other families have all that can be said of
+            # them
+            pass
 
 
 def _other_sum(program: Program, op: Op) -> Mistakes:
     axes = op.names("axes")
     if not _only_first_counts(program, op):
         yield "replaced by the first rank's value", [instead(op, "of_first", axes=axes)]
-    if op.outputs[0].type.differentiable:  # counts are integers, which have no shares and no order in the field
+    # counts are integers, which have no shares and no order in the field
+    if op.outputs[0].type.differentiable:
         yield "averaged", then(op, "divided", axes=axes)
         yield "as a maximum", [with_attrs(op, source=MAXIMUM)]
 
@@ -108,7 +113,8 @@ def _other_axes(program: Program, op: Op) -> Mistakes:
     others = [axis for axis in every if axis not in own]
     fewer = [[axis for axis in own if axis != less] for less in own] if len(own) > 1 else []
     type = program.types[op.inputs[0]]
-    apart = [axis for axis in others if _kinds(op)[0] is not M or type.at(axis).kind is S]  # copies have one maximum
+    # copies have one maximum
+    apart = [axis for axis in others if _kinds(op)[0] is not M or type.at(axis).kind is S]
     more = [[axis for axis in every if axis in own or axis == extra] for extra in apart]
     for axes in (*fewer, *([axis] for axis in others), *more):
         yield f"done over {' x '.join(axes)} instead", [with_attrs(op, axes=tuple(axes))]
@@ -148,14 +154,20 @@ def _each(mistakes: Callable[[Program, Op], Mistakes]) -> Edit:
 
 def _with_conjugate(program: Program) -> Iterator[tuple[str, Span, Program]]:
     """Both left out, with the shapes kept, as if the coercion were not known of."""
-    forward, backward = ([op for r in regions(program, kind) for op in acting(program, r)] for kind in BLOCKS)
+    forward, backward = (
+        [op for r in regions(program, kind) for op in acting(program, r)] for kind in BLOCKS
+    )
     left = backward[::-1]
     for op in forward:
         partner = next((other for other in left if _conjugate(op, other)), None)
         if partner:
             left.remove(partner)
             without = replaced(program, op, silent(op))
-            yield f"{label(op)} and its conjugate", op.span, replaced(without, partner, silent(partner))
+            yield (
+                f"{label(op)} and its conjugate",
+                op.span,
+                replaced(without, partner, silent(partner)),
+            )
 
 
 BLOCKS = ("forward", "backward")

@@ -1,4 +1,6 @@
-"""Mistakes in which document a token is of: attention that does not ask, or takes another rank's."""
+"""Mistakes in which document a token is of: attention that does not ask, or takes another
+rank's.
+"""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -17,7 +19,8 @@ def _attended(program: Program) -> Iterator[tuple[Op, int]]:
     """Ops that take documents, and the place of these."""
     for op in program.ops:
         back = op.kind == "vjp"
-        at, rest = (4, op.inputs[4:-1]) if back else (3, op.inputs[3:])  # behind dy, and before the result
+        # behind dy, and before the result
+        at, rest = (4, op.inputs[4:-1]) if back else (3, op.inputs[3:])
         if dict(op.attrs).get("of", op.kind) == "attention" and documents_and_draws(op, rest)[0]:
             yield op, at
 

@@ -1,4 +1,6 @@
-"""Mistakes in what is dropped: another dropout's draws, another rank's or microbatch's, or the same in each layer."""
+"""Mistakes in what is dropped: another dropout's draws, another rank's or microbatch's, or the
+same in each layer.
+"""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -18,7 +20,11 @@ def _drawing(program: Program) -> list[Op]:
 def _other_site(program: Program) -> Found:
     for op in _drawing(program):
         other = with_attrs(op, site=int(str(op.get(SITE.name))) + 1)
-        yield f"{op.outputs[0].name} made as another dropout is", op.span, replaced(program, op, other)
+        yield (
+            f"{op.outputs[0].name} made as another dropout is",
+            op.span,
+            replaced(program, op, other),
+        )
 
 
 def _other_rank(program: Program) -> Found:

@@ -1,7 +1,7 @@
 """Changes of one place of a program.
 
-Purpose: an op or region exchanged for others that bind the same names, so that nothing else need change.
-Non-goals: legality: a mutant is evaluated as it is.
+Purpose: an op or region exchanged for others that bind the same names, so that nothing else need
+change.  Non-goals: legality: a mutant is evaluated as it is.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,10 +18,11 @@ from ....compiler.syntax.source import Span
 
 @frozen
 class Mutant:
-    """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan line.
+    """A program that is wrong in one place: the kind of mistake, what it is in words, and the plan
+    line.
 
-    Or it is right, but what the cell `freed` of its rows takes is gone before, chunks are moved as `moved` says, or
-    evaluation has other rows.
+    Or it is right, but what the cell `freed` of its rows takes is gone before, chunks are moved as
+    `moved` says, or evaluation has other rows.
     """
 
     family: str
@@ -75,7 +76,9 @@ def with_input(op: Op, index: int, name: str) -> Op:
 def with_attrs(op: Op, **attrs: Attr) -> Op:
     """The op with other attributes; `source` and `target` are a coercion's ends."""
     words = {"source": "from", "target": "to"}
-    return evolve(op, attrs=tuple((dict(op.attrs) | {words.get(k, k): v for k, v in attrs.items()}).items()))
+    return evolve(
+        op, attrs=tuple((dict(op.attrs) | {words.get(k, k): v for k, v in attrs.items()}).items())
+    )
 
 
 def instead(op: Op, kind: str, /, **attrs: Attr) -> Op:
@@ -84,14 +87,20 @@ def instead(op: Op, kind: str, /, **attrs: Attr) -> Op:
 
 
 def then(op: Op, kind: str, /, **attrs: Attr) -> tuple[Op, Op]:
-    """The op, and after it another op or fault that changes its first result before anything reads it."""
+    """The op, and after it another op or fault that changes its first result before anything
+    reads it.
+    """
     (value, *rest) = op.outputs
     own = aside(value)
-    return evolve(op, outputs=(own, *rest)), Op(kind, (own.name,), (value,), tuple(attrs.items()), span=op.span)
+    return evolve(op, outputs=(own, *rest)), Op(
+        kind, (own.name,), (value,), tuple(attrs.items()), span=op.span
+    )
 
 
 def before(op: Op, index: int, type: Type, kind: str, /, **attrs: Attr) -> tuple[Op, Op]:
-    """A fault that changes the op's operand `index`, which is of `type`, for it alone; and the op."""
+    """A fault that changes the op's operand `index`, which is of `type`, for it alone; and the
+    op.
+    """
     own = aside(Value(op.inputs[index], type))
     fault = Op(kind, (op.inputs[index],), (own,), tuple(attrs.items()), span=op.span)
     return fault, with_input(op, index, own.name)

@@ -1,4 +1,6 @@
-"""Mistakes in what runs several times: microbatches, the layers of a repeat, and what backward keeps of them."""
+"""Mistakes in what runs several times: microbatches, the layers of a repeat, and what backward
+keeps of them.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -6,14 +8,33 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ....compiler.ir import MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Value, rename, uses, walk
+from ....compiler.ir import (
+    MICROBATCHES,
+    Arg,
+    Enter,
+    Leave,
+    Op,
+    Program,
+    Region,
+    Value,
+    rename,
+    uses,
+    walk,
+)
 from ....compiler.syntax.source import Span
 from .edits import Edit, aside, regions, replaced, with_input, with_stack
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
-LIKE = {"embedding": {"table"}, "rmsnorm": {"weight"}, "layernorm": {"weight", "bias"}, "rms_scaled": {"weight"}}
-"""Weights that ops are linear in: their own gradients read the first of them for its shape alone."""
+LIKE = {
+    "embedding": {"table"},
+    "rmsnorm": {"weight"},
+    "layernorm": {"weight", "bias"},
+    "rms_scaled": {"weight"},
+}
+"""Weights that ops are linear in: their own gradients read the first of them for its shape
+alone.
+"""
 
 
 def _last_microbatch(program: Program) -> Found:
@@ -24,7 +45,11 @@ def _last_microbatch(program: Program) -> Found:
             stack = aside(evolve(value, type=value.type.stacked(region.dim)))
             kept = _with_end(region, i, Leave.STACK, stack)
             last = Op("last", (stack.name,), (value,), span=region.span)
-            yield f"only the last microbatch's {end.name}", region.span, replaced(program, region, kept, last)
+            yield (
+                f"only the last microbatch's {end.name}",
+                region.span,
+                replaced(program, region, kept, last),
+            )
 
 
 def _averaged(program: Program) -> Found:
@@ -32,7 +57,13 @@ def _averaged(program: Program) -> Found:
         for i, end in enumerate(region.yields):
             value = region.results[i]
             summed = _with_end(region, i, end.leave, aside(value))
-            mean = Op("divided", (aside(value).name,), (value,), (("dims", (MICROBATCHES,)),), span=region.span)
+            mean = Op(
+                "divided",
+                (aside(value).name,),
+                (value,),
+                (("dims", (MICROBATCHES,)),),
+                span=region.span,
+            )
             yield (
                 f"{end.name} divided by the number of microbatches",
                 region.span,
@@ -71,7 +102,11 @@ def _order(program: Program) -> Found:
         if _carried(region) and _slices(region):
             turned = evolve(region, reverse=not region.reverse)
             way = "forward" if region.reverse else "backward"
-            yield f"repeat over {region.dim} run {way}", region.span, replaced(program, region, turned)
+            yield (
+                f"repeat over {region.dim} run {way}",
+                region.span,
+                replaced(program, region, turned),
+            )
 
 
 def _between(block: Region, first: Region, second: Region) -> set[str]:
@@ -82,13 +117,22 @@ def _between(block: Region, first: Region, second: Region) -> set[str]:
 
 
 def _exchanged(program: Program) -> Found:
-    """Two repeats in a row, each run where the other should be: parts of one that branches divide."""
+    """Two repeats in a row, each run where the other should be: parts of one that branches
+    divide.
+    """
     for block in regions(program, "forward", "backward", "repeat"):
         for first, second in pairwise(stmt for stmt in block.body if isinstance(stmt, Region)):
-            carried = [[arg for arg in region.args if arg.enter is Enter.CARRY] for region in (first, second)]
+            carried = [
+                [arg for arg in region.args if arg.enter is Enter.CARRY]
+                for region in (first, second)
+            ]
             handed = [value.name for value, _ in zip(first.results, carried[0], strict=False)]
             types = [[arg.value.type for arg in args] for args in carried]
-            alike = types[0] == types[1] and handed == [arg.source for arg in carried[1]] and first.dim != second.dim
+            alike = (
+                types[0] == types[1]
+                and handed == [arg.source for arg in carried[1]]
+                and first.dim != second.dim
+            )
             if alike and not _between(block, first, second) & {*uses(second)}:
                 place = {id(first): _as(second, first), id(second): _as(first, second)}
                 turned = evolve(block, body=tuple(place.get(id(stmt), stmt) for stmt in block.body))
@@ -99,9 +143,19 @@ def _exchanged(program: Program) -> Found:
 def _as(region: Region, other: Region) -> Region:
     """A repeat that carries what another does, from there and to there."""
     sources = iter([arg.source for arg in other.args if arg.enter is Enter.CARRY])
-    args = tuple(evolve(a, source=next(sources)) if a.enter is Enter.CARRY else a for a in region.args)
-    lasts = [value for value, end in zip(other.results, other.yields, strict=True) if end.leave is Leave.LAST]
-    rest = [value for value, end in zip(region.results, region.yields, strict=True) if end.leave is not Leave.LAST]
+    args = tuple(
+        evolve(a, source=next(sources)) if a.enter is Enter.CARRY else a for a in region.args
+    )
+    lasts = [
+        value
+        for value, end in zip(other.results, other.yields, strict=True)
+        if end.leave is Leave.LAST
+    ]
+    rest = [
+        value
+        for value, end in zip(region.results, region.yields, strict=True)
+        if end.leave is not Leave.LAST
+    ]
     return evolve(region, args=args, results=(*lasts, *rest))
 
 
@@ -119,20 +173,39 @@ def _other_layer(program: Program) -> Found:
 
 
 def _recomputed_with_other_layer(program: Program) -> Found:
-    """Backward recomputes a value with the slice of another layer; its gradient is that of its own."""
-    done = {(op.kind, op.attrs, op.span.line) for block in regions(program, "forward") for op in walk(block.body)}
+    """Backward recomputes a value with the slice of another layer; its gradient is that of its
+    own.
+    """
+    done = {
+        (op.kind, op.attrs, op.span.line)
+        for block in regions(program, "forward")
+        for op in walk(block.body)
+    }
     for backward in regions(program, "backward"):
         for region in _of_several(evolve(program, region=backward), "repeat"):
-            again = [op for op in region.body if isinstance(op, Op) and (op.kind, op.attrs, op.span.line) in done]
+            again = [
+                op
+                for op in region.body
+                if isinstance(op, Op) and (op.kind, op.attrs, op.span.line) in done
+            ]
             for i, arg in enumerate(region.args):
                 for op in again if arg.enter is Enter.EACH else ():
                     if arg.value.name in op.inputs:
-                        words = f"{op.outputs[0].name} recomputed with {arg.value.name} of another layer"
-                        yield words, op.span, replaced(program, region, *_reading_other(region, i, op))
+                        words = (
+                            f"{op.outputs[0].name} recomputed with {arg.value.name} of another"
+                            " layer"
+                        )
+                        yield (
+                            words,
+                            op.span,
+                            replaced(program, region, *_reading_other(region, i, op)),
+                        )
 
 
 def _reading_other(region: Region, index: int, op: Op) -> tuple[Op, Region]:
-    """The region with a second slice for its argument `index`, from the other end, which `op` alone reads."""
+    """The region with a second slice for its argument `index`, from the other end, which `op`
+    alone reads.
+    """
     arg = region.args[index]
     flipped, turned = with_stack(region, index, "flipped")
     other = evolve(turned.args[index], value=aside(arg.value))
@@ -144,13 +217,24 @@ def _reading_other(region: Region, index: int, op: Op) -> tuple[Op, Region]:
 
 def _says_shape(region: Region, name: str) -> bool:
     """Whether a value is read for its shape only."""
-    reads = [_of_shape(op, i) for op in walk(region.body) for i, read in enumerate(op.inputs) if read == name]
+    reads = [
+        _of_shape(op, i)
+        for op in walk(region.body)
+        for i, read in enumerate(op.inputs)
+        if read == name
+    ]
     return bool(reads) and all(reads)
 
 
 def _of_shape(op: Op, operand: int) -> bool:
-    """Whether an op reads an operand for its shape only: of a `vjp`, those after dy and the first operand."""
-    return op.kind == "vjp" and operand == 2 and {*op.names("wrt")} <= LIKE.get(str(op.get("of")), {""})
+    """Whether an op reads an operand for its shape only: of a `vjp`, those after dy and the
+    first operand.
+    """
+    return (
+        op.kind == "vjp"
+        and operand == 2
+        and {*op.names("wrt")} <= LIKE.get(str(op.get("of")), {""})
+    )
 
 
 def _other_kept(program: Program) -> Found:
@@ -175,7 +259,11 @@ def _swapped_operands(program: Program, region: Region, op: Op) -> Found:
 def _another(kept: dict[str, Arg], name: str, op: Op) -> str | None:
     arg = kept[name]
     return next(
-        (other for other, its in kept.items() if its.value.type == arg.value.type and its.source != arg.source),
+        (
+            other
+            for other, its in kept.items()
+            if its.value.type == arg.value.type and its.source != arg.source
+        ),
         None,
     )
 
@@ -187,7 +275,11 @@ def _part_of_gradient(program: Program) -> Found:
             others = evolve(op, inputs=(*op.inputs[:i], *op.inputs[i + 1 :]))
             yield f"{name} lost from {op.outputs[0].name}", op.span, replaced(program, op, others)
             twice = evolve(op, inputs=(*op.inputs, name))
-            yield f"{name} counted twice in {op.outputs[0].name}", op.span, replaced(program, op, twice)
+            yield (
+                f"{name} counted twice in {op.outputs[0].name}",
+                op.span,
+                replaced(program, op, twice),
+            )
 
 
 def _sums_of_gradients(program: Program) -> list[Op]:

@@ -1,6 +1,8 @@
-"""Mistakes in the rows of a pipeline's schedule: what is done when, for which microbatch, and what is sent to whom.
+"""Mistakes in the rows of a pipeline's schedule: what is done when, for which microbatch, and what
+is sent to whom.
 
-Non-goals: exchanging actions of which neither needs the other, which does nothing; sums over stages (`stages`).
+Non-goals: exchanging actions of which neither needs the other, which does nothing; sums over stages
+(`stages`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +38,9 @@ NEXT = {
 
 def _with(schedule: Schedule, rank: int, row: Sequence[Action]) -> Schedule:
     """With another row; each message begins alone, so that groups of the right rows refuse none."""
-    return evolve(schedule, rows=(*schedule.rows[:rank], tuple(row), *schedule.rows[rank + 1 :]), groups=())
+    return evolve(
+        schedule, rows=(*schedule.rows[:rank], tuple(row), *schedule.rows[rank + 1 :]), groups=()
+    )
 
 
 def _without(row: Row, *at: int) -> list[Action]:
@@ -58,7 +62,10 @@ def _exchanged(schedule: Schedule) -> Found:
         for other in range(at + 1, len(row)):
             if _takes(row[other], action):
                 wrong = _set(row, {at: row[other], other: action})
-                yield f"`{action}` and `{row[other]}` of rank {rank} exchanged", _with(schedule, rank, wrong)
+                yield (
+                    f"`{action}` and `{row[other]}` of rank {rank} exchanged",
+                    _with(schedule, rank, wrong),
+                )
                 break
 
 
@@ -91,12 +98,18 @@ def _sending(schedule: Schedule) -> Iterator[tuple[int, int, Action, Cell]]:
 
 def _done_twice(schedule: Schedule) -> Found:
     for rank, at, action in _computing(schedule):
-        yield f"`{action}` of rank {rank} done twice", _with(schedule, rank, _twice(schedule.rows[rank], at))
+        yield (
+            f"`{action}` of rank {rank} done twice",
+            _with(schedule, rank, _twice(schedule.rows[rank], at)),
+        )
 
 
 def _left_out(schedule: Schedule) -> Found:
     for rank, at, action in _computing(schedule):
-        yield f"`{action}` of rank {rank} left out", _with(schedule, rank, _without(schedule.rows[rank], at))
+        yield (
+            f"`{action}` of rank {rank} left out",
+            _with(schedule, rank, _without(schedule.rows[rank], at)),
+        )
 
 
 def _other_peer(schedule: Schedule) -> Found:
@@ -104,9 +117,15 @@ def _other_peer(schedule: Schedule) -> Found:
     for rank, at, action in schedule.cells():
         if action.work.is_message:
             stages = [stage for stage in schedule.stages_of(rank) if stage != action.stage]
-            for other in (evolve(action, work=TURNED[action.work]), *(evolve(action, stage=s) for s in stages)):
+            for other in (
+                evolve(action, work=TURNED[action.work]),
+                *(evolve(action, stage=s) for s in stages),
+            ):
                 wrong = _set(schedule.rows[rank], {at: other})
-                yield f"`{other}` of rank {rank} in place of `{action}`", _with(schedule, rank, wrong)
+                yield (
+                    f"`{other}` of rank {rank} in place of `{action}`",
+                    _with(schedule, rank, wrong),
+                )
 
 
 def _lost(schedule: Schedule) -> Found:
@@ -128,13 +147,18 @@ def _doubled(schedule: Schedule) -> Found:
 
 
 def _others_message(schedule: Schedule) -> Found:
-    """Two messages that differ in their microbatches alone: exchanged, or the first one moved after the second."""
+    """Two messages that differ in their microbatches alone: exchanged, or the first one moved
+    after the second.
+    """
     for rank, at, action in schedule.cells():
         row = schedule.rows[rank]
         for other in range(at + 1, len(row)) if action.work.is_message else ():
             if (row[other].stage, row[other].work) == (action.stage, action.work):
                 wrong = _set(row, {at: row[other], other: action})
-                yield f"`{action}` and `{row[other]}` of rank {rank} change places", _with(schedule, rank, wrong)
+                yield (
+                    f"`{action}` and `{row[other]}` of rank {rank} change places",
+                    _with(schedule, rank, wrong),
+                )
                 late = [*row[:at], *row[at + 1 : other + 1], action, *row[other + 1 :]]
                 yield f"`{action}` of rank {rank} after `{row[other]}`", _with(schedule, rank, late)
                 break
@@ -146,7 +170,10 @@ def _added(schedule: Schedule, forwards: Schedule) -> Found:
         own = forwards.rows[rank]
         if action not in own:
             place = sum(each in own for each in schedule.rows[rank][:at])
-            yield f"`{action}` done too", _with(forwards, rank, [*own[:place], action, *own[place:]])
+            yield (
+                f"`{action}` done too",
+                _with(forwards, rank, [*own[:place], action, *own[place:]]),
+            )
 
 
 FAMILIES = {
@@ -168,10 +195,15 @@ def row_mutants(program: Program) -> Iterator[Mutant]:
     pipeline = program.pipeline
     if not pipeline or not pipeline.schedule:
         return
-    schedule, line = pipeline.schedule, str(pipeline.settings.spans.get("schedule", program.region.span))
+    schedule, line = (
+        pipeline.schedule,
+        str(pipeline.settings.spans.get("schedule", program.region.span)),
+    )
     for family, wrong in FAMILIES.items():
         for what, rows in wrong(schedule):
-            yield Mutant(family, what, line, evolve(program, pipeline=evolve(pipeline, schedule=rows)))
+            yield Mutant(
+                family, what, line, evolve(program, pipeline=evolve(pipeline, schedule=rows))
+            )
     for wrong in (*FAMILIES.values(), partial(_added, schedule)):
         for what, rows in wrong(schedule.forwards):
             yield Mutant(EVALUATED, f"{what} in evaluation", line, program, evaluation=rows)

@@ -1,4 +1,5 @@
-"""Mistakes in sums over the ranks of a pipeline's stages: parameters of which several ranks have a copy.
+"""Mistakes in sums over the ranks of a pipeline's stages: parameters of which several ranks have a
+copy.
 
 Non-goals: sums that are left out, or over other axes (`coercions`).
 """

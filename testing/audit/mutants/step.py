@@ -1,4 +1,6 @@
-"""Mistakes around forward and backward: the count of labels, the norm, clipping, the update, and the parts of ranks."""
+"""Mistakes around forward and backward: the count of labels, the norm, clipping, the update,
+and the parts of ranks.
+"""
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
@@ -6,7 +8,18 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ....compiler.ir import INVARIANT, MICROBATCHES, PARTIAL, SEQUENCE, Kind, Op, Program, Type, defs, sharded
+from ....compiler.ir import (
+    INVARIANT,
+    MICROBATCHES,
+    PARTIAL,
+    SEQUENCE,
+    Kind,
+    Op,
+    Program,
+    Type,
+    defs,
+    sharded,
+)
 from ....compiler.ir.placements import ends
 from ....compiler.ops import VJPS
 from ....compiler.ops.attention import head_dims, window_of
@@ -28,9 +41,17 @@ def _makers(program: Program) -> dict[str, Op]:
 
 def _count(program: Program) -> Found:
     for op in ops(program, "reciprocal"):
-        yield "loss and gradients not divided by the count", op.span, replaced(program, op, instead(op, "one"))
+        yield (
+            "loss and gradients not divided by the count",
+            op.span,
+            replaced(program, op, instead(op, "one")),
+        )
     for op in ops(program, "count_valid"):
-        yield "tokens without a label counted", op.span, replaced(program, op, instead(op, "counted_all"))
+        yield (
+            "tokens without a label counted",
+            op.span,
+            replaced(program, op, instead(op, "counted_all")),
+        )
         if program.size(MICROBATCHES) > 1:
             first = replaced(program, op, instead(op, "counted_first"))
             yield "only the first microbatch's labels counted", op.span, first
@@ -44,7 +65,11 @@ def _own_count(program: Program, op: Op) -> Found:
     reduced = _makers(program)[first.inputs[0]]
     if reduced.kind == "coerce":
         own = with_input(op, 2, reduced.inputs[0])
-        yield f"update of {op.inputs[3]} by the rank's own count", op.span, replaced(program, op, own)
+        yield (
+            f"update of {op.inputs[3]} by the rank's own count",
+            op.span,
+            replaced(program, op, own),
+        )
 
 
 def _gates(program: Program, op: Op) -> Iterator[Op]:
@@ -56,7 +81,9 @@ def _gates(program: Program, op: Op) -> Iterator[Op]:
 
 
 def _skipping(program: Program) -> Found:
-    """An update does not look whether values are finite, or the loss is a spike; or ranks decide apart of a spike."""
+    """An update does not look whether values are finite, or the loss is a spike; or ranks
+    decide apart of a spike.
+    """
     for op in (*ops(program, "update"), *ops(program, "balanced")):
         at, what = COUNT, op.inputs[3 if op.kind == "update" else 0]
         for gate in _gates(program, op):
@@ -75,7 +102,11 @@ def _decided_apart(program: Program, gate: Op) -> Found:
         if summed and summed.kind == "coerce" and program.degree(summed.names("axes")) > 1:
             own = evolve(with_input(made, i, summed.inputs[0]), outputs=(aside(made.outputs[0]),))
             words = f"{gate.kind} by the rank's own {source}"
-            yield words, gate.span, replaced(program, gate, own, with_input(gate, 1, own.outputs[0].name))
+            yield (
+                words,
+                gate.span,
+                replaced(program, gate, own, with_input(gate, 1, own.outputs[0].name)),
+            )
 
 
 def _divided(program: Program) -> Found:
@@ -101,7 +132,11 @@ def _stale(program: Program) -> Found:
             made = _makers(program)[made.inputs[0]] if made and made.kind == "cast" else made
             if made and made.kind == "coerce" and program.degree(made.names("axes")) > 1:
                 early = with_input(op, i, made.inputs[0])
-                yield f"{op.kind} takes {made.inputs[0]} before its reduction", op.span, replaced(program, op, early)
+                yield (
+                    f"{op.kind} takes {made.inputs[0]} before its reduction",
+                    op.span,
+                    replaced(program, op, early),
+                )
 
 
 def _squares(norm: Op) -> dict[int, str]:
@@ -119,8 +154,14 @@ def _norm(program: Program) -> Found:
         for i, name in squares.items():
             type = program.types[name]
             for axis in wide(program):
-                added = before(op, i, type, "coerce", axes=(axis,), **{"from": PARTIAL, "to": INVARIANT})
-                yield f"{name} added over {axis} in the norm", op.span, replaced(program, op, *added)
+                added = before(
+                    op, i, type, "coerce", axes=(axis,), **{"from": PARTIAL, "to": INVARIANT}
+                )
+                yield (
+                    f"{name} added over {axis} in the norm",
+                    op.span,
+                    replaced(program, op, *added),
+                )
 
 
 def _clipping(program: Program) -> Found:
@@ -133,9 +174,15 @@ def _clipping(program: Program) -> Found:
         norm = _makers(program)[clip.inputs[0]]
         squares = _squares(norm)
         for name in squares.values() if len(squares) > 1 else ():
-            own = evolve(norm, inputs=(*norm.inputs[: min(squares)], name), outputs=(aside(norm.outputs[0]),))
+            own = evolve(
+                norm, inputs=(*norm.inputs[: min(squares)], name), outputs=(aside(norm.outputs[0]),)
+            )
             part = with_input(clip, 0, own.outputs[0].name)
-            yield f"clipped by the norm of {name} alone", clip.span, replaced(program, clip, own, part)
+            yield (
+                f"clipped by the norm of {name} alone",
+                clip.span,
+                replaced(program, clip, own, part),
+            )
 
 
 def _scaling(program: Program) -> Found:
@@ -143,10 +190,22 @@ def _scaling(program: Program) -> Found:
     for scale in (op.outputs[0].name for op in ops(program, "loss_scale")):
         for op in ops(program, "mul"):
             if op.inputs[1] == scale:
-                yield "backward begins without the loss scale", op.span, replaced(program, op, instead(op, "kept"))
+                yield (
+                    "backward begins without the loss scale",
+                    op.span,
+                    replaced(program, op, instead(op, "kept")),
+                )
         for op in ops(program, "unscaled"):
-            yield "update by gradients with their loss scale", op.span, replaced(program, op, instead(op, "kept"))
-            yield "update takes the loss scale out twice", op.span, replaced(program, op, *_twice(op))
+            yield (
+                "update by gradients with their loss scale",
+                op.span,
+                replaced(program, op, instead(op, "kept")),
+            )
+            yield (
+                "update takes the loss scale out twice",
+                op.span,
+                replaced(program, op, *_twice(op)),
+            )
         for op in ops(program, "unscaled_norm"):
             scaled = evolve(op, kind="grad_norm", inputs=op.inputs[1:])
             yield "norm of gradients with their loss scale", op.span, replaced(program, op, scaled)
@@ -162,10 +221,16 @@ def _others_gradient(program: Program) -> Found:
     """Two parameters of one type take each other's gradient."""
     found = program.types
     for op in ops(program, "pack"):
-        alike = [(i, j) for i, j in combinations(range(len(op.inputs)), 2) if _alike(found, op, i, j)]
+        alike = [
+            (i, j) for i, j in combinations(range(len(op.inputs)), 2) if _alike(found, op, i, j)
+        ]
         for i, j in alike:
             a, b = op.inputs[i], op.inputs[j]
-            yield f"{a} and {b} exchanged", op.span, replaced(program, op, with_input(with_input(op, i, b), j, a))
+            yield (
+                f"{a} and {b} exchanged",
+                op.span,
+                replaced(program, op, with_input(with_input(op, i, b), j, a)),
+            )
 
 
 def _others_shard(program: Program) -> Found:
@@ -175,7 +240,11 @@ def _others_shard(program: Program) -> Found:
         for axis in type.axes_in(Kind.SHARDED):
             if program.axis(axis).size > 1:
                 swapped = before(op, 0, type, "exchanged", axes=(axis,))
-                yield f"{op.inputs[0]} of two ranks along {axis} exchanged", op.span, replaced(program, op, *swapped)
+                yield (
+                    f"{op.inputs[0]} of two ranks along {axis} exchanged",
+                    op.span,
+                    replaced(program, op, *swapped),
+                )
 
 
 def _alike(found: Mapping[str, Type], op: Op, i: int, j: int) -> bool:
@@ -183,13 +252,19 @@ def _alike(found: Mapping[str, Type], op: Op, i: int, j: int) -> bool:
 
 
 def _positions(program: Program) -> Found:
-    """Each rank takes its part of a vocabulary, of heads or of what is dropped from for the first."""
+    """Each rank takes its part of a vocabulary, of heads or of what is dropped from for the
+    first.
+    """
     found = program.types
     for op in program.ops:
         for dim, type in _indexed(program, op, [found[name] for name in op.inputs]):
             if program.degree(type.axes_of(dim)) > 1:
                 first = instead(op, "as_first", **dict(op.attrs), **{"op": op.kind, "part of": dim})
-                word = f"vjp of {op.get('of')} wrt {', '.join(op.names('wrt'))}" if op.kind == "vjp" else op.kind
+                word = (
+                    f"vjp of {op.get('of')} wrt {', '.join(op.names('wrt'))}"
+                    if op.kind == "vjp"
+                    else op.kind
+                )
                 words = f"{word}: every rank's part of {dim} taken for the first"
                 yield words, op.span, replaced(program, op, first)
 
@@ -200,14 +275,22 @@ def _rank_order(program: Program) -> Found:
         types = [program.types[name] for name in op.inputs]
         moved = [place.dim for place in ends(op) if place.dim] if op.kind == "coerce" else []
         over = {*((dim, axis) for dim in moved for axis in op.names("axes"))}
-        over |= {(dim, axis) for dim, type in _indexed(program, op, types) for axis in type.axes_of(dim)}
+        over |= {
+            (dim, axis) for dim, type in _indexed(program, op, types) for axis in type.axes_of(dim)
+        }
         if any(program.axis(axis).size > 1 for _, axis in over & program.zigzags):
             taken = instead(op, "in_rank_order", **dict(op.attrs), op=op.kind)
-            yield f"{op.kind} of {op.inputs[0]}: chunks taken for parts", op.span, replaced(program, op, taken)
+            yield (
+                f"{op.kind} of {op.inputs[0]}: chunks taken for parts",
+                op.span,
+                replaced(program, op, taken),
+            )
 
 
 def _indexed(program: Program, backward: Op, operands: list[Type]) -> list[tuple[str, Type]]:
-    """The dims along which it matters to an op which part a rank holds, with the type of what it holds."""
+    """The dims along which it matters to an op which part a rank holds, with the type of what
+    it holds.
+    """
     op, types = VJPS.forward(backward, operands)
     match op.kind:
         case "embedding":
@@ -219,12 +302,21 @@ def _indexed(program: Program, backward: Op, operands: list[Type]) -> list[tuple
             return [(types[1].dims[0], types[1])]
         case "rescale_to_global_max" if op is backward:
             classes, axes = str(op.get("classes")), types[0].axes_in(Kind.MAXIMUM)
-            return [(classes, Type(types[0].dtype, (classes,), tuple((axis, sharded(classes)) for axis in axes)))]
+            return [
+                (
+                    classes,
+                    Type(
+                        types[0].dtype, (classes,), tuple((axis, sharded(classes)) for axis in axes)
+                    ),
+                )
+            ]
         case "attention" | "ring_attention":
             q, k = types[:2]
             drops = "dropout" in dict(op.attrs)
             matters = op.get("mask") == "causal" or window_of(op) > 0
-            by_heads = [(heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1 or drops]
+            by_heads = [
+                (heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1 or drops
+            ]
             return by_heads + [(SEQUENCE, q)] * matters
         case "rope" | "rope_pair":
             return [(SEQUENCE, types[0])]

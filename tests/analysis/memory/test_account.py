@@ -1,4 +1,6 @@
-"""The account of a plan small enough to be counted by hand, how it is shown, and whether a plan fits."""
+"""The account of a plan small enough to be counted by hand, how it is shown, and whether a plan
+fits.
+"""
 
 import json
 import time
@@ -22,7 +24,8 @@ from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[3] / "plans"
 
-# A rank has 2 of the 4 sequences of a microbatch, 10 tokens each, and 3 of the 6 columns: 20 tokens, 80 numbers of x.
+# A rank has 2 of the 4 sequences of a microbatch, 10 tokens each, and 3 of the 6 columns: 20
+# tokens, 80 numbers of x.
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 6  hidden = 4  ffn = 8  layers = 5 }
   init ~ normal(0.02)
@@ -53,8 +56,12 @@ def program(text: str = PLAN) -> Program:
 
 def shared(state: str, text: str = PLAN, layers: int = 5, hidden: int = 4, ffn: int = 8) -> Program:
     """The plan with a section `state`, and of other sizes."""
-    text = text.replace("layers = 5", f"layers = {layers}").replace("hidden = 4", f"hidden = {hidden}")
-    return program(text.replace("ffn = 8", f"ffn = {ffn}").replace("mesh ", f"state {{ {state} }}\nmesh "))
+    text = text.replace("layers = 5", f"layers = {layers}").replace(
+        "hidden = 4", f"hidden = {hidden}"
+    )
+    return program(
+        text.replace("ffn = 8", f"ffn = {ffn}").replace("mesh ", f"state {{ {state} }}\nmesh ")
+    )
 
 
 def layers(count: int) -> Account:
@@ -84,19 +91,27 @@ def test_state() -> None:
     ],
 )
 def test_shared_state(state: str, parameters: int, gradients: int) -> None:
-    """Half of 64 elements of a layer, and of the 24 elsewhere, whose gradients and working copies are whole."""
+    """Half of 64 elements of a layer, and of the 24 elsewhere, whose gradients and working
+    copies are whole.
+    """
     it, single = account(shared(state)), account(shared(state, PLAN.replace("bf16", "fp32")))
-    assert [sum(getattr(b, what) for b in it.buckets) for what in ("parameters", "masters", "gradients")] == [
+    assert [
+        sum(getattr(b, what) for b in it.buckets) for what in ("parameters", "masters", "gradients")
+    ] == [
         2 * parameters,
         4 * (12 + 5 * 32),
         4 * gradients,
     ]
     assert sum(b.optimizer for b in it.buckets) == 8 * (12 + 5 * 32)
-    assert [sum(getattr(b, what) for b in single.buckets) for what in ("parameters", "masters")] == [4 * parameters, 0]
+    assert [
+        sum(getattr(b, what) for b in single.buckets) for what in ("parameters", "masters")
+    ] == [4 * parameters, 0]
 
 
 def test_padding() -> None:
-    """Three ranks' parts of a layer's 64 elements, in rows of 4 and 8, are of 24: of 72 elements 8 are padding."""
+    """Three ranks' parts of a layer's 64 elements, in rows of 4 and 8, are of 24: of 72
+    elements 8 are padding.
+    """
     compiled = shared("zero 1 over dp  bucket = 300B", PLAN.replace("dp = 2", "dp = 3"))
     assert account(compiled).padding == 5 * 8 * (2 + 4) + 5 * 8 * (4 + 8) // 3
     assert "of tensors: 400 B, " in memory(compiled)
@@ -109,17 +124,24 @@ def test_padding() -> None:
     [("precision = fp16", 2 + 4 + 4 + 8, 20), ("precision = bf16  master = bf16", 2 + 2 + 4, 12)],
 )
 def test_state_in_other_element_types(settings: str, bytes_each: int, scalars: int) -> None:
-    """Counts of steps take 4 and 8 bytes, a loss scale 8; without masters the model's own weights are updated."""
+    """Counts of steps take 4 and 8 bytes, a loss scale 8; without masters the model's own
+    weights are updated.
+    """
     it = account(program(PLAN.replace("precision = bf16", settings)))
     assert it.state == bytes_each * (2 * 3 * 4 + 5 * 2 * 4 * 8) + scalars
 
 
 def test_a_gradient_is_there_twice_while_it_is_reduced_in_another_element_type() -> None:
     """Of few tokens nothing else takes as much."""
-    few = PLAN.replace("hidden = 4  ffn = 8", "hidden = 400  ffn = 800").replace("seq = 10", "seq = 1")
+    few = PLAN.replace("hidden = 4  ffn = 8", "hidden = 400  ffn = 800").replace(
+        "seq = 10", "seq = 1"
+    )
     assert account(program(few)).peak.op is not None
     it = account(program(few.replace("precision = bf16", "precision = bf16  reduce = bf16")))
-    assert (it.peak.op, it.peak.other) == (None, max(bucket.gradients for bucket in it.buckets) // 2)
+    assert (it.peak.op, it.peak.other) == (
+        None,
+        max(bucket.gradients for bucket in it.buckets) // 2,
+    )
 
 
 def test_what_forward_keeps() -> None:
@@ -154,7 +176,9 @@ def test_what_forward_keeps_of_a_head_in_parts() -> None:
 
 def test_a_head_with_the_whole_vocabulary_keeps_its_gradients() -> None:
     """Made with the loss of 1024 tokens at a time; backward scales them, and makes nothing."""
-    text = PLAN.replace("kernels = torch", "kernels = triton").replace("  vocab over tp\n", "  ffn over tp\n")
+    text = PLAN.replace("kernels = torch", "kernels = triton").replace(
+        "  vocab over tp\n", "  ffn over tp\n"
+    )
     long = text.replace("seq = 10", "seq = 4096").replace("vocab = 6", "vocab = 6000")
     it = account(program(long))
     x, weight, logits = 2 * 4096 * 4 * 2, 6000 * 4 * 2, 1024 * 6000 * 2
@@ -187,9 +211,12 @@ train {
 
 
 @pytest.mark.parametrize(
-    ("dim", "dtype", "has"), [(64, "bf16", True), (80, "bf16", False), (64, "fp32", True), (256, "fp32", False)]
+    ("dim", "dtype", "has"),
+    [(64, "bf16", True), (80, "bf16", False), (64, "fp32", True), (256, "fp32", False)],
 )
-def test_where_attention_has_no_blocks_some_scores_are_in_memory(dim: int, dtype: str, has: bool) -> None:
+def test_where_attention_has_no_blocks_some_scores_are_in_memory(
+    dim: int, dtype: str, has: bool
+) -> None:
     """Those of 256 queries, of each head, in float32; with blocks there are none."""
     it = account(program(ATTENDED.replace("DIM", str(dim)).replace("TYPE", dtype)))
     scores = 2 * 256 * 956 * 4
@@ -213,7 +240,11 @@ def test_126_layers_take_no_longer_than_2() -> None:
 
 def test_the_fullest_moment_is_where_most_is_on_its_way() -> None:
     it = account(program(PLAN.replace("ffn = 8", "ffn = 800")))
-    assert (it.peak.where, it.peak.layers, it.peak.name) == ("backward", (("layers", 5, 5),), "down")
+    assert (it.peak.where, it.peak.layers, it.peak.name) == (
+        "backward",
+        (("layers", 5, 5),),
+        "down",
+    )
     it = account(program(PLAN.replace("vocab = 6", "vocab = 6000")))
     assert (it.peak.where, it.peak.layers, it.peak.name) == ("backward", (), "logits")
 
@@ -234,7 +265,9 @@ WHOLE = 2 * 4 * 800
     ],
 )
 def test_turns_in_memory(state: str, weights: int, gradients: int) -> None:
-    """In backward's first layer the next ones' weights, and the sum under way of the microbatch before."""
+    """In backward's first layer the next ones' weights, and the sum under way of the microbatch
+    before.
+    """
     it = account(shared(state, ffn=800)).peak
     assert (it.where, it.layers) == ("backward", (("layers", 5, 5),))
     assert (it.weights, it.gradients) == (2 * WHOLE * weights, 4 * WHOLE * gradients)
@@ -252,15 +285,25 @@ def test_sums_under_way_may_be_more_than_a_turn_keeps() -> None:
 def test_a_turn_begins_with_sums_under_way_of_repeats_inside() -> None:
     """Of the last layer before it: the first of the layers inside, and what is the block's own."""
     inner = "repeat layers {\n    x = x + silu(x @ up[hidden -> ffn]) @ down[ffn -> hidden]\n  }"
-    outer = f"repeat blocks {{ x = x + tanh(x @ own[hidden -> vocab]) @ back[vocab -> hidden]  {inner} }}"
-    text = PLAN.replace(inner, outer).replace("layers = 5", "layers = 5  blocks = 3").replace("= 12", "= 4")
+    outer = (
+        f"repeat blocks {{ x = x + tanh(x @ own[hidden -> vocab]) @ back[vocab -> hidden] "
+        f" {inner} }}"
+    )
+    text = (
+        PLAN.replace(inner, outer)
+        .replace("layers = 5", "layers = 5  blocks = 3")
+        .replace("= 12", "= 4")
+    )
     storages = Storages(shared("zero 2 over dp", text))
     region, passing = (
         next(stmt for stmt in storages.program.backward.body if isinstance(stmt, Region)),
         Passing(storages),
     )
     own, inside = 4 * 2 * 3 * 4, 4 * 64
-    assert [(on, passing.gradients) for on in passing.backward(region)] == [(0, 0), (1, inside + own)]
+    assert [(on, passing.gradients) for on in passing.backward(region)] == [
+        (0, 0),
+        (1, inside + own),
+    ]
     assert passing.gradients == inside + own  # of the first layer, until all are waited for
 
 
@@ -274,7 +317,9 @@ def test_a_turn_begins_with_sums_under_way_of_repeats_inside() -> None:
     ],
 )
 def test_what_is_sent(state: str, kind: str, reduce: str, meanwhile: list[int], after: int) -> None:
-    """A gradient itself, or a copy in another element type: then both are there for a moment, unless it is kept."""
+    """A gradient itself, or a copy in another element type: then both are there for a moment,
+    unless it is kept.
+    """
     text = PLAN.replace("precision = bf16", f"precision = bf16  {reduce}").replace("= 12", "= 4")
     storages = Storages(shared(state, text))
     region, passing = (
@@ -286,7 +331,8 @@ def test_what_is_sent(state: str, kind: str, reduce: str, meanwhile: list[int], 
     assert [passing.gradients for _ in passing.moves(op)] == meanwhile
     assert passing.gradients == after
     later = Passing(Storages(shared(state, text.replace("global_batch = 4", "global_batch = 12"))))
-    assert later.gradients == (after if kind == "pack" else 0)  # of the microbatch before; what is kept is sent once
+    # of the microbatch before; what is kept is sent once
+    assert later.gradients == (after if kind == "pack" else 0)
 
 
 def test_forward_gathers_ahead() -> None:
@@ -296,7 +342,10 @@ def test_forward_gathers_ahead() -> None:
         next(stmt for stmt in storages.program.forward.body if isinstance(stmt, Region)),
         Passing(storages),
     )
-    assert [(back, passing.weights) for back in passing.forward(region)] == [(0, 2 * 64), (2, 3 * 2 * 64)]
+    assert [(back, passing.weights) for back in passing.forward(region)] == [
+        (0, 2 * 64),
+        (2, 3 * 2 * 64),
+    ]
     assert passing.weights == 0
 
 
@@ -310,7 +359,11 @@ def test_of_ir_text_it_is_the_same() -> None:
     compiled = program()
     again = account(read_ir(Source("tiny.ir", print_ir(compiled))))
     first = account(compiled)
-    assert (kept(again), again.peak.bytes, again.state) == (kept(first), first.peak.bytes, first.state)
+    assert (kept(again), again.peak.bytes, again.state) == (
+        kept(first),
+        first.peak.bytes,
+        first.state,
+    )
 
 
 def test_how_it_is_shown(golden: Callable[[str, str], None]) -> None:
@@ -321,7 +374,11 @@ def test_plan_json_has_all_of_it() -> None:
     compiled = shared("zero 3 over dp", ffn=800)
     source = Source("tiny.scale", PLAN)
     said, it = json.loads(emit(compiled, source)["plan.json"])["memory"], account(compiled)
-    assert (said["state"], said["activations"], said["capacity"]) == (it.state, it.activations, 80 * 2**30)
+    assert (said["state"], said["activations"], said["capacity"]) == (
+        it.state,
+        it.activations,
+        80 * 2**30,
+    )
     assert said["reserve"] == it.reserve > 0
     span = said["range"]
     assert span["low"] + sum(reason["less"] for reason in span["reasons"]) == it.needs

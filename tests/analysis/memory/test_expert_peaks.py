@@ -1,4 +1,6 @@
-"""The peak of a rank with experts, with equal loads and where all tokens choose its experts, within 3%."""
+"""The peak of a rank with experts, with equal loads and where all tokens choose its experts,
+within 3%.
+"""
 
 from math import inf
 from pathlib import Path
@@ -43,7 +45,9 @@ LOADS = {"even": 1.0, "to the first": inf}
 def text(folding: str, train: str = "", options: str = "", layers: int = 3, k: int = 2) -> str:
     mesh, rules = FOLDINGS[folding]
     batch = 4 if "dp" in mesh else 2
-    return PLAN.format(mesh=mesh, rules=rules, train=train, options=options, layers=layers, k=k, batch=batch)
+    return PLAN.format(
+        mesh=mesh, rules=rules, train=train, options=options, layers=layers, k=k, batch=batch
+    )
 
 
 def accounted(program: Program, load: str) -> int:
@@ -54,7 +58,14 @@ def accounted(program: Program, load: str) -> int:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize(
-    "train", ["", "precision = bf16", "recompute = full", "recompute = selective(dispatch)", "kernels = triton"]
+    "train",
+    [
+        "",
+        "precision = bf16",
+        "recompute = full",
+        "recompute = selective(dispatch)",
+        "kernels = triton",
+    ],
 )
 @pytest.mark.parametrize("folding", FOLDINGS)
 def test_a_rank(folding: str, train: str, load: str, tmp_path: Path) -> None:
@@ -70,14 +81,22 @@ def test_a_capacity_bounds_the_worst(load: str, tmp_path: Path) -> None:
     module, program = compiled(text("an axis", options=", capacity=1.5"), tmp_path)
     measured = peak(module, module.PLAN.global_batch, to_first=load != "even")
     assert measured <= 1.03 * accounted(program, load)
-    assert accounted(program, "to the first") < accounted(compiled(text("an axis"), tmp_path)[1], "to the first")
+    assert accounted(program, "to the first") < accounted(
+        compiled(text("an axis"), tmp_path)[1], "to the first"
+    )
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("load", LOADS)
 def test_ranks_that_exchange(load: str, tmp_path: Path) -> None:
-    """So wide experts that what gloo holds for a moment is little; where all go to the first, the other has less."""
-    wide = text("an axis", layers=12).replace("hidden = 128", "hidden = 64").replace("ffn = 256", "ffn = 1024")
+    """So wide experts that what gloo holds for a moment is little; where all go to the first,
+    the other has less.
+    """
+    wide = (
+        text("an axis", layers=12)
+        .replace("hidden = 128", "hidden = 64")
+        .replace("ffn = 256", "ffn = 1024")
+    )
     module, program = compiled(wide, tmp_path)
     first, second = peaks_of_ranks(module, module.PLAN.global_batch, to_first=load != "even")
     assert max(first, second) == pytest.approx(accounted(program, load), rel=0.03)

@@ -1,4 +1,6 @@
-"""Whether a plan fits its GPU, with what no tensor gets; and where it does not, what would make it fit."""
+"""Whether a plan fits its GPU, with what no tensor gets; and where it does not, what would make
+it fit.
+"""
 
 import re
 import time
@@ -41,7 +43,8 @@ def plan(text: str) -> Source:
 @pytest.mark.parametrize("name", GPUS)
 def test_a_reserve_is_a_small_part_of_a_gpu(name: str) -> None:
     found = GPUS[name]
-    assert 0.02 * min(found.memory, 256) < found.reserve(2) / GIB < 0.16 * found.memory  # most of it is of one size
+    # most of it is of one size
+    assert 0.02 * min(found.memory, 256) < found.reserve(2) / GIB < 0.16 * found.memory
     assert found.reserve(3) > found.reserve(2) > CONTEXT_ALONE
 
 
@@ -51,7 +54,10 @@ CONTEXT_ALONE = 512 * MIB
 def test_each_group_of_ranks_has_buffers() -> None:
     """Gradients are summed over dp, activations over tp; stages have a group for messages too."""
     assert communicators(program()) == 2
-    assert communicators(program(PLAN.replace("mesh { dp = 2  tp = 2 }", "mesh { dp = 1  tp = 1 }"))) == 0
+    assert (
+        communicators(program(PLAN.replace("mesh { dp = 2  tp = 2 }", "mesh { dp = 1  tp = 1 }")))
+        == 0
+    )
     text = PLAN.replace("mesh { dp = 2", "mesh { pp = 2  dp = 2").replace(
         "batch over dp", "batch over dp  layers over pp"
     )
@@ -72,7 +78,10 @@ def test_on_the_cpu_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "tiny.scale"
     path.write_text(PLAN.replace("gpu = h100_sxm", "reserve = 5GiB"))
     assert main(("check", str(path))) == 0
-    assert "warning[W0916]: `reserve` has no effect: the cluster names no GPU" in capsys.readouterr().err
+    assert (
+        "warning[W0916]: `reserve` has no effect: the cluster names no GPU"
+        in capsys.readouterr().err
+    )
 
 
 def filled(room: int) -> str:
@@ -113,19 +122,33 @@ train {
 
 @pytest.mark.parametrize(
     ("kv", "dtype", "gpu", "bytes_each"),
-    [(8, "bf16", True, 4), (2, "bf16", True, 4 + 2 * 2), (8, "fp32", True, 0), (8, "bf16", False, 3)],
+    [
+        (8, "bf16", True, 4),
+        (2, "bf16", True, 4 + 2 * 2),
+        (8, "fp32", True, 0),
+        (8, "bf16", False, 3),
+    ],
 )
-def test_backward_of_attention_has_a_workspace(kv: int, dtype: str, gpu: bool, bytes_each: int) -> None:
-    """On GPUs dq in float32 with a number for each row, dk and dv of each query head if keys have fewer.
+def test_backward_of_attention_has_a_workspace(
+    kv: int, dtype: str, gpu: bool, bytes_each: int
+) -> None:
+    """On GPUs dq in float32 with a number for each row, dk and dv of each query head if keys have
+    fewer.
 
-    On CPUs scores and gradients of 256 × 512 pairs, in float32 and bfloat16: 3 bytes for each element of q.
+    On CPUs scores and gradients of 256 × 512 pairs, in float32 and bfloat16: 3 bytes for each
+    element of q.
     """
     text = ATTENDED.replace("KV", str(kv)).replace("TYPE", dtype)
     compiled = program(text.replace("gpu = GPU", "gpu = h100_sxm" if gpu else ""))
     elements, item = 1024 * 8 * 64, 2 if dtype == "bf16" else 4
     it = account(compiled).peak
     gradients = item * (elements + 2 * elements * kv // 8)
-    others = it.other - gradients - elements * bytes_each - (elements // 64 * 4 if gpu and bytes_each else 0)
+    others = (
+        it.other
+        - gradients
+        - elements * bytes_each
+        - (elements // 64 * 4 if gpu and bytes_each else 0)
+    )
     assert it.name in ("q", "k", "v", "y")
     assert 0 <= others <= item * elements + 2 * 1024 * 4 * item
 
@@ -157,7 +180,9 @@ def test_a_plan_that_does_not_fit() -> None:
 
 # ---- what would make it fit
 
-REMEDY = re.compile(r"`(.*?)`(?: with `(.*?)`)?(?: with `(.*?)`)? needs ([\d.,]+) GiB(, which fits)?")
+REMEDY = re.compile(
+    r"`(.*?)`(?: with `(.*?)`)?(?: with `(.*?)`)? needs ([\d.,]+) GiB(, which fits)?"
+)
 
 
 def remedies(source: Source) -> list[tuple[list[str], float, bool]]:
@@ -166,7 +191,11 @@ def remedies(source: Source) -> list[tuple[list[str], float, bool]]:
     assert found
     matches = [REMEDY.fullmatch(line) for line in found.help.splitlines()]
     return [
-        ([change for change in it.groups()[:3] if change], float(it[4].replace(",", "")), bool(it[5]))
+        (
+            [change for change in it.groups()[:3] if change],
+            float(it[4].replace(",", "")),
+            bool(it[5]),
+        )
         for it in matches
         if it
     ]
@@ -178,7 +207,12 @@ def changed(text: str, changes: list[str]) -> Program:
     for change in changes:
         section, body = change.removesuffix("}").split("{")
         bodies[section] = f"{bodies.get(section, '')} {body}"
-    return lower(resolve(plan(text), plan("\n".join(f"{section} {{ {body} }}" for section, body in bodies.items()))))
+    return lower(
+        resolve(
+            plan(text),
+            plan("\n".join(f"{section} {{ {body} }}" for section, body in bodies.items())),
+        )
+    )
 
 
 ACTIVATIONS = (
@@ -210,7 +244,9 @@ def test_what_a_plan_says_of_itself() -> None:
 def test_a_plan_of_experts_fits_and_does_not_with_the_published_mesh_and_schedule() -> None:
     """Which its comment gives, with what it would need."""
     source = load(PLANS / "deepseek_v3.scale")
-    text = re.sub(r"^mesh .*$", "mesh { pp = 16  edp = 2  ep = 64 }", source.text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^mesh .*$", "mesh { pp = 16  edp = 2  ep = 64 }", source.text, flags=re.MULTILINE
+    )
     text = text.replace("schedule = interleaved_1f1b(chunks=2)", "schedule = dualpipev").replace(
         "microbatch = 2", "microbatch = 1"
     )
@@ -236,7 +272,9 @@ def test_where_activations_are_most_of_it_state_is_not_what_helps() -> None:
     first, *_ = remedies(plan(ACTIVATIONS))
     assert first[0][0].startswith("train { ")
     assert first[2]
-    kinds = [changes[0].split(" =")[0] for changes, _, holds in remedies(plan(ACTIVATIONS)) if holds]
+    kinds = [
+        changes[0].split(" =")[0] for changes, _, holds in remedies(plan(ACTIVATIONS)) if holds
+    ]
     assert {"train { recompute", "train { microbatch"} >= {*kinds}
 
 
@@ -248,32 +286,50 @@ def test_where_state_is_most_of_it_the_mildest_stage_that_is_enough() -> None:
 
 def test_a_pipeline_has_more_stages_where_nothing_else_is_enough() -> None:
     assert [changes for changes, _, _ in remedies(plan(PIPELINE))] == [["state { zero 1 over dp }"]]
-    shared = PIPELINE.replace("mesh {", "state { parameters, optimizer over dp }\nmesh {").replace("420", "1000")
-    assert [changes for changes, _, _ in remedies(plan(shared))] == [["mesh { pp = 4  dp = 4  tp = 2 }"]]
+    shared = PIPELINE.replace("mesh {", "state { parameters, optimizer over dp }\nmesh {").replace(
+        "420", "1000"
+    )
+    assert [changes for changes, _, _ in remedies(plan(shared))] == [
+        ["mesh { pp = 4  dp = 4  tp = 2 }"]
+    ]
 
 
 def test_rows_that_the_compiler_makes_keep_to_what_the_gpu_has() -> None:
     """And what a rank needs is within it; where there are none, other changes come on top."""
-    rows = PIPELINE.replace("mesh {", "pipeline { schedule = auto(chunks=2) }\nmesh {").replace("420", "100")
-    wide = rows.replace("global_batch = 32", "global_batch = 512").replace("seq = 10", "seq = 16384")
+    rows = PIPELINE.replace("mesh {", "pipeline { schedule = auto(chunks=2) }\nmesh {").replace(
+        "420", "100"
+    )
+    wide = rows.replace("global_batch = 32", "global_batch = 512").replace(
+        "seq = 10", "seq = 16384"
+    )
     bound = "pipeline { schedule = auto(chunks=2, memory=13GiB) }"
     assert [(changes, holds) for changes, _, holds in remedies(plan(wide))] == [([bound], True)]
     found = remedies(plan(rows.replace("layers = 100", "layers = 420")))
     assert found[0][0] == [bound, "state { zero 1 over dp }"]
     assert found[0][2]
-    never = warned(plan(rows.replace("layers = 100", "layers = 1000").replace("hidden = 1024", "hidden = 65536")))
+    never = warned(
+        plan(
+            rows.replace("layers = 100", "layers = 1000").replace("hidden = 1024", "hidden = 65536")
+        )
+    )
     assert never
     assert never.help.startswith("shard parameters over more ranks")
 
 
 def test_changes_together_where_none_is_enough() -> None:
     *_, last = remedies(load(PLANS / "llama3_405b.scale"))
-    assert last == (["state { zero 3 over dp }", "train { recompute = full }"], pytest.approx(16.4), True)
+    assert last == (
+        ["state { zero 3 over dp }", "train { recompute = full }"],
+        pytest.approx(16.4),
+        True,
+    )
     assert "needs 16.4 GiB" in load(PLANS / "llama3_405b.scale").text.replace("\n# ", " ")
 
 
 def test_where_nothing_is_left_to_change() -> None:
-    text = STATE.replace("1300", "9000").replace("microbatch = 2", "microbatch = 1  recompute = full")
+    text = STATE.replace("1300", "9000").replace(
+        "microbatch = 2", "microbatch = 1  recompute = full"
+    )
     found = warned(plan(text.replace("mesh {", "state { zero 3 over dp }\nmesh {")))
     assert found
     assert found.help.startswith("shard parameters over more ranks")
@@ -334,19 +390,27 @@ def test_what_is_to_fit_no_gpu_is_not_known_to(capsys: pytest.CaptureFixture[str
     assert "warning[W0915]: the plan names no GPU" in capsys.readouterr().err
 
 
-def test_a_cpu_of_which_the_memory_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cpu_of_which_the_memory_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, own = tmp_path / "plan.scale", 'cluster { gpu = cpu  hardware = "mine.toml" }'
     (tmp_path / "mine.toml").write_text(T4.read_text().replace("[gpu]", '[gpu]\nname = "cpu"'))
     path.write_text(f'use "{PLANS / "tiny_llama.scale"}" {{ {own} }}')
     assert main(("explain", "memory", str(path))) == 0
-    told = "counted for the CPU: the memory of `cpu` is not known; `cluster { memory = 16GiB }` gives it\n"
+    told = (
+        "counted for the CPU: the memory of `cpu` is not known; `cluster { memory = 16GiB }`"
+        " gives it\n"
+    )
     assert told in capsys.readouterr().out
     assert main(("check", "--must-fit", str(path))) == 1
     assert "say it in `cluster`: `memory = 16GiB`" in capsys.readouterr().err
     path.write_text(f'use "{PLANS / "tiny_llama.scale"}" {{ {own}  train {{ recompute = auto }} }}')
     assert main(("check", str(path))) == 1
     told = capsys.readouterr().err
-    assert "error[E0419]: nothing says how much memory a rank has: the memory of `cpu` is not known" in told
+    assert (
+        "error[E0419]: nothing says how much memory a rank has: the memory of `cpu` is not known"
+        in told
+    )
     assert "or `memory = 16GiB` in `cluster`" in told
 
 

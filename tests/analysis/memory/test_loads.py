@@ -1,4 +1,6 @@
-"""Three accounts of a rank with experts: how they are shown, and by which it is said whether a plan fits."""
+"""Three accounts of a rank with experts: how they are shown, and by which it is said whether a
+plan fits.
+"""
 
 import json
 from pathlib import Path
@@ -52,11 +54,17 @@ def test_room_is_what_all_else_goes_by() -> None:
     assert balanced < room < worst
     assert account(program).needs == room
     narrow, *_ = needs(compiled(PLAN.replace("steps = 1", "steps = 1  room = 1")))
-    assert account(compiled(PLAN.replace("steps = 1", "steps = 1  room = 1"))).needs == narrow == balanced
+    assert (
+        account(compiled(PLAN.replace("steps = 1", "steps = 1  room = 1"))).needs
+        == narrow
+        == balanced
+    )
 
 
 def test_a_row_more_is_what_autograd_keeps_of_it() -> None:
-    """Of each layer the rows that came, what silu takes and gives, in float32; and what exchanges know of each row."""
+    """Of each layer the rows that came, what silu takes and gives, in float32; and what
+    exchanges know of each row.
+    """
     (_, (equal,)), (_, (more,)), _ = at_loads(compiled())
     assert more.activations - equal.activations == 4 * (ROWS // 4) * (3 * 64 * 4 + 2 * 8)
 
@@ -64,7 +72,12 @@ def test_a_row_more_is_what_autograd_keeps_of_it() -> None:
 def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`explain` and `compile` show the same, and `plan.json` has it in bytes."""
     (tmp_path / "tiny.scale").write_text(PLAN)
-    assert cli.main(["compile", str(tmp_path / "tiny.scale"), "--no-verify", "-o", str(tmp_path / "out")]) == 0
+    assert (
+        cli.main(
+            ["compile", str(tmp_path / "tiny.scale"), "--no-verify", "-o", str(tmp_path / "out")]
+        )
+        == 0
+    )
     compile_ = capsys.readouterr().out
     loads = json.loads((tmp_path / "out/plan.json").read_text())["memory"]["loads"]
     assert [(it["load"], it["rows"]["experts"], it["fits"]) for it in loads] == [
@@ -84,7 +97,9 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_exchanges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 4 layers two exchanges each way, of which rows that come back are those of the rank's experts."""
+    """Of 4 layers two exchanges each way, of which rows that come back are those of the rank's
+    experts.
+    """
     (tmp_path / "tiny.scale").write_text(PLAN)
     assert cli.main(["explain", "collectives", str(tmp_path / "tiny.scale")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -99,16 +114,24 @@ def test_the_exchanges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(("between", "fits"), [(0, False), (1, True)])
-def test_a_plan_fits_by_room(between: int, fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A GPU that holds an equal load but not 1.25 of it, and one that holds this but not the worst."""
+def test_a_plan_fits_by_room(
+    between: int, fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU that holds an equal load but not 1.25 of it, and one that holds this but not the
+    worst.
+    """
     sizes = needs(compiled())
     middle = sum(sizes[between : between + 2]) // 2
-    (tmp_path / "tiny.scale").write_text(PLAN.replace("memory = 1GiB", f"memory = {middle // 1024}KiB"))
+    (tmp_path / "tiny.scale").write_text(
+        PLAN.replace("memory = 1GiB", f"memory = {middle // 1024}KiB")
+    )
     assert cli.main(["check", "--must-fit", str(tmp_path / "tiny.scale")]) == (0 if fits else 1)
     err = capsys.readouterr().err
     assert ("W0901" not in err) == fits
     if not fits:
-        said = ", ".join(f"{name} {size / 2**30:,.1f}" for name, size in zip(NAMES, sizes, strict=True))
+        said = ", ".join(
+            f"{name} {size / 2**30:,.1f}" for name, size in zip(NAMES, sizes, strict=True)
+        )
         assert f"note: by the rows that a rank's experts get: {said} (GiB)" in err
 
 

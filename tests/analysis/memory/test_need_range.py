@@ -1,4 +1,6 @@
-"""The range of what a rank needs: its ends by hand, its verdict, and how reports and warnings say it."""
+"""The range of what a rank needs: its ends by hand, its verdict, and how reports and warnings
+say it.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,9 @@ def ends(of: Program, it: Account) -> tuple[int, int]:
 
 
 def test_the_ends_are_those_of_tensors_context_and_channels() -> None:
-    """3% less and 6% more tensors; half and twice the context; 12 to 32 of 24 channels for each of two groups."""
+    """3% less and 6% more tensors; half and twice the context; 12 to 32 of 24 channels for each
+    of two groups.
+    """
     compiled = program()
     it = account(compiled)
     groups = communicators(compiled)
@@ -39,7 +43,9 @@ def test_a_reserve_that_the_plan_says_is_known() -> None:
     compiled = program(PLAN.replace("gpu = h100_sxm", "gpu = h100_sxm  reserve = 5GiB"))
     it = account(compiled)
     low, high = ends(compiled, it)
-    assert (it.needs - low, high - it.needs) == pytest.approx((0.03 * it.total, 0.06 * it.total), abs=4)
+    assert (it.needs - low, high - it.needs) == pytest.approx(
+        (0.03 * it.total, 0.06 * it.total), abs=4
+    )
 
 
 def test_on_the_cpu_it_is_one_number() -> None:
@@ -52,8 +58,14 @@ def test_on_the_cpu_it_is_one_number() -> None:
 def test_experts_may_get_equal_loads() -> None:
     compiled = compile_plan(load(PLANS / "qwen3_30b_a3b.scale"))
     it = account(compiled)
-    balanced = next(max(each.needs for each in of) for load_, of in at_loads(compiled) if load_.name == "balanced")
-    reason = next(each for each in need_range(compiled, it).reasons if each.what.startswith("rows of experts"))
+    balanced = next(
+        max(each.needs for each in of)
+        for load_, of in at_loads(compiled)
+        if load_.name == "balanced"
+    )
+    reason = next(
+        each for each in need_range(compiled, it).reasons if each.what.startswith("rows of experts")
+    )
     assert (reason.less, reason.more) == (it.needs - balanced, 0)
     assert reason.less > 0
 
@@ -85,7 +97,12 @@ def test_the_verdict_goes_by_the_range(
     """A GPU with more than all of it, than the likely value, than the lower end, and with less."""
     it = account(program())
     low, high = ends(program(), it)
-    rooms = {"above": high + MIB, "over": it.needs + MIB, "under": it.needs - MIB, "below": low - MIB}
+    rooms = {
+        "above": high + MIB,
+        "over": it.needs + MIB,
+        "under": it.needs - MIB,
+        "below": low - MIB,
+    }
     path = tmp_path / "tiny.scale"
     path.write_text(sized(rooms[place] / GIB))
     assert main(("explain", "memory", str(path))) == 0

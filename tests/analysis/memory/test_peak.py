@@ -49,7 +49,10 @@ def test_a_llama(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fused(shape: str, mesh: str, precision: str, tmp_path: Path) -> None:
     """With the functions of kernels; what these hold where they launch is not known here."""
-    train = f"train {{ global_batch = 16  microbatch = 4  precision = {precision}  kernels = triton  logits = chunk }}"
+    train = (
+        f"train {{ global_batch = 16  microbatch = 4  precision = {precision}  kernels ="
+        f" triton  logits = chunk }}"
+    )
     text = f'use "tiny_llama.scale" {{ {SHAPES[shape]}  {train} }}\nmesh {{ {mesh} }}\n'
     module, program = compiled(text, tmp_path)
     _near(peak(module, 16), account(program))
@@ -85,20 +88,34 @@ AGAIN = ["full", "selective(attention)", "every(2, layers)", "every(3, layers)",
 @pytest.mark.parametrize("mesh", MESHES)
 def test_done_again(mesh: str, recompute: str, tmp_path: Path) -> None:
     """Of 4 layers."""
-    train = f"train {{ seq = 256  global_batch = 16  microbatch = 4  precision = bf16  recompute = {recompute} }}"
-    text = f'use "tiny_llama.scale" {{ dims {{ vocab = 64  layers = 4 }}  {train} }}\nmesh {{ {mesh} }}\n'
+    train = (
+        f"train {{ seq = 256  global_batch = 16  microbatch = 4  precision = bf16  recompute ="
+        f" {recompute} }}"
+    )
+    text = (
+        f'use "tiny_llama.scale" {{ dims {{ vocab = 64  layers = 4 }}  {train} }}\nmesh {{'
+        f" {mesh} }}\n"
+    )
     module, program = compiled(text, tmp_path)
     _near(peak(module, 16), account(program))
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("recompute", "batch"), [("none", 16), ("full", 4)], ids=["four microbatches", "one, again"])
+@pytest.mark.parametrize(
+    ("recompute", "batch"), [("none", 16), ("full", 4)], ids=["four microbatches", "one, again"]
+)
 @pytest.mark.parametrize("state", STATES)
 def test_shared_state(state: str, recompute: str, batch: int, tmp_path: Path) -> None:
     """Wide layers, so that what layers have of weights and gradients is much of it."""
-    train = f"train {{ seq = 128  global_batch = {batch}  microbatch = 2  precision = bf16  recompute = {recompute} }}"
+    train = (
+        f"train {{ seq = 128  global_batch = {batch}  microbatch = 2  precision = bf16 "
+        f" recompute = {recompute} }}"
+    )
     dims = "dims { vocab = 64  hidden = 128  ffn = 768  layers = 5 }"
-    text = f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{ {STATES[state]} }}\n'
+    text = (
+        f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{'
+        f" {STATES[state]} }}\n"
+    )
     module, program = compiled(text, tmp_path)
     _near(peak(module, batch), account(program))
 
@@ -110,7 +127,10 @@ def test_few_tokens(state: str, reduce: str, tmp_path: Path) -> None:
     """Gradients are most of it, and what is made of them to be added and sent."""
     train = f"train {{ seq = 16  global_batch = 4  microbatch = 1  precision = bf16  {reduce} }}"
     dims = "dims { vocab = 64  hidden = 128  ffn = 768  layers = 5 }"
-    text = f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{ {STATES[state]} }}\n'
+    text = (
+        f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{'
+        f" {STATES[state]} }}\n"
+    )
     module, program = compiled(text, tmp_path)
     _near(peak(module, 4), account(program))
 
@@ -119,12 +139,20 @@ def test_few_tokens(state: str, reduce: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("ranks", "recompute"), [(2, "none"), (4, "full")])
 @pytest.mark.parametrize("how", ["", "as zigzag", "via ring", "as zigzag via ring", "via ulysses"])
-def test_context_parallel(how: str, ranks: int, recompute: str, precision: str, tmp_path: Path) -> None:
+def test_context_parallel(
+    how: str, ranks: int, recompute: str, precision: str, tmp_path: Path
+) -> None:
     """The rank with most: contiguous parts of a causal sequence see unequal numbers of keys."""
     ranks = 2 if "ulysses" in how else ranks
-    train = f"train {{ seq = {256 * ranks}  global_batch = 4  microbatch = 4  precision = {precision} }}"
+    train = (
+        f"train {{ seq = {256 * ranks}  global_batch = 4  microbatch = 4  precision ="
+        f" {precision} }}"
+    )
     dims, again = "dims { vocab = 32 }", f"train {{ recompute = {recompute} }}"
-    text = f'use "tiny_llama.scale" {{ {dims}  {train}  {again} }}\nmesh {{ cp = {ranks}  dp = 1  tp = 1 }}\n'
+    text = (
+        f'use "tiny_llama.scale" {{ {dims}  {train}  {again} }}\nmesh {{ cp = {ranks}  dp = 1 '
+        f" tp = 1 }}\n"
+    )
     module, program = compiled(f"{text}shard {{ seq over cp {how} }}\n", tmp_path)
     _near(max(peaks(module, 4)), account(program))
 
@@ -170,7 +198,10 @@ train {{
 def test_a_model(name: str, kernels: str, tmp_path: Path) -> None:
     model = next(model for model in MODELS if model.file == name)
     case = replace(
-        SP if name in ("distilbert", "gpt2") else ONE, kv=2 if model.grouped else 4, precision="fp32", kernels=kernels
+        SP if name in ("distilbert", "gpt2") else ONE,
+        kv=2 if model.grouped else 4,
+        precision="fp32",
+        kernels=kernels,
     )
     module, program = compiled(of_model(model, case).replace("seq = 8", "seq = 128"), tmp_path)
     _near(peak(module, module.PLAN.global_batch), account(program))

@@ -1,4 +1,6 @@
-"""The account of a pipeline's ranks against what these hold, to the byte; and the fullest moment of their rows."""
+"""The account of a pipeline's ranks against what these hold, to the byte; and the fullest
+moment of their rows.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,9 @@ CASES = {
     "1f1b": SP,
     "16 bit": replace(SP, precision="bf16", model="tied"),
     "interleaved": replace(SP, schedule="interleaved_1f1b(chunks=2)", optimizer="momentum"),
-    "shared state": Case(pp=2, dp=2, microbatches=2, layers=4, state="zero 1 over dp", optimizer="groups"),
+    "shared state": Case(
+        pp=2, dp=2, microbatches=2, layers=4, state="zero 1 over dp", optimizer="groups"
+    ),
     "freed when stages end": Case(
         pp=2,
         dp=2,
@@ -36,16 +40,24 @@ CASES = {
     "some layers again": replace(SP, recompute="every(2, layers)", schedule="zbv"),
     "ops again": replace(SP, recompute="selective(attention, silu)", gathered="regather"),
     "every op": replace(SP, model="every", kv=4),
-    "experts": Case(pp=2, ep=2, model="two", experts="ep", microbatches=2, layers=4, schedule="zb_h1"),
+    "experts": Case(
+        pp=2, ep=2, model="two", experts="ep", microbatches=2, layers=4, schedule="zb_h1"
+    ),
     "experts with losses": replace(SP, model="losses", experts="tp", recompute="full", layers=4),
     "fused": replace(SP, kernels="triton", precision="bf16"),
-    "fused, vocabulary whole": replace(SP, kernels="triton", vocab=False, model="tied", schedule="zb_h1"),
+    "fused, vocabulary whole": replace(
+        SP, kernels="triton", vocab=False, model="tied", schedule="zb_h1"
+    ),
 }
 BIASED = {
     f"{name}, bias": plan_text(CASES[name]).replace(head, f"{head} + b_head[vocab]")
     for name, head in (("fused", "@ head[hidden -> vocab]"), ("fused, vocabulary whole", "@ wte"))
 }
-TEXTS = {name: plan_text(case) for name, case in CASES.items()} | BIASED | {"cuts that differ": unlike()}
+TEXTS = (
+    {name: plan_text(case) for name, case in CASES.items()}
+    | BIASED
+    | {"cuts that differ": unlike()}
+)
 
 
 @pytest.mark.sample(2)
@@ -95,7 +107,9 @@ def test_the_fullest_rank(schedule: str, ranks: int, tmp_path: Path) -> None:
 
 
 def test_two_values_that_begin_as_one_are_two_messages(tmp_path: Path) -> None:
-    """The sum that leaves the layers is a sum's term and a repeat's carry: its gradients come back apart."""
+    """The sum that leaves the layers is a sum's term and a repeat's carry: its gradients come
+    back apart.
+    """
     module, program = compiled(piped("a sum that a sum and a repeat use", "zb_h1"), tmp_path)
     found = [it.peak.bytes for it in accounts(program)]
     assert found == pytest.approx(peaks(module, module.PLAN.global_batch), rel=0.01)
@@ -104,10 +118,14 @@ def test_two_values_that_begin_as_one_are_two_messages(tmp_path: Path) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("options", ["precision = fp32", "precision = bf16  reduce = bf16"])
 def test_the_fullest_moment_of_shared_state(options: str, tmp_path: Path) -> None:
-    _check_fullest(_text("gpipe", 1024, 1536, 4, dp=2, state="zero 3 over dp", options=options), tmp_path)
+    _check_fullest(
+        _text("gpipe", 1024, 1536, 4, dp=2, state="zero 3 over dp", options=options), tmp_path
+    )
 
 
-def _text(schedule: str, vocab: int, ffn: int, layers: int, dp: int, state: str, options: str) -> str:
+def _text(
+    schedule: str, vocab: int, ffn: int, layers: int, dp: int, state: str, options: str
+) -> str:
     return f"""use "models/llama.scale" {{
   dims {{ vocab = {vocab}  hidden = 64  heads = 4  kv_heads = 2  ffn = {ffn}  layers = {layers} }}
 }}
@@ -126,4 +144,6 @@ train {{
 def _check_fullest(text: str, folder: Path) -> None:
     module, program = compiled(text, folder)
     found = [it.peak.bytes for it in accounts(program)]
-    assert found == pytest.approx(peaks(module, module.PLAN.global_batch), rel=0.03), accounts(program)
+    assert found == pytest.approx(peaks(module, module.PLAN.global_batch), rel=0.03), accounts(
+        program
+    )

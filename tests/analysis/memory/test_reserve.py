@@ -47,7 +47,10 @@ def test_pieces_are_all_of_a_part(tmp_path: Path) -> None:
 
 
 def test_the_update_is_the_peak_where_little_is_kept_for_backward() -> None:
-    plain, watched = (account(compile_plan(Source("tiny.scale", plan_text(CASES[0]) + more))) for more in ("", WATCH))
+    plain, watched = (
+        account(compile_plan(Source("tiny.scale", plan_text(CASES[0]) + more)))
+        for more in ("", WATCH)
+    )
     assert watched.peak.where == "update"
     assert watched.state == plain.state
     assert watched.total >= plain.always + reserve.KEYS + reserve.PRODUCTS
@@ -57,10 +60,17 @@ def test_the_update_is_the_peak_where_little_is_kept_for_backward() -> None:
 def test_both_reports_tell_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = tmp_path / "mine.scale"
     use = f'use "{PLANS / "llama3_8b.scale"}"'
-    plan.write_text(f"{use} watch {{ copies every 100  replay every 1000  skips = 1  spikes = skip(10) }}")
+    plan.write_text(
+        f"{use} watch {{ copies every 100  replay every 1000  skips = 1  spikes = skip(10) }}"
+    )
     assert main(["explain", "time", "--no-advice", str(plan)]) == 0
     said = capsys.readouterr().out
-    for words in ("\nwatch, besides ", "\ncopies every 100 ", "\nreplay every 1000 ", "\nspikes = skip(10.0) "):
+    for words in (
+        "\nwatch, besides ",
+        "\ncopies every 100 ",
+        "\nreplay every 1000 ",
+        "\nspikes = skip(10.0) ",
+    ):
         assert words in said
     assert main(["explain", "memory", str(plan)]) == 0
     assert "\nwatch: 292.0 MiB during the update, for hashes, whose keys" in capsys.readouterr().out

@@ -1,6 +1,8 @@
-"""The account against what emitted programs hold on gloo ranks, to the byte: what is kept for backward, and state.
+"""The account against what emitted programs hold on gloo ranks, to the byte: what is kept for
+backward, and state.
 
-Attention on the CPU is torch's flash kernel, or, with a cap or dropout, what scalec's runtime does in its place.
+Attention on the CPU is torch's flash kernel, or, with a cap or dropout, what scalec's runtime does
+in its place.
 """
 
 from collections import Counter
@@ -30,9 +32,13 @@ def test_the_account_is_what_is_held(name: str, tmp_path: Path) -> None:
     module, program = compiled(TEXTS[name], tmp_path)
     (it,), ranks = accounts_of(with_load(program, 1)), measure(module, module.PLAN.global_batch)
     kinds = {kind for rank in ranks for kind in rank.kept}
-    if AGAIN not in kinds and any(claim.dim == SEQUENCE and claim.axis == "cp" for claim in program.claims):
+    if AGAIN not in kinds and any(
+        claim.dim == SEQUENCE and claim.axis == "cp" for claim in program.claims
+    ):
         # masks are of different sizes; the account is the largest
-        assert {kind: max(rank.kept.get(kind, 0) for rank in ranks) for kind in kinds} == _by_kind(it)
+        assert {kind: max(rank.kept.get(kind, 0) for rank in ranks) for kind in kinds} == _by_kind(
+            it
+        )
         ranks = [replace(rank, kept=_by_kind(it)) for rank in ranks]
     for rank in ranks:
         apart = AGAIN not in rank.kept and name not in SLICES

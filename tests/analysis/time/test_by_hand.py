@@ -28,7 +28,10 @@ from scalec.compiler.ops import Message
 from scalec.compiler.ops.work import Scores, Work
 
 RANKS = 2
-MATRICES, NORMS = LAYERS * (HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 2 * HIDDEN * FFN), LAYERS * HIDDEN
+MATRICES, NORMS = (
+    LAYERS * (HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 2 * HIDDEN * FFN),
+    LAYERS * HIDDEN,
+)
 TABLES = 2 * VOCAB * HIDDEN
 
 INSTANT = evolve(
@@ -48,9 +51,12 @@ def rows(program: Program, *kinds: str) -> list[OpRow]:
 
 
 def test_tensor_parallel_steps_wait_for_all_reduces() -> None:
-    """Of x after the embedding, and twice in a layer, forward and backward; backward of the head, too."""
+    """Of x after the embedding, and twice in a layer, forward and backward; backward of the
+    head, too.
+    """
     program = compiled(f"tp = {RANKS}", "vocab, heads, kv_heads, ffn over tp")
-    x, of_tokens = SEQ * HIDDEN * 2, 3 * SEQ * 4  # the largest logit, the sum of exponentials, the label's logit
+    # the largest logit, the sum of exponentials, the label's logit
+    x, of_tokens = SEQ * HIDDEN * 2, 3 * SEQ * 4
     sent = BATCH * (x * (1 + 4 * LAYERS + 1) + of_tokens) * 2 * (RANKS - 1) / RANKS
     found = step_time(program, INSTANT)
     assert found.seconds == pytest.approx(sent / INSTANT.link, rel=1e-3)  # and the norm, a number
@@ -58,7 +64,9 @@ def test_tensor_parallel_steps_wait_for_all_reduces() -> None:
 
 
 def test_tensor_parallel_steps_move_each_gradient_as_often_as_they_run() -> None:
-    """A microbatch adds gradients of 2 bytes to sums of 4; a step clears these, updates, and casts parameters."""
+    """A microbatch adds gradients of 2 bytes to sums of 4; a step clears these, updates, and
+    casts parameters.
+    """
     program = compiled(f"tp = {RANKS}", "vocab, heads, kv_heads, ffn over tp")
     own = (MATRICES + TABLES) // RANKS + NORMS
     assert not [row for row in rows(program, "cast") if row.where == "backward"]
@@ -66,25 +74,38 @@ def test_tensor_parallel_steps_move_each_gradient_as_often_as_they_run() -> None
     assert sum(row.bytes for row in rows(program, "update")) == own * 4 * 7
     assert sum(row.bytes for row in rows(program, "cast")) == own * (4 + 2)
     sums = step_time(program, evolve(INSTANT, memory=HARDWARE.memory)).kinds["memory-bound"]
-    without = sum(row.bytes for row in op_rows(program, HARDWARE) if row.where != "step" and not row.operations)
-    assert sums * HARDWARE.memory_rate == pytest.approx(without + BATCH * own * (2 + 4 + 4), rel=1e-9)
+    without = sum(
+        row.bytes
+        for row in op_rows(program, HARDWARE)
+        if row.where != "step" and not row.operations
+    )
+    assert sums * HARDWARE.memory_rate == pytest.approx(
+        without + BATCH * own * (2 + 4 + 4), rel=1e-9
+    )
 
 
 def test_steps_of_zero_3_gather_twice_and_reduce_once_a_microbatch() -> None:
-    """Over nodes of two, whose adapters carry a group's data once; layers in turn, all else once a step."""
+    """Over nodes of two, whose adapters carry a group's data once; layers in turn, all else
+    once a step.
+    """
     program = compiled("dp = 4", "batch over dp", "state { zero 3 over dp }")
     on, counts = evolve(INSTANT, ranks_per_node=2, network=HARDWARE.link / 3), BATCH // 4
     layers = MATRICES + NORMS
-    sent = (counts * layers * (2 + 2 + 4) + TABLES * (2 + 4)) * 3 / 4  # gathers in bf16, sums in f32
+    # gathers in bf16, sums in f32
+    sent = (counts * layers * (2 + 2 + 4) + TABLES * (2 + 4)) * 3 / 4
     found = step_time(program, on)
-    cleared, updated = (sum(row.bytes for row in rows(program, kind)) for kind in ("pack", "update"))
+    cleared, updated = (
+        sum(row.bytes for row in rows(program, kind)) for kind in ("pack", "update")
+    )
     padded = 0.03  # at most, of flat buffers
     assert found.seconds == pytest.approx(sent / on.network, rel=padded)
     assert cleared == pytest.approx(4 * (counts * layers + TABLES), rel=padded)
     assert updated == pytest.approx((layers + TABLES) * 7, rel=padded)
 
 
-@pytest.mark.parametrize(("optimizer", "moved"), [("sgd { lr = 0.1 }", 3), ("sgd { lr = 0.1  momentum = 0.9 }", 5)])
+@pytest.mark.parametrize(
+    ("optimizer", "moved"), [("sgd { lr = 0.1 }", 3), ("sgd { lr = 0.1  momentum = 0.9 }", 5)]
+)
 def test_an_update_moves_what_its_optimizer_keeps(optimizer: str, moved: int) -> None:
     found = rows(compiled(optimizer=optimizer), "update")
     assert sum(row.bytes for row in found) == (MATRICES + NORMS + TABLES) * 4 * moved
@@ -108,9 +129,13 @@ def attention_seconds(on: Hardware, dtype: str = "bf16", *, torch_picks: bool) -
     return of_work("attention", Work(dtype, scores=scores), on)["attention"]
 
 
-@pytest.mark.parametrize(("gpu", "picked"), [("h100_sxm", 529e12), ("h200", 529e12), ("a100_80gb", 198e12)])
+@pytest.mark.parametrize(
+    ("gpu", "picked"), [("h100_sxm", 529e12), ("h200", 529e12), ("a100_80gb", 198e12)]
+)
 def test_attention_has_the_rate_of_the_kernel_that_serves_it(gpu: str, picked: float) -> None:
-    """Of cuDNN on an H100, where torch picks the kernel; of FlashAttention-2 elsewhere, and on an A100."""
+    """Of cuDNN on an H100, where torch picks the kernel; of FlashAttention-2 elsewhere, and on
+    an A100.
+    """
     on = named(gpu)
     assert on
     operations = 4 * 32 * (8192 * 8193 // 2) * 128
@@ -124,11 +149,15 @@ def test_what_was_measured_is_before_what_is_published() -> None:
     assert on
     own = Attention("attention", 128, 8192, 400e12, 300e12)
     on = evolve(on, measured=evolve(on.measured, attention=(*on.measured.attention, own)))
-    assert attention_seconds(on, torch_picks=True) == pytest.approx(attention_seconds(on, torch_picks=False))
+    assert attention_seconds(on, torch_picks=True) == pytest.approx(
+        attention_seconds(on, torch_picks=False)
+    )
 
 
 def test_published_rates_are_of_two_bytes() -> None:
     """A GPU computes float32 slower by its own peak."""
     on = named("h100_sxm")
     assert on
-    assert attention_seconds(on, "f32", torch_picks=True) > 2 * attention_seconds(on, torch_picks=True)
+    assert attention_seconds(on, "f32", torch_picks=True) > 2 * attention_seconds(
+        on, torch_picks=True
+    )

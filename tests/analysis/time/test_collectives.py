@@ -23,7 +23,9 @@ INSTANT = Group(ranks=64, near=8, link=inf, network=inf, link_latency=NEAR, netw
 
 
 def ring_steps(ranks: int, near: int) -> float:
-    """Seconds of the hops from rank 0 once around a ring, in which a node's ranks follow each other."""
+    """Seconds of the hops from rank 0 once around a ring, in which a node's ranks follow each
+    other.
+    """
     crossed = [(rank + 1) // near != rank // near for rank in range(ranks - 1)]
     return sum(FAR if is_crossing else NEAR for is_crossing in crossed)
 
@@ -49,10 +51,14 @@ def test_a_large_all_reduce_takes_the_ring_which_holds_the_whole_bandwidth() -> 
 
 
 def test_between_nodes_the_bytes_decide_between_tree_and_ring() -> None:
-    """A tree holds 92% of the adapters' 400 GB/s; steps of a ring's all-reduce take 1.4 times a gather's."""
+    """A tree holds 92% of the adapters' 400 GB/s; steps of a ring's all-reduce take 1.4 times a
+    gather's.
+    """
     many = evolve(INSTANT, ranks=512, network=50e9)
     small = 64e6 * 511 / 512 / 400e9
-    assert get_collective_seconds("all_reduce", 64e6, many) == pytest.approx(2 * (small / 0.92 + 7 * NEAR + 6 * FAR))
+    assert get_collective_seconds("all_reduce", 64e6, many) == pytest.approx(
+        2 * (small / 0.92 + 7 * NEAR + 6 * FAR)
+    )
     two = evolve(many, ranks=16)
     large = 1e9 * 15 / 16 / 400e9
     steps = 1.4 * ring_steps(16, 8)
@@ -62,7 +68,9 @@ def test_between_nodes_the_bytes_decide_between_tree_and_ring() -> None:
 def test_a_node_with_one_rank_gathers_by_levels_where_that_is_faster() -> None:
     """PAT: log2 of the nodes of 2/7 of a network's step each, and 2.8 us a rank."""
     alone = evolve(INSTANT, ranks=256, near=1)
-    assert get_collective_seconds("all_gather", 1.0, alone) == pytest.approx(8 * FAR / 3.5 + 256 * 2.8e-6)
+    assert get_collective_seconds("all_gather", 1.0, alone) == pytest.approx(
+        8 * FAR / 3.5 + 256 * 2.8e-6
+    )
     slow = evolve(alone, network=1e9)  # PAT holds three quarters of a ring's bandwidth
     assert get_collective_seconds("all_gather", 256e9, slow) == pytest.approx(255 + 255 * FAR)
 
@@ -99,9 +107,11 @@ def seconds_of_8b(ranks: int) -> float:
 
 
 def test_sharded_parameters_cost_more_the_more_ranks_they_are_gathered_from() -> None:
-    """8B, a sequence of 8,192 tokens a GPU: rings of 256 hide behind a layer, rings of 4,096 take three times as long.
+    """8B, a sequence of 8,192 tokens a GPU: rings of 256 hide behind a layer, rings of 4,096 take
+    three times as long.
 
-    A ring of 4,096 ranks on 512 nodes takes 3,584 · 5 + 511 · 17 us = 26.6 ms, of which there are three a layer.
+    A ring of 4,096 ranks on 512 nodes takes 3,584 · 5 + 511 · 17 us = 26.6 ms, of which there are
+    three a layer.
     """
     few, many = (seconds_of_8b(ranks) for ranks in (256, 4096))
     layers = 32

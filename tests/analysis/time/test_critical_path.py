@@ -16,7 +16,12 @@ from scalec.compiler.analysis.time.step import step_time
 
 
 @settings(max_examples=25)
-@given(st.sampled_from(sorted(PROGRAMS)), st.floats(6.0, 13.0), st.floats(6.0, 13.0), st.floats(-8.0, -3.0))
+@given(
+    st.sampled_from(sorted(PROGRAMS)),
+    st.floats(6.0, 13.0),
+    st.floats(6.0, 13.0),
+    st.floats(-8.0, -3.0),
+)
 def test_the_path_is_as_long_as_the_step(name: str, link: float, network: float, op: float) -> None:
     """On links and hosts of any speed."""
     on = evolve(HARDWARE, link=10**link, network=10**network, op=10**op)

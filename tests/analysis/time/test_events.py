@@ -1,4 +1,6 @@
-"""Events of a predicted step: they are what its account sums up, and no stream does two things at once."""
+"""Events of a predicted step: they are what its account sums up, and no stream does two things
+at once.
+"""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -25,7 +27,9 @@ def test_events_add_up_to_the_account(name: str) -> None:
             spent[event.kind] += event.end - event.begin
         sent += (event.end - event.begin) * isinstance(event.stream, tuple)
     kinds = {kind: seconds for kind, seconds in spent.items() if seconds > 1e-12}
-    assert kinds == pytest.approx({kind: s for kind, s in found.kinds.items() if s > 1e-12}, rel=1e-6)
+    assert kinds == pytest.approx(
+        {kind: s for kind, s in found.kinds.items() if s > 1e-12}, rel=1e-6
+    )
     assert sent == pytest.approx(sum(found.sent.values()), rel=1e-6)
 
 
@@ -45,8 +49,14 @@ def test_each_stream_does_one_thing_at_a_time_and_the_gpu_something_all_the_time
 
 @pytest.mark.parametrize("name", ["one rank", "zero 3, far ahead", "ring", "pipeline"])
 def test_where_there_are_too_many_iterations_are_one_event(name: str) -> None:
-    few, all = (events_of(PROGRAMS[name], HARDWARE, most=most)[rank_of(PROGRAMS[name])] for most in (0, inf))
+    few, all = (
+        events_of(PROGRAMS[name], HARDWARE, most=most)[rank_of(PROGRAMS[name])] for most in (0, inf)
+    )
     few_gpu, all_gpu = ([it for it in of if it.stream == GPU] for of in (few, all))
     assert len(few) < len(all)
-    assert sum(it.end - it.begin for it in few_gpu) == pytest.approx(sum(it.end - it.begin for it in all_gpu))
-    assert any(it.kind.endswith(ITERATIONS) for it in few) or any(it.stream == ACTIONS for it in few)
+    assert sum(it.end - it.begin for it in few_gpu) == pytest.approx(
+        sum(it.end - it.begin for it in all_gpu)
+    )
+    assert any(it.kind.endswith(ITERATIONS) for it in few) or any(
+        it.stream == ACTIONS for it in few
+    )

@@ -1,4 +1,6 @@
-"""`scalec calibrate --fit`: figures that were changed are found, a line that differs by itself is none, mistakes."""
+"""`scalec calibrate --fit`: figures that were changed are found, a line that differs by itself
+is none, mistakes.
+"""
 
 import json
 import re
@@ -11,7 +13,13 @@ from attrs import evolve
 
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware, hardware
-from scalec.compiler.analysis.hardware.description import Attention, Collective, Measured, Moved, Product
+from scalec.compiler.analysis.hardware.description import (
+    Attention,
+    Collective,
+    Measured,
+    Moved,
+    Product,
+)
 from scalec.compiler.analysis.time.clocks import StepTime
 from scalec.compiler.analysis.time.fit import FIGURES, Fit, fit, slower
 from scalec.compiler.analysis.time.profile import KINDS, Profile, Seconds, beside, read_profile
@@ -35,7 +43,9 @@ RECORDED = {
 
 @cache
 def _compiled(plan: str) -> tuple[Program, Hardware]:
-    program = compile_plan(Source(str(PLANS / "fitted.scale"), f'use "{plan}.scale"\ncluster {{ gpu = h100_sxm }}\n'))
+    program = compile_plan(
+        Source(str(PLANS / "fitted.scale"), f'use "{plan}.scale"\ncluster {{ gpu = h100_sxm }}\n')
+    )
     on = hardware(program)
     assert on
     return program, on
@@ -48,7 +58,8 @@ def _as_profile(time: StepTime, times: Mapping[str, float] | None = None) -> Pro
     blank = Profile("cuda", 3, (0,), named)
     lines = {it.name: it.predicted for it in beside(blank, time) if it.name in named}
     longer = {
-        name: {kind: each * (times or {}).get(name, 1) for kind, each in it.items()} for name, it in lines.items()
+        name: {kind: each * (times or {}).get(name, 1) for kind, each in it.items()}
+        for name, it in lines.items()
     }
     return Profile("cuda", 3, (0,), longer)
 
@@ -57,13 +68,18 @@ def _as_profile(time: StepTime, times: Mapping[str, float] | None = None) -> Pro
 @pytest.mark.parametrize(
     ("plan", "planted"),
     [
-        ("llama3_70b", {"products": 0.9, "attention": 1.3, "memory-bound ops": 1.25, "links in a node": 1.5}),
+        (
+            "llama3_70b",
+            {"products": 0.9, "attention": 1.3, "memory-bound ops": 1.25, "links in a node": 1.5},
+        ),
         ("llama3_405b", {"links between nodes": 1.6, "products": 1.1}),
         ("tiny_llama", {"issuing an op": 1.4}),
         ("tiny_pipeline", {"shortest kernels": 2.0, "issuing a collective": 1.5}),
     ],
 )
-def test_figures_that_steps_were_planted_with_are_found(plan: str, planted: Mapping[str, float]) -> None:
+def test_figures_that_steps_were_planted_with_are_found(
+    plan: str, planted: Mapping[str, float]
+) -> None:
     program, on = _compiled(plan)
     other = on
     for figure in FIGURES:
@@ -89,19 +105,29 @@ def test_measured_seconds_are_longer_too() -> None:
         products=(Product("bf16", 8, 8, 8, 1, 1.0),),
         attention=(Attention("a", 8, 8, 4.0, 2.0),),
         moved=(Moved("add", 8, 1.0),),
-        collectives=(Collective("all_reduce", 2, 1, 8, 1.0), Collective("all_reduce", 2, 2, 8, 1.0)),
+        collectives=(
+            Collective("all_reduce", 2, 1, 8, 1.0),
+            Collective("all_reduce", 2, 2, 8, 1.0),
+        ),
     )
     on = evolve(_compiled("tiny_llama")[1], measured=rows)
-    products, attention, moved, near, far = (slower(on, FIGURES[at], 2.0).measured for at in (0, 1, 2, 4, 5))
+    products, attention, moved, near, far = (
+        slower(on, FIGURES[at], 2.0).measured for at in (0, 1, 2, 4, 5)
+    )
     assert products == evolve(rows, products=(Product("bf16", 8, 8, 8, 1, 2.0),))
     assert attention == evolve(rows, attention=(Attention("a", 8, 8, 2.0, 1.0),))
     assert moved == evolve(rows, moved=(Moved("add", 8, 2.0),))
-    assert [[it.seconds for it in each.collectives] for each in (near, far)] == [[2.0, 1.0], [1.0, 2.0]]
+    assert [[it.seconds for it in each.collectives] for each in (near, far)] == [
+        [2.0, 1.0],
+        [1.0, 2.0],
+    ]
 
 
 def _folder(folder: Path, lines: Mapping[str, Mapping[str, float]], device: str = "cuda") -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "rank00000-lines.json").write_text(json.dumps({"device": device, "steps": 3, "lines": lines}))
+    (folder / "rank00000-lines.json").write_text(
+        json.dumps({"device": device, "steps": 3, "lines": lines})
+    )
     return folder
 
 
@@ -111,7 +137,9 @@ def _fitted(tmp_path: Path, folder: Path, plan: str, *more: str) -> int:
     return cli.main(["calibrate", str(path), *more, "--fit", str(folder)])
 
 
-def test_a_person_is_told_which_ops_and_figures_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_person_is_told_which_ops_and_figures_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program, on = _compiled("llama3_70b")
     slow = slower(on, FIGURES[0], 1.12)
     folder = _folder(tmp_path / "p", _as_profile(step_time(program, slow)).lines)
@@ -126,7 +154,9 @@ def test_a_person_is_told_which_ops_and_figures_differ(tmp_path: Path, capsys: p
     after = out[out.index(lines[0]) + 1 : out.index(lines[1])]
     assert all(line.startswith("  ") for line in after)
     assert any(line.startswith("  contracts _y.3, forward ") for line in after)
-    assert any(line.startswith("  coerce m.1, forward ") and line.rstrip().endswith(")") for line in after)
+    assert any(
+        line.startswith("  coerce m.1, forward ") and line.rstrip().endswith(")") for line in after
+    )
     (row,) = [line.split() for line in out if line.startswith("products ")]
     assert row[1:3] == ["+10%", "[gpu]"]  # contention beside what is sent takes the rest
     assert row[7:9] == ["0.67,", "fp8"]
@@ -143,7 +173,13 @@ def test_of_measured_seconds_a_person_is_told_the_times() -> None:
     lines = tuple(beside(profile, step_time(program, on)))
     text = fitted(profile, lines, report(program, on), Fit(on, {"products": 1.5}, lines))
     (row,) = [line for line in text.splitlines() if line.startswith("products ")]
-    assert re.split("  +", row) == ["products", "+50%", "[[product]] seconds", "as measured", "1.5 times that"]
+    assert re.split("  +", row) == [
+        "products",
+        "+50%",
+        "[[product]] seconds",
+        "as measured",
+        "1.5 times that",
+    ]
 
 
 def test_a_recorded_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,11 +196,16 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "p"
     assert _fitted(tmp_path, folder, "tiny_llama") == 2
     assert "has no profile: train with SCALEC_PROFILE=" in capsys.readouterr().err
-    assert _fitted(tmp_path, _folder(folder, {"other.scale:3": {"compute": 1.0}}), "tiny_llama") == 2
+    assert (
+        _fitted(tmp_path, _folder(folder, {"other.scale:3": {"compute": 1.0}}), "tiny_llama") == 2
+    )
     assert "is of another plan: this one has no line other.scale:3" in capsys.readouterr().err
     assert _fitted(tmp_path, _folder(folder, RECORDED, "cpu"), "tiny_llama") == 2
     assert "has steps on cpu, but the plan is for h100_sxm, on cuda" in capsys.readouterr().err
-    assert _fitted(tmp_path, _folder(folder, RECORDED), "tiny_llama", str(PLANS / "llama3_70b.scale")) == 2
+    assert (
+        _fitted(tmp_path, _folder(folder, RECORDED), "tiny_llama", str(PLANS / "llama3_70b.scale"))
+        == 2
+    )
     assert "--fit takes one plan" in capsys.readouterr().err
     assert _fitted(tmp_path, _folder(folder, RECORDED), "tiny_llama", "-o", "mine.toml") == 2
     assert "leave out --output" in capsys.readouterr().err

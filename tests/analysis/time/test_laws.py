@@ -31,7 +31,9 @@ ALL = PROGRAMS | {
         "batch over dp\nlayers over pp",
         "state { zero 3 over dp }\npipeline { schedule = interleaved_1f1b(chunks=2) }",
     ),
-    "ring, zero 3": compiled("dp = 2  cp = 2", "batch over dp\nseq over cp via ring", "state { zero 3 over dp }"),
+    "ring, zero 3": compiled(
+        "dp = 2  cp = 2", "batch over dp\nseq over cp via ring", "state { zero 3 over dp }"
+    ),
 }
 
 names = st.sampled_from(sorted(ALL))
@@ -39,15 +41,22 @@ speeds = st.floats(6.0, 13.0)
 
 
 def scaled(rate: Any, times: float) -> Any:
-    return {dtype: part * times for dtype, part in rate.items()} if isinstance(rate, dict) else rate * times
+    return (
+        {dtype: part * times for dtype, part in rate.items()}
+        if isinstance(rate, dict)
+        else rate * times
+    )
 
 
 def test_a_sum_over_other_ranks_begins_once_the_sum_before_it_is_there() -> None:
-    """Gradients are scattered over dp, then summed over cp: the last sum ends after both, whatever else is free."""
+    """Gradients are scattered over dp, then summed over cp: the last sum ends after both,
+    whatever else is free.
+    """
     on = evolve(HARDWARE, link=1e4, link_latency=0.0, op=0.0, collective=0.0)
     rank = events_of(ALL["ring, zero 3"], on)[0]
     scattered, summed = (
-        [it for it in rank if it.stream == (axis,) and it.kind == "reduction"] for axis in ("dp", "cp")
+        [it for it in rank if it.stream == (axis,) and it.kind == "reduction"]
+        for axis in ("dp", "cp")
     )
     ends = {round(it.end, 6) for it in scattered}
     after = [it for it in summed if round(it.due, 6) in ends]
@@ -86,7 +95,11 @@ def test_nothing_gets_slower_by_ops_with_fewer_bytes_or_operations(
         if int(it.line.rsplit(":")[-1]) % 8 != chosen:
             return it
         sends = tuple((axes, seconds * sent) for axes, seconds in it.sends)
-        return evolve(it, sends=sends, computes=tuple((kind, seconds * computed) for kind, seconds in it.computes))
+        return evolve(
+            it,
+            sends=sends,
+            computes=tuple((kind, seconds * computed) for kind, seconds in it.computes),
+        )
 
     assert walked(WALKED[name], less) <= walked(WALKED[name], whole) * (1 + 1e-9)
 

@@ -22,7 +22,11 @@ def test_ops_add_up_to_the_step(name: str) -> None:
     assert on
     took, step = op_seconds(program, on), step_time(program, on)
     assert took.microbatch * program.size(MICROBATCHES) + took.once == pytest.approx(step.seconds)
-    ops = sum(row.count * took.ops.get(row.name, 0.0) for row in op_rows(program, on) if row.where != "step")
+    ops = sum(
+        row.count * took.ops.get(row.name, 0.0)
+        for row in op_rows(program, on)
+        if row.where != "step"
+    )
     assert ops == pytest.approx(step.seconds - took.once, rel=0.05)
 
 
@@ -51,7 +55,9 @@ train {
 }
 cluster { gpu = h100_sxm }
 """
-"""Repeats of one dim in repeats of two, whose parameters are gathered in stacks of 2 and of 4 layers."""
+"""Repeats of one dim in repeats of two, whose parameters are gathered in stacks of 2 and of 4
+layers.
+"""
 
 
 def test_repeats_in_repeats_wait_for_their_own_parameters() -> None:
@@ -59,4 +65,6 @@ def test_repeats_in_repeats_wait_for_their_own_parameters() -> None:
     on = hardware(program)
     assert on
     took = op_seconds(program, on)
-    assert took.microbatch * program.size(MICROBATCHES) + took.once == pytest.approx(step_time(program, on).seconds)
+    assert took.microbatch * program.size(MICROBATCHES) + took.once == pytest.approx(
+        step_time(program, on).seconds
+    )

@@ -1,4 +1,6 @@
-"""The time of a pipeline: rows, messages between stages, gathers and reductions of chunks beside the rows."""
+"""The time of a pipeline: rows, messages between stages, gathers and reductions of chunks
+beside the rows.
+"""
 
 from collections.abc import Iterator
 
@@ -21,7 +23,9 @@ from scalec.compiler.schedules.timeline import Times, simulate
 FREE = evolve(HARDWARE, op=0.0, collective=0.0, link_latency=0.0, network_latency=0.0)
 
 
-def pipeline(mesh: str, state: str = "", schedule: str = "interleaved_1f1b(chunks=2)", layers: int = LAYERS) -> Program:
+def pipeline(
+    mesh: str, state: str = "", schedule: str = "interleaved_1f1b(chunks=2)", layers: int = LAYERS
+) -> Program:
     batch = "batch over dp\n" if "dp" in mesh else ""
     rest = f"{f'state {{ {state} }}' if state else ''}\npipeline {{ schedule = {schedule} }}"
     return compiled(mesh, f"{batch}layers over pp", rest, layers=layers)
@@ -56,7 +60,9 @@ seconds = st.floats(0.0, 5.0)
 
 
 @given(
-    st.sampled_from([("1f1b", None), ("interleaved_1f1b", 2), ("zb_h1", None), ("dualpipev", None)]),
+    st.sampled_from(
+        [("1f1b", None), ("interleaved_1f1b", 2), ("zb_h1", None), ("dualpipev", None)]
+    ),
     st.integers(2, 3),
     st.data(),
 )
@@ -71,7 +77,9 @@ def test_rows_take_the_longest_path_through_what_they_wait_for(
 
 
 def test_messages_take_the_link_between_the_ranks_of_two_stages() -> None:
-    """Of four ranks on two nodes the second and the third are on two; a rank sends itself nothing."""
+    """Of four ranks on two nodes the second and the third are on two; a rank sends itself
+    nothing.
+    """
     on = evolve(FREE, link=1e9, network=1e9, ranks_per_node=2)
     program = pipeline("pp = 4", schedule="interleaved_1f1b(chunks=2)", layers=8)
     assert program.pipeline
@@ -84,7 +92,11 @@ def test_messages_take_the_link_between_the_ranks_of_two_stages() -> None:
 def exposed(program: Program, link: float) -> tuple[float, float]:
     """The time in which the rank waits for dp, and in which dp's links are busy."""
     found = step_time(program, evolve(FREE, link=link, network=link))
-    waited = sum(seconds for kind, seconds in found.kinds.items() if kind.startswith(EXPOSED) and "dp" in kind)
+    waited = sum(
+        seconds
+        for kind, seconds in found.kinds.items()
+        if kind.startswith(EXPOSED) and "dp" in kind
+    )
     return waited, sum(seconds for axes, seconds in found.sent.items() if "dp" in axes)
 
 
@@ -118,7 +130,9 @@ def test_data_parallel_ranks_of_one_reduce_nothing() -> None:
 
 @pytest.mark.parametrize("state", ["zero 1 over dp", "zero 3 over dp"])
 def test_actions_beside_what_their_rank_sends_are_slower(state: str) -> None:
-    """By the part of its rate that the GPU loses meanwhile, and by none where links take no time."""
+    """By the part of its rate that the GPU loses meanwhile, and by none where links take no
+    time.
+    """
     program = pipeline("pp = 2  dp = 2", state)
     assert program.pipeline
     slow = evolve(FREE, link=1e8, network=1e8)
@@ -130,7 +144,9 @@ def test_actions_beside_what_their_rank_sends_are_slower(state: str) -> None:
     assert all(longer <= shorter / (1 - 0.2) * (1 + 1e-9) for longer, shorter in pairs)
     instant = evolve(FREE, link=1e30, network=1e30)
     same = Rows(program, program.pipeline, evolve(instant, contention=0.2))
-    assert same.times.forward == pytest.approx(Rows(program, program.pipeline, instant).times.forward)
+    assert same.times.forward == pytest.approx(
+        Rows(program, program.pipeline, instant).times.forward
+    )
 
 
 def test_the_account_of_a_slowed_rank_adds_up_to_the_step() -> None:
@@ -140,4 +156,7 @@ def test_the_account_of_a_slowed_rank_adds_up_to_the_step() -> None:
     for rank in range(2):
         account = rows.account(rank)
         assert sum(account.spent.values()) == pytest.approx(rows.seconds)
-        assert account.spent[BUBBLE, rows.line] <= rows.timeline.idle(rank) + rows.seconds - rows.timeline.total + 1e-12
+        assert (
+            account.spent[BUBBLE, rows.line]
+            <= rows.timeline.idle(rank) + rows.seconds - rows.timeline.total + 1e-12
+        )

@@ -61,9 +61,15 @@ def test_hovers_of_each_name_of_a_model(full: Document, golden: Golden) -> None:
     assert model
     assert model.syntax
     own = [it for it in model.syntax.mentions if it.span.path == model.source.path]
-    shown = {f"{it.span.line}: {it.kind.said} {it.name}": hover(model, it.span.line, it.span.column) for it in own}
+    shown = {
+        f"{it.span.line}: {it.kind.said} {it.name}": hover(model, it.span.line, it.span.column)
+        for it in own
+    }
     first = {each.text: title for title, each in reversed(shown.items()) if each}
-    golden("lsp/hovers.md", "\n".join(f"# line {title}\n\n{text}\n" for text, title in reversed(first.items())))
+    golden(
+        "lsp/hovers.md",
+        "\n".join(f"# line {title}\n\n{text}\n" for text, title in reversed(first.items())),
+    )
 
 
 def test_the_seconds_of_an_axis_are_those_of_the_step(full: Document) -> None:
@@ -71,7 +77,9 @@ def test_the_seconds_of_an_axis_are_those_of_the_step(full: Document) -> None:
     assert shown
     assert full.facts
     assert full.facts.step
-    waited = full.facts.step.kinds["exposed: dp"] + full.facts.step.kinds.get("exposed: dp × tp", 0.0)
+    waited = full.facts.step.kinds["exposed: dp"] + full.facts.step.kinds.get(
+        "exposed: dp × tp", 0.0
+    )
     assert f"for {seconds(waited)} the GPU waits" in shown.text
 
 
@@ -94,7 +102,9 @@ def test_a_syntax_error_leaves_the_last_good_state(mlp: Document) -> None:
 
 
 def test_all_mistakes_are_told_at_once(mlp: Document) -> None:
-    """Those beside a mistake of syntax too; and of a text that was never a plan, the names are known that can be."""
+    """Those beside a mistake of syntax too; and of a text that was never a plan, the names are
+    known that can be.
+    """
     broken = edited(edited(mlp, "loss = cross", "loss = = cross"), "tp = 2", "tp = 3")
     assert {"E0104", "E0510"} <= {each.of.code for each in told(broken)}
     first = typed(None, broken.source)
@@ -111,7 +121,9 @@ def test_places_move_with_what_is_typed_before_them(mlp: Document) -> None:
     longer = compiled(edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp"))
     assert [line for line, _ in hints(longer, 1, 99)] == [line + 2 for line, _ in hints(mlp, 1, 99)]
     stale = edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp")
-    assert [*hints(stale, 1, 99)] == [*hints(longer, 1, 99)], "before the pause, those of the step before"
+    assert [*hints(stale, 1, 99)] == [*hints(longer, 1, 99)], (
+        "before the pause, those of the step before"
+    )
 
 
 def test_mistakes_of_sharding_are_told_at_once(mlp: Document) -> None:
@@ -138,7 +150,11 @@ def test_warnings_stay_until_the_step_is_compiled_anew(full: Document) -> None:
 
 
 def test_definitions(mlp: Document, full: Document) -> None:
-    for words, within, bound in (("ffn over tp", 0, "ffn = 256"), ("over tp", 5, "tp = 2"), ("+ silu", 2, "")):
+    for words, within, bound in (
+        ("ffn over tp", 0, "ffn = 256"),
+        ("over tp", 5, "tp = 2"),
+        ("+ silu", 2, ""),
+    ):
         found = navigate.definition(mlp, *at(mlp, words, within))
         assert (found and (found.line, found.column)) == (at(mlp, bound) if bound else None)
     second_x = navigate.definition(mlp, *at(mlp, "loss = cross_entropy(x", 21))
@@ -205,7 +221,11 @@ def test_names_that_cannot_be_replaced(mlp: Document, words: str, name: str, why
 
 
 def test_edits_mend_what_is_wrong(mlp: Document) -> None:
-    for right, wrong in (("ffn over", "fnn over"), ("over tp", "over tpp"), ("lr = ", "learning_rate = ")):
+    for right, wrong in (
+        ("ffn over", "fnn over"),
+        ("over tp", "over tpp"),
+        ("lr = ", "learning_rate = "),
+    ):
         broken = edited(mlp, right, wrong)
         (action,) = actions(broken, 1, 99)
         assert replaced(broken.source.text, [action.fix.span], action.fix.text) == mlp.source.text
@@ -221,7 +241,9 @@ def test_a_model_by_itself_has_no_mistake_but_its_own() -> None:
     for path in sorted((ROOT / "plans" / "models").glob("*.scale")):
         assert told(compiled(typed(None, load(path)))) == [], path
     model = load(ROOT / "plans" / "models" / "llama.scale")
-    (mistake,) = told(typed(None, Source(model.path, model.text.replace("rmsnorm(x, norm[", "rmsnorms(x, norm["))))
+    (mistake,) = told(
+        typed(None, Source(model.path, model.text.replace("rmsnorm(x, norm[", "rmsnorms(x, norm[")))
+    )
     assert mistake.of.code == "E0605"
 
 
@@ -269,28 +291,41 @@ def shown(parts: Iterable[Part], depth: int = 0) -> Iterator[str]:
 def test_the_outline_of_a_plan(mlp: Document, golden: Golden) -> None:
     golden("lsp/outline.txt", "".join(shown(outline(mlp))))
     longer = edited(mlp, "model mlp", "# a comment\nmodel mlp")
-    assert [part.span.line for part in outline(edited(longer, "loss = cross", "loss = = cross"))] == [
-        part.span.line + 1 for part in outline(mlp)
-    ]
+    assert [
+        part.span.line for part in outline(edited(longer, "loss = cross", "loss = = cross"))
+    ] == [part.span.line + 1 for part in outline(mlp)]
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("plans/models/*.scale"))[::3], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("plans/models/*.scale"))[::3], ids=lambda path: path.stem
+)
 def test_parts_lie_in_each_other_and_begin_with_their_names(path: Path) -> None:
     def check(parts: Iterable[Part], around: tuple[int, int]) -> None:
         for part in parts:
             assert part.name
             assert part.head.words.startswith(part.name.split(",")[0])
             assert (
-                around[0] <= part.span.line <= part.head.line <= part.head.end_line <= part.span.end_line <= around[1]
+                around[0]
+                <= part.span.line
+                <= part.head.line
+                <= part.head.end_line
+                <= part.span.end_line
+                <= around[1]
             )
             check(part.parts, (part.span.line, part.span.end_line))
 
     check(outline(typed(None, load(path))), (1, 9_999))
 
 
-@given(text=st.text(st.sampled_from("aé€\U0001f600\n"), min_size=1), at=st.data(), encoding=st.sampled_from([*UNITS]))
+@given(
+    text=st.text(st.sampled_from("aé€\U0001f600\n"), min_size=1),
+    at=st.data(),
+    encoding=st.sampled_from([*UNITS]),
+)
 def test_places_on_the_wire(text: str, at: st.DataObject, encoding: str) -> None:
-    """A place that the editor is told is the same when it sends that back; no unit leads into a character."""
+    """A place that the editor is told is the same when it sends that back; no unit leads into a
+    character.
+    """
     source, wire = Source("p", text), Wire(encoding)
     start = at.draw(st.integers(0, len(text) - 1))
     span = source.span(start, start + 1)
@@ -324,7 +359,9 @@ def ask_all(document: Document) -> None:
             hover(document, span.line, span.column)
             navigate.definition(document, span.line, span.column)
             call_at(document, span.line, span.column)
-    assert all([*colours(document), *hints(document, 1, 999), *actions(document, 1, 999), *told(document)])
+    assert all(
+        [*colours(document), *hints(document, 1, 999), *actions(document, 1, 999), *told(document)]
+    )
     assert all(shown(outline(document)))
 
 
@@ -338,7 +375,9 @@ def test_every_plan_and_its_model_can_be_asked_about(path: Path) -> None:
     for used in plan.syntax.plans[1:]:
         model = plan.of_file(Source(used.span.path, used.span.text))
         assert model
-        computes = any(isinstance(item, Model) for item in used.items) and len(plan.facts.program.axes) > 1
+        computes = (
+            any(isinstance(item, Model) for item in used.items) and len(plan.facts.program.axes) > 1
+        )
         assert [*hints(model, 1, 999)] or not computes
         ask_all(model)
 
@@ -386,7 +425,11 @@ def test_the_offset_of_a_place(text: str, line: int, column: int) -> None:
     assert offset(text, line, column) == expected + within
 
 
-@given(before=st.text("ab\n", max_size=9), old=st.text("ab\n", max_size=4), new=st.text("ab\n", max_size=4))
+@given(
+    before=st.text("ab\n", max_size=9),
+    old=st.text("ab\n", max_size=4),
+    new=st.text("ab\n", max_size=4),
+)
 def test_places_outside_of_an_edit_move_with_their_text(before: str, old: str, new: str) -> None:
     """A word after the edited stretch, and one before it, are where they are found."""
     one, other = (Source("p", f"{before}<1>{each}<2>{before}") for each in (old, new))

@@ -95,7 +95,9 @@ def test_words_for_a_place(mlp: Document, text: str, wanted: str, others: str) -
 )
 def test_the_word_of_a_signature_that_is_due(words: str, op: str, given: str) -> None:
     text = MODEL + words.removesuffix("|")
-    found = call_at(Document(Source("any", text)), text.count("\n") + 1, len(text) - text.rfind("\n"))
+    found = call_at(
+        Document(Source("any", text)), text.count("\n") + 1, len(text) - text.rfind("\n")
+    )
     assert (found and (found[0].name, found[1][found[2]])) == ((op, given) if op else None)
 
 
@@ -112,7 +114,8 @@ def test_words_of_settings_need_no_earlier_plan() -> None:
 
 
 TOKENS = (
-    'train { } model x ( ) [ ] = , over repeat shard state mesh zero 1 + "a # \n use dims optimizer adamw route to ~ ..'
+    'train { } model x ( ) [ ] = , over repeat shard state mesh zero 1 + "a # \n use dims'
+    " optimizer adamw route to ~ .."
 )
 
 

@@ -26,19 +26,25 @@ def version() -> tuple[int, ...]:
     """The version of Neovim; nothing where there is none."""
     if not NVIM:
         return ()
-    said = subprocess.run([NVIM, "--version"], check=True, capture_output=True, text=True, timeout=HANGS).stdout
+    said = subprocess.run(
+        [NVIM, "--version"], check=True, capture_output=True, text=True, timeout=HANGS
+    ).stdout
     return tuple(map(int, re.findall(r"\d+", said.splitlines()[0])))
 
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(version() < (0, 11), reason="there is no Neovim from 0.11 on: it is not on the path"),
+    pytest.mark.skipif(
+        version() < (0, 11), reason="there is no Neovim from 0.11 on: it is not on the path"
+    ),
 ]
 
 
 def snippets() -> list[str]:
     """The Lua of the page, in its order."""
-    return re.findall(r"```lua\n(.*?)```", (ROOT / "docs" / "editors.md").read_text("utf-8"), re.DOTALL)
+    return re.findall(
+        r"```lua\n(.*?)```", (ROOT / "docs" / "editors.md").read_text("utf-8"), re.DOTALL
+    )
 
 
 @pytest.mark.parametrize("number", range(len(snippets())))
@@ -47,12 +53,34 @@ def test_a_plan_is_edited(number: int, tmp_path: Path, golden: Callable[[str, st
     (tmp_path / ".git").mkdir()
     (tmp_path / "init.lua").write_text(snippets()[number])
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    places = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "STATE", "CACHE")}
+    places = {
+        f"XDG_{name}_HOME": str(tmp_path / name.lower())
+        for name in ("CONFIG", "DATA", "STATE", "CACHE")
+    }
     told = {"SCALEC_SEEN": str(tmp_path / "seen"), "SCALEC_HANGS": str(HANGS), "PATH": path}
-    line = [NVIM, "--headless", "-i", "NONE", "-n", "-u", "init.lua", "-c", f"luafile {SESSION}", "plan.scale"]
+    line = [
+        NVIM,
+        "--headless",
+        "-i",
+        "NONE",
+        "-n",
+        "-u",
+        "init.lua",
+        "-c",
+        f"luafile {SESSION}",
+        "plan.scale",
+    ]
     ended = subprocess.run(
-        line, check=False, cwd=tmp_path, env={**os.environ, **places, **told}, capture_output=True, timeout=2 * HANGS
+        line,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, **places, **told},
+        capture_output=True,
+        timeout=2 * HANGS,
     )
     seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
     assert seen[-1] == ["done", True], ended.stderr.decode()
-    golden("lsp/neovim.json", "".join(f"{json.dumps(each, ensure_ascii=False, sort_keys=True)}\n" for each in seen))
+    golden(
+        "lsp/neovim.json",
+        "".join(f"{json.dumps(each, ensure_ascii=False, sort_keys=True)}\n" for each in seen),
+    )

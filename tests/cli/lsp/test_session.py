@@ -63,8 +63,12 @@ async def _session(folder: Path, run: Run) -> None:
     await client.start_io(sys.executable, "-m", "scalec", "lsp")
     folders = [lsp.WorkspaceFolder(folder.as_uri(), "plans")]
     able = lsp.ClientCapabilities(
-        lsp.WorkspaceClientCapabilities(inlay_hint=lsp.InlayHintWorkspaceClientCapabilities(refresh_support=True)),
-        lsp.TextDocumentClientCapabilities(rename=lsp.RenameClientCapabilities(prepare_support=True)),
+        lsp.WorkspaceClientCapabilities(
+            inlay_hint=lsp.InlayHintWorkspaceClientCapabilities(refresh_support=True)
+        ),
+        lsp.TextDocumentClientCapabilities(
+            rename=lsp.RenameClientCapabilities(prepare_support=True)
+        ),
         general=lsp.GeneralClientCapabilities(position_encodings=[lsp.PositionEncodingKind.Utf8]),
     )
     told_back = await client.initialize_async(lsp.InitializeParams(able, workspace_folders=folders))
@@ -88,7 +92,9 @@ async def _opened(
     return lsp.TextDocumentIdentifier(item.uri)
 
 
-def _typed(client: LanguageClient, plan: lsp.TextDocumentIdentifier, version: int, text: str) -> None:
+def _typed(
+    client: LanguageClient, plan: lsp.TextDocumentIdentifier, version: int, text: str
+) -> None:
     """Has the client type a text."""
     document = lsp.VersionedTextDocumentIdentifier(version, plan.uri)
     client.text_document_did_change(lsp.DidChangeTextDocumentParams(document, [_whole(text)]))
@@ -98,7 +104,9 @@ def _whole(text: str) -> lsp.TextDocumentContentChangeWholeDocument:
     return lsp.TextDocumentContentChangeWholeDocument(text)
 
 
-async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
+async def _typed_and_asked(
+    client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path
+) -> None:
     plan = await _opened(client, told, folder / "plan.scale")
 
     at_ffn = lsp.Position(2, PLAN.splitlines()[2].index("ffn") + 1)
@@ -111,14 +119,20 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
     assert found.uri == (folder / "models" / "tiny.scale").as_uri()
 
     renamed = await client.text_document_prepare_rename_async(lsp.PrepareRenameParams(plan, at_ffn))
-    assert renamed == lsp.Range(lsp.Position(2, at_ffn.character - 1), lsp.Position(2, at_ffn.character + 2))
+    assert renamed == lsp.Range(
+        lsp.Position(2, at_ffn.character - 1), lsp.Position(2, at_ffn.character + 2)
+    )
     with pytest.raises(JsonRpcException, match="`batch` is a word of the language"):
-        await client.text_document_prepare_rename_async(lsp.PrepareRenameParams(plan, lsp.Position(2, 9)))
+        await client.text_document_prepare_rename_async(
+            lsp.PrepareRenameParams(plan, lsp.Position(2, 9))
+        )
     edit = await client.text_document_rename_async(lsp.RenameParams(plan, at_ffn, "inner"))
     assert edit
     assert edit.changes
     counts = {Path(uri).name: len(edits) for uri, edits in edit.changes.items()}
-    assert counts == {"plan.scale": 1, "tiny.scale": 3, "other.scale": 1, "third.scale": 1}, "in all that share it"
+    assert counts == {"plan.scale": 1, "tiny.scale": 3, "other.scale": 1, "third.scale": 1}, (
+        "in all that share it"
+    )
     with pytest.raises(JsonRpcException, match="`hidden` is the name of another dim"):
         await client.text_document_rename_async(lsp.RenameParams(plan, at_ffn, "hidden"))
 
@@ -140,7 +154,9 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
     )
     assert help
     assert (help.signatures[0].label, help.active_parameter) == ("rmsnorm(x, weight, eps)", 1)
-    lines = await client.text_document_implementation_async(lsp.ImplementationParams(model, lsp.Position(line, 8)))
+    lines = await client.text_document_implementation_async(
+        lsp.ImplementationParams(model, lsp.Position(line, 8))
+    )
     assert isinstance(lines, list)
     places = [each for each in lines if isinstance(each, lsp.Location)]
     program = Path(places[0].uri.removeprefix("file://")).read_text().split("\n")
@@ -149,7 +165,9 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
 
 async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
     plan = await _opened(client, told, folder / "plan.scale")
-    broken = PLAN.replace("[python_stdlib]", '["\U0001f600.txt"]  holdout = 5%').replace("steps", "max_steps")
+    broken = PLAN.replace("[python_stdlib]", '["\U0001f600.txt"]  holdout = 5%').replace(
+        "steps", "max_steps"
+    )
     _typed(client, plan, 2, broken)
     found = await told.get()
     assert (found.uri, found.version) == (plan.uri, 2)
@@ -160,7 +178,9 @@ async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Pa
     column = len(broken.split("\n")[row].split("holdout")[0].encode())
     shown = await client.text_document_hover_async(lsp.HoverParams(plan, lsp.Position(row, column)))
     assert shown
-    assert shown.range == lsp.Range(lsp.Position(row, column), lsp.Position(row, column + len("holdout")))
+    assert shown.range == lsp.Range(
+        lsp.Position(row, column), lsp.Position(row, column + len("holdout"))
+    )
 
     asked = lsp.CodeActionParams(plan, mistake.range, lsp.CodeActionContext([mistake]))
     actions = await client.text_document_code_action_async(asked)
@@ -186,7 +206,9 @@ async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Pa
 
 
 async def _told_once(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
-    """Nothing is told that the editor knows; all by the name that it has for a file, here one by way of a link."""
+    """Nothing is told that the editor knows; all by the name that it has for a file, here one
+    by way of a link.
+    """
     (folder / "link").symlink_to(folder)
     plan = await _opened(client, told, folder / "link" / "plan.scale")
     _typed(client, plan, 2, PLAN.replace("steps", "max_steps"))
@@ -199,15 +221,26 @@ async def _told_once(client: LanguageClient, told: "asyncio.Queue[Any]", folder:
     second = await told.get()
     assert (second.uri, second.version, [it.code for it in second.diagnostics]) == (plan.uri, 4, [])
     third = await told.get()
-    assert (third.uri, third.version, [it.code for it in third.diagnostics]) == (plan.uri, 4, ["E0508"])
+    assert (third.uri, third.version, [it.code for it in third.diagnostics]) == (
+        plan.uri,
+        4,
+        ["E0508"],
+    )
     assert await told.get() == COMPILED
 
     model = await _opened(client, told, folder / "models" / "tiny.scale", 2)
-    _typed(client, model, 2, (folder / "models" / "tiny.scale").read_text().replace("ffn = 256", "ffn = 255"))
+    _typed(
+        client,
+        model,
+        2,
+        (folder / "models" / "tiny.scale").read_text().replace("ffn = 256", "ffn = 255"),
+    )
     assert "E0510" in [it.code for it in (await told.get()).diagnostics], "in the plan that uses it"
     assert [await told.get() for _ in range(2)] == [COMPILED] * 2
     client.text_document_did_close(lsp.DidCloseTextDocumentParams(model))
-    assert "E0510" not in [it.code for it in (await told.get()).diagnostics], "the file on disk is right"
+    assert "E0510" not in [it.code for it in (await told.get()).diagnostics], (
+        "the file on disk is right"
+    )
 
 
 @pytest.mark.parametrize("run", [_typed_and_asked, _mended, _told_once])
@@ -222,23 +255,36 @@ def _framed(method: str, **more: Any) -> bytes:
 
 def test_it_ends_as_it_is_told_to_and_prints_nothing_else() -> None:
     asked = [
-        _framed("initialize", id=1, params={"processId": None, "rootUri": None, "capabilities": {}}),
+        _framed(
+            "initialize", id=1, params={"processId": None, "rootUri": None, "capabilities": {}}
+        ),
         _framed("initialized", params={}),
         _framed("no/such/method", id=2, params={}),
         _framed("shutdown", id=3),
         _framed("exit"),
     ]
     command = [sys.executable, "-m", "scalec", "lsp"]
-    ended = subprocess.run(command, check=False, input=b"".join(asked), capture_output=True, timeout=HANGS)
+    ended = subprocess.run(
+        command, check=False, input=b"".join(asked), capture_output=True, timeout=HANGS
+    )
     assert ended.returncode == 0
     assert b"Traceback" not in ended.stderr
     answers = re.split(rb"Content-Length: \d+\r\n(?:[^\r]+\r\n)*\r\n", ended.stdout)[1:]
     assert [json.loads(answer).get("id") for answer in answers if b'"id"' in answer] == [1, 2, 3]
 
 
-def test_without_pygls_the_command_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_without_pygls_the_command_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     for name in [*sys.modules]:
-        if name.startswith(("pygls", "lsprotocol", "scalec.compiler.cli.lsp.server", "scalec.compiler.cli.lsp.wire")):
+        if name.startswith(
+            (
+                "pygls",
+                "lsprotocol",
+                "scalec.compiler.cli.lsp.server",
+                "scalec.compiler.cli.lsp.wire",
+            )
+        ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pygls", None)
     monkeypatch.setitem(sys.modules, "lsprotocol", None)

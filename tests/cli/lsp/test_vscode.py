@@ -1,4 +1,6 @@
-"""The extension for VS Code: its grammar in VS Code's own engine, its package, and a session of its client."""
+"""The extension for VS Code: its grammar in VS Code's own engine, its package, and a session of
+its client.
+"""
 
 import shutil
 import sys
@@ -19,7 +21,11 @@ ROOT = Path(__file__).parents[3]
 EXTENSION = ROOT / "docs" / "editors" / "vscode"
 GRAMMAR = EXTENSION / "syntaxes" / "scale.tmLanguage.json"
 HELPERS = ROOT / "tests" / "helpers"
-PLANS = [*ROOT.glob("plans/**/*.scale"), *ROOT.glob("examples/*.scale"), *ROOT.glob("docs/tutorial/*.scale")]
+PLANS = [
+    *ROOT.glob("plans/**/*.scale"),
+    *ROOT.glob("examples/*.scale"),
+    *ROOT.glob("docs/tutorial/*.scale"),
+]
 SCOPES = {
     "comment.line.number-sign": Token.Comment.Single,
     "string.quoted.double": Token.String,
@@ -40,14 +46,22 @@ pytestmark = pytest.mark.long
 
 def test_words_have_the_scopes_of_pygments_kinds() -> None:
     """The same rules give the same words in VS Code's engine, in all plans."""
-    for path, words in zip(PLANS, node(HELPERS / "textmate_tokens.cjs", str(GRAMMAR), *map(str, PLANS)), strict=True):
-        found = ((word.strip(), kind) for kind, word in ScaleLexer().get_tokens(path.read_text("utf-8")))
+    for path, words in zip(
+        PLANS, node(HELPERS / "textmate_tokens.cjs", str(GRAMMAR), *map(str, PLANS)), strict=True
+    ):
+        found = (
+            (word.strip(), kind) for kind, word in ScaleLexer().get_tokens(path.read_text("utf-8"))
+        )
         expected = [(word, kind) for word, kind in found if word]
-        assert [(word.strip(), SCOPES[scope.removesuffix(".scale")]) for word, scope in words] == expected, path
+        assert [
+            (word.strip(), SCOPES[scope.removesuffix(".scale")]) for word, scope in words
+        ] == expected, path
 
 
 def test_the_scopes_of_a_plan(golden: Callable[[str, str], None]) -> None:
-    (words,) = node(HELPERS / "textmate_tokens.cjs", str(GRAMMAR), str(ROOT / "examples" / "06_mlp.scale"))
+    (words,) = node(
+        HELPERS / "textmate_tokens.cjs", str(GRAMMAR), str(ROOT / "examples" / "06_mlp.scale")
+    )
     golden("lsp/textmate.txt", "".join(f"{scope:32} {word}\n" for word, scope in words))
 
 
@@ -59,8 +73,17 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vsce = modules() / ".bin" / "vsce"
     if install(folder / "own"):
         pytest.skip("npm cannot install what the extension needs")
-    line = [str(vsce), "package", "--allow-missing-repository", "--skip-license", "-o", str(folder / "own.vsix")]
-    ended = run(line, check=False, cwd=folder / "own", capture_output=True, text=True, timeout=HANGS)
+    line = [
+        str(vsce),
+        "package",
+        "--allow-missing-repository",
+        "--skip-license",
+        "-o",
+        str(folder / "own.vsix"),
+    ]
+    ended = run(
+        line, check=False, cwd=folder / "own", capture_output=True, text=True, timeout=HANGS
+    )
     assert ended.returncode == 0, ended.stderr
     assert "ERROR" not in ended.stderr
     with zipfile.ZipFile(folder / "own.vsix") as package:
@@ -79,7 +102,9 @@ def test_the_package_has_all_that_it_needs(packaged: Path) -> None:
     assert Path(resolved.stdout.strip()).is_relative_to(packaged)
 
 
-def test_the_client_edits_a_plan(packaged: Path, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_the_client_edits_a_plan(
+    packaged: Path, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
     """It finds the program in the folder's `.venv`; columns count in UTF-16."""
     write_plan(tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""The search of plans: what it proposes is the best there is, compiles, and keeps to what is asked."""
+"""The search of plans: what it proposes is the best there is, compiles, and keeps to what is
+asked.
+"""
 
 import random
 from collections.abc import Mapping
@@ -68,26 +70,38 @@ def test_search_finds_the_best_of_a_small_space() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "gpus", "batch", "seq"),
-    [("tiny_llama.scale", 8, 32, 128), ("models/tiny_moe.scale", 8, 32, 128), ("models/gemma3.scale", 8, 16, 1024)],
+    [
+        ("tiny_llama.scale", 8, 32, 128),
+        ("models/tiny_moe.scale", 8, 32, 128),
+        ("models/gemma3.scale", 8, 16, 1024),
+    ],
 )
 def test_all_choices_of_a_space_compile(name: str, gpus: int, batch: int, seq: int) -> None:
     file, facts, goal = subject(name, gpus, batch, seq)
     choices = random.Random(0).sample(all_of(space(facts, goal, {})), 12)
-    failed = [it for it in in_two(partial(price, file, facts, goal), choices) if isinstance(it, Unpriced)]
+    failed = [
+        it for it in in_two(partial(price, file, facts, goal), choices) if isinstance(it, Unpriced)
+    ]
     assert not failed
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("cell", CELLS)
 def test_estimates_rank_plans_as_their_programs_do(cell: str) -> None:
-    """Of a sample of plans that fit, the best two by estimates have one within 5% of the best that is compiled."""
+    """Of a sample of plans that fit, the best two by estimates have one within 5% of the best
+    that is compiled.
+    """
     file, facts, goal = subject(*CELLS[cell])
     found = space(facts, goal, {"microbatch": 1})
     found = found.where(np.random.default_rng(1).permutation(len(found)) < 30)
     of = estimate(facts, goal, found, cell_columns(file, facts, goal, found, {}))
     near = [at for at in range(len(found)) if of.bytes[at] < 1.1 * (goal.capacity or 0)][:14]
     priced = in_two(partial(price, file, facts, goal), [found.choice(at) for at in near])
-    pairs = [(of.seconds[at], it.seconds) for at, it in zip(near, priced, strict=True) if isinstance(it, Priced)]
+    pairs = [
+        (of.seconds[at], it.seconds)
+        for at, it in zip(near, priced, strict=True)
+        if isinstance(it, Priced)
+    ]
     assert len(pairs) > 5
     assert min(exact for _, exact in sorted(pairs)[:2]) <= 1.05 * min(exact for _, exact in pairs)
 
@@ -104,7 +118,14 @@ def test_a_plan_that_is_little_faster_is_first() -> None:
 
 def test_what_is_kept_is_kept() -> None:
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
-    kept: Mapping[str, object] = {"tp": 4, "zero": 1, "recompute": "full", "microbatch": 2, "pp": 2, "sp": True}
+    kept: Mapping[str, object] = {
+        "tp": 4,
+        "zero": 1,
+        "recompute": "full",
+        "microbatch": 2,
+        "pp": 2,
+        "sp": True,
+    }
     found = search(file, facts, goal, kept, proved=0)
     assert found.priced
     assert all(it.choice.matches(kept) for it in found.priced)
@@ -121,13 +142,19 @@ def test_a_plan_is_proposed_with_its_reasons(tmp_path: Path) -> None:
     assert all(reason.best == it.shown[0] and reason.other != it.shown[0] for reason in it.reasons)
     excluded = [reason for reason in it.reasons if not reason.other.choice.matches(TINY)]
     assert excluded == [reason for reason in it.reasons if "(kept: " in str(reason)]
-    assert all(it.shown[0].seconds <= reason.other.seconds for reason in it.reasons if reason not in excluded)
+    assert all(
+        it.shown[0].seconds <= reason.other.seconds
+        for reason in it.reasons
+        if reason not in excluded
+    )
 
 
 def test_reasons_compare_with_other_plans_alone(tmp_path: Path) -> None:
     """Of a plan by 1F1B, the same schedule is no other."""
     file, _, goal = subject("tiny_pipeline.scale", 4, 32, 128)
-    it = planned(file, goal, {"pp": 4, "schedule": "1f1b", "microbatch": 8, "recompute": "none"}, 1, tmp_path)
+    it = planned(
+        file, goal, {"pp": 4, "schedule": "1f1b", "microbatch": 8, "recompute": "none"}, 1, tmp_path
+    )
     assert it.reasons
     assert all(reason.other.choice != it.shown[0].choice for reason in it.reasons)
 
@@ -135,7 +162,9 @@ def test_reasons_compare_with_other_plans_alone(tmp_path: Path) -> None:
 def test_layers_that_branches_part_have_the_name_that_a_plan_gives_them() -> None:
     file, facts, goal = subject("deepseek_v3.scale", 2048, 15360, 4096)
     assert (facts.repeats, facts.innermost, facts.layers) == (("layers",), ("layers",), 61)
-    halved = plan(file, facts, goal, Choice(pp=16, dp=16, ep=8, zero=1, schedule="1f1b", recompute="half"))
+    halved = plan(
+        file, facts, goal, Choice(pp=16, dp=16, ep=8, zero=1, schedule="1f1b", recompute="half")
+    )
     assert resolve(halved).train.recompute.names == ("layers_0", "layers_1")
 
 
@@ -158,7 +187,9 @@ def test_long_sequences_and_experts_use_their_axes() -> None:
 
 
 def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks() -> None:
-    """70B has 8 heads of keys and values; over 16 ranks two share one, and all have something to do."""
+    """70B has 8 heads of keys and values; over 16 ranks two share one, and all have something
+    to do.
+    """
     _, facts, goal = subject("llama3_70b.scale", 64, 512, 8192)
     wide = space(facts, goal, {"tp": 16, "pp": 1})
     assert len(wide)
@@ -200,7 +231,9 @@ def test_what_a_run_looks_at_stays() -> None:
 def plan_of_80_gib(seconds: float, needs: float, ends: tuple[float, float], dp: int) -> Priced:
     """A plan on GPUs of 80 GiB."""
     low, high = (round(end * GIB) for end in ends)
-    return Priced(Choice(dp=dp), seconds, {}, 1.0, 0.4, round(needs * GIB), 80 * GIB, ends=(low, high))
+    return Priced(
+        Choice(dp=dp), seconds, {}, 1.0, 0.4, round(needs * GIB), 80 * GIB, ends=(low, high)
+    )
 
 
 def test_plans_that_may_fit_are_ranked_by_time_beside_the_best_that_fits() -> None:
@@ -231,7 +264,9 @@ def test_plans_that_may_fit_are_ranked_by_time_beside_the_best_that_fits() -> No
 
 
 def test_a_plan_that_may_fit_has_a_time() -> None:
-    """With a GPU of little less than the likely memory; with less than the lower end it has none."""
+    """With a GPU of little less than the likely memory; with less than the lower end it has
+    none.
+    """
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
     choice = Choice(dp=64, zero=3, recompute="full")
     *_, program = passed(resolve(plan(file, facts, goal, choice)))

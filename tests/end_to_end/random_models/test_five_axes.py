@@ -1,4 +1,5 @@
-"""Random plans of up to five axes with experts: each is refused, or is proved and reads back, as IR and as a program.
+"""Random plans of up to five axes with experts: each is refused, or is proved and reads back, as IR
+and as a program.
 
 Non-goals: numbers, which `end_to_end/test_context_and_experts.py` has of every pair.
 """

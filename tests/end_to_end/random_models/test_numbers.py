@@ -18,7 +18,9 @@ pytestmark = pytest.mark.xdist_group("random numbers")  # one process draws the 
 PLANS, MORE = 12, 30
 """So many, and so many more where long tests are asked for."""
 LIMIT = 1e3
-"""Of numbers and of slopes: a rounding error of 2^-53 in such a number has become 1e-10 behind such a slope."""
+"""Of numbers and of slopes: a rounding error of 2^-53 in such a number has become 1e-10 behind
+such a slope.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,9 @@ def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             return None
         return trial if trial.largest() <= LIMIT else None
 
-    return covering(PLANS + (MORE if request.config.getoption("--long") else 0), drawn(DRAWS), tried)
+    return covering(
+        PLANS + (MORE if request.config.getoption("--long") else 0), drawn(DRAWS), tried
+    )
 
 
 @pytest.mark.long
@@ -44,7 +48,8 @@ def test_all_of_the_language_is_executed(sample: list[Trial]) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [*range(PLANS), *(pytest.param(PLANS + each, marks=pytest.mark.long) for each in range(MORE))]
+    "number",
+    [*range(PLANS), *(pytest.param(PLANS + each, marks=pytest.mark.long) for each in range(MORE))],
 )
 def test_steps_equal_plain_torch(sample: list[Trial], number: int) -> None:
     """Loss, every gradient, their norm and the parameters after each step."""

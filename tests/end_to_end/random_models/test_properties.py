@@ -1,4 +1,5 @@
-"""Random plans compile or are told why not; those that compile print, read back and are proved; all is drawn.
+"""Random plans compile or are told why not; those that compile print, read back and are proved; all
+is drawn.
 
 Non-goals: numbers (`test_numbers`), mutants (`tests/proof/test_properties.py`).
 """
@@ -93,7 +94,9 @@ def require_every_weight(names_file: str, program: Program) -> None:
 @settings(max_examples=6)
 @given(random_plans())
 def test_element_types_apart_from_each_other(plan: str) -> None:
-    """As above, in what `random_plans` does not draw, so that other tests keep their plans; and nothing done again."""
+    """As above, in what `random_plans` does not draw, so that other tests keep their plans; and
+    nothing done again.
+    """
     train = f"precision = {PRECISIONS[len(plan) % len(PRECISIONS)]}  recompute = none"
     source = Source("plan.scale", re.sub(r"precision = .*", train, plan))
     model = compile_plan(source, "resolve")

@@ -1,4 +1,6 @@
-"""Every op of one operand in one plan on four ranks: proved, and trained as plain torch trains it, in float64."""
+"""Every op of one operand in one plan on four ranks: proved, and trained as plain torch trains
+it, in float64.
+"""
 
 from pathlib import Path
 

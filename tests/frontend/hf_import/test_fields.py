@@ -1,4 +1,5 @@
-"""Every field of a class of transformers is read, without effect and named in the plan, or refused with its reason.
+"""Every field of a class of transformers is read, without effect and named in the plan, or refused
+with its reason.
 
 What is a field, and what reads it, is taken from the source of transformers that is installed.
 Non-goals: whether a field that is read means the same in the plan (`test_same_numbers`).
@@ -21,12 +22,14 @@ from scalec.compiler.syntax.source import Source
 
 WITHOUT_EFFECT = "# Without effect"
 LIBRARY, ROTATED = ("masking_utils", "utils.generic"), "modeling_rope_utils"
-"""Modules of transformers that all models share, and that of rotary positions; they read configurations."""
+"""Modules of transformers that all models share, and that of rotary positions; they read
+configurations.
+"""
 
 OF_OBJECTS = frozenset(
     """
-    get_text_config is_heterogeneous standardize_rope_params validate_rope max_seq_len_cached per_layer_config
-    _experts_implementation _experts_implementation_internal json
+        get_text_config is_heterogeneous standardize_rope_params validate_rope max_seq_len_cached
+        per_layer_config _experts_implementation _experts_implementation_internal json
     """.split()
 )
 """What the library reads of a configuration and no file has: methods, and which kernel computes."""
@@ -42,7 +45,11 @@ OF_CLASSIFIERS = frozenset("hidden_dropout summary_last_dropout".split())
 def defaults(kind: str) -> dict[str, Any]:
     """The fields of a class, with their defaults as a file has them."""
     fields: dict[str, Any] = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
-    return fields | {"model_type": kind, "architectures": [FAMILIES[kind][0]], "is_encoder_decoder": False}
+    return fields | {
+        "model_type": kind,
+        "architectures": [FAMILIES[kind][0]],
+        "is_encoder_decoder": False,
+    }
 
 
 def imported(fields: dict[str, Any]) -> str:
@@ -67,8 +74,11 @@ def read_by_code(kind: str) -> frozenset[str]:
     module = CONFIG_MAPPING[kind].__module__.replace("configuration_", "modeling_")
     own = inspect.getsource(import_module(module))
     shared = (*LIBRARY, ROTATED) if ROTATED in own else LIBRARY
-    source = "\n".join([own, *(inspect.getsource(import_module(f"transformers.{name}")) for name in shared)])
-    unwindowed = set[str]() if "sliding_window" in own else {"sliding_window"}  # masks of windows are others' then
+    source = "\n".join(
+        [own, *(inspect.getsource(import_module(f"transformers.{name}")) for name in shared)]
+    )
+    # masks of windows are others' then
+    unwindowed = set[str]() if "sliding_window" in own else {"sliding_window"}
     attributes = re.findall(r"\bconfig\.(\w+)", source)
     by_name = re.findall(r"(?:get|has)attr\((?:self\.)?config, \"(\w+)\"", source)
     return frozenset(attributes + by_name) - OF_OBJECTS - OF_IMAGES - unwindowed
@@ -117,7 +127,9 @@ def test_every_field_is_read_noted_or_refused_with_a_reason(kind: str) -> None:
     names = {*fields, *read_by_code(kind), *READ_BY_LIBRARY, *aliases} - OF_CLASSIFIERS
     files = sorted(name for name in names if name in fields or not name.startswith("_"))
     found = {name: what_becomes_of(kind, name, other_than(fields.get(name))) for name in files}
-    assert not {name: became for name, became in found.items() if not is_accounted_for(kind, name, became)}
+    assert not {
+        name: became for name, became in found.items() if not is_accounted_for(kind, name, became)
+    }
 
 
 def is_accounted_for(kind: str, name: str, became: str) -> bool:
@@ -126,7 +138,9 @@ def is_accounted_for(kind: str, name: str, became: str) -> bool:
         return name in ELSEWHERE or name in TAKEN
     if became == "noted":
         return name not in read_by_code(kind) | READ_BY_LIBRARY.keys()
-    has_reason = became.startswith("error[E080") and not re.search("take it out|is not known", became)
+    has_reason = became.startswith("error[E080") and not re.search(
+        "take it out|is not known", became
+    )
     return became == "read" or has_reason
 
 

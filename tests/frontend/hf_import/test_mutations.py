@@ -1,4 +1,6 @@
-"""Configurations changed at random: each is a plan that compiles, or mistakes that are told at the configuration."""
+"""Configurations changed at random: each is a plan that compiles, or mistakes that are told at
+the configuration.
+"""
 
 import json
 from copy import deepcopy
@@ -18,7 +20,7 @@ VALUES: list[Any] = [
     None, True, False, 0, 1, 2, 3, 5, 7, 33, 64, 100, 4096, 2**16 + 1, 2**31, 2**32, 2**48, 2**63, 10**400, -1, -0.5,
     0.0, 0.1, 0.25, 0.999, 1.0, 1.5, 1e-6, 1e-30, 1e-300, 1e6, 1e30, 1e300, float("nan"), float("inf"), "", "yes",
     "gelu", "silu", "float32", "llama3", "linear", "\ud800\x1b[31m", "é" * 100, [], [1], ["LlamaModel"], {}, {"a": 1},
-    {"rope_type": "llama3"}, {"rope_type": "linear", "factor": 2}, {"type": "yarn"}, {"full_attention": None},
+    {"rope_type": ("llama3")}, {"rope_type": ("linear"), "factor": 2}, {"type": ("yarn")}, {"full_attention": None},
 ]  # fmt: skip
 FIELDS = [
     "rope_parameters",
@@ -51,12 +53,16 @@ def test_a_changed_configuration_is_a_plan_or_told_of(kind: str) -> None:
 
 
 def _mutated(fields: dict[str, Any], random: Random) -> str:
-    """The text of a configuration of which one to three things are changed; of one in eight, a letter too."""
+    """The text of a configuration of which one to three things are changed; of one in eight, a
+    letter too.
+    """
     changed = deepcopy(fields)
     for _ in range(random.randint(1, 3)):
         tables = [changed, *(value for value in changed.values() if isinstance(value, dict))]
         table = random.choice(tables)
-        name = random.choice([*table, *FIELDS] if table is changed else [*table, "factor", "rope_theta"])
+        name = random.choice(
+            [*table, *FIELDS] if table is changed else [*table, "factor", "rope_theta"]
+        )
         if random.random() < 0.1:
             table.pop(name, None)
         else:

@@ -1,4 +1,6 @@
-"""Models of transformers and the plans imported for them: same weights, same loss, same gradients."""
+"""Models of transformers and the plans imported for them: same weights, same loss, same
+gradients.
+"""
 
 import re
 from pathlib import Path
@@ -24,23 +26,29 @@ from scalec.runtime.checkpoint.hf_weights import Reader
 pytestmark = pytest.mark.usefixtures("calls_uncompared")
 
 PLANS = Path(__file__).parents[3] / "plans"
-MESHES = {  # each with its data-parallel degree and its ranks; 4 are more than there are key/value heads
+# each with its data-parallel degree and its ranks; 4 are more than there are key/value heads
+MESHES = {
     "one": ("dp = 1  tp = 1", 1, 1),
     "dp_2_tp_2": ("dp = 2  tp = 2", 2, 4),
     "tp_4": ("dp = 1  tp = 4", 1, 4),
     "cp_2_tp_2": ("dp = 1  cp = 2  tp = 2", 1, 4),
 }
 AUX_BATCH = 2
-"""Sequences of a forward of transformers, over which it takes the routers' loss; microbatches have two or four."""
+"""Sequences of a forward of transformers, over which it takes the routers' loss; microbatches
+have two or four.
+"""
 
 TOLERANCE = 1e-9
-ZERO = 1e-15  # a bias of keys has no gradient where positions are learned: scores of a query change alike
+# a bias of keys has no gradient where positions are learned: scores of a query change alike
+ZERO = 1e-15
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", hf_models.CONFIGS)
 def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """The gradients travel as the weights do: from a file under their names, each rank's part to the rank."""
+    """The gradients travel as the weights do: from a file under their names, each rank's part
+    to the rank.
+    """
     model = hf_models.model(name, torch.float64)
     model.save_pretrained(tmp_path)
     rows = AUX_BATCH if name.endswith("_aux") else 0
@@ -54,7 +62,9 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path)
         results = run_ranks(ranks, _differences, module, tmp_path)
         assert [found for found, _ in results] == [pytest.approx(loss, rel=TOLERANCE)] * ranks
         for parameter in results[0][1]:
-            errors, sizes = zip(*(differences[parameter] for _, differences in results), strict=True)
+            errors, sizes = zip(
+                *(differences[parameter] for _, differences in results), strict=True
+            )
             allowed = TOLERANCE * max(sizes) + ZERO
             assert max(errors) <= allowed, f"{mesh}: gradient of {parameter}: {max(errors):.3g}"
 
@@ -66,7 +76,9 @@ def test_distilbert_has_as_many_parameters() -> None:
     sizes = [sum(each.numel() for each in part.parameters()) for part in (made, made.distilbert)]
     assert sizes == [66_985_530, 66_362_880]
     program = compile_plan(load(PLANS / "distilbert_base.scale"), "resolve")
-    head = evolve(program, params=tuple(p for p in program.params if re.search("_head|_vocab", p.name)))
+    head = evolve(
+        program, params=tuple(p for p in program.params if re.search("_head|_vocab", p.name))
+    )
     assert [parameter_count(program), parameter_count(program) - parameter_count(head)] == sizes
 
 
@@ -81,7 +93,9 @@ def test_gptj_is_another_model_with_its_rows_as_files_have_them(tmp_path: Path) 
     model = hf_models.model("gptj", torch.float64)
     model.save_pretrained(tmp_path)
     loss, _ = hf_models.loss_and_gradients(model, *hf_models.batch())
-    text, found = re.subn(r"interleaved\((.*), rotary\)", r"\1", hf_models.plan(tmp_path, MESHES["one"][0], 1))
+    text, found = re.subn(
+        r"interleaved\((.*), rotary\)", r"\1", hf_models.plan(tmp_path, MESHES["one"][0], 1)
+    )
     assert found == 2
     module = harness.imported(harness.written(text, tmp_path / "plain") / "train.py")
     ((other,),) = run_ranks(1, _losses, module, tmp_path)
@@ -92,7 +106,11 @@ def _losses(module: ModuleType, folder: Path) -> list[float]:
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     Reader(folder / "model.safetensors", module.PLAN.names).fill(state)
-    return [module.eval_step(model, state, harness.local_batch(module.PLAN, *hf_models.batch())).loss.item()]
+    return [
+        module.eval_step(
+            model, state, harness.local_batch(module.PLAN, *hf_models.batch())
+        ).loss.item()
+    ]
 
 
 def _differences(module: ModuleType, folder: Path) -> tuple[float, dict[str, tuple[float, float]]]:
@@ -101,11 +119,15 @@ def _differences(module: ModuleType, folder: Path) -> tuple[float, dict[str, tup
     model, state = module.build(mesh)
     Reader(folder / "model.safetensors", module.PLAN.names).fill(state)
     state.update = lambda *args, **options: None  # leaves the gradients
-    metrics = module.train_step(model, state, harness.local_batch(module.PLAN, *hf_models.batch()), 0.1)
+    metrics = module.train_step(
+        model, state, harness.local_batch(module.PLAN, *hf_models.batch()), 0.1
+    )
     wanted, expected = module.build(mesh)
     Reader(folder / "gradients.safetensors", module.PLAN.names).fill(expected)
     pairs = zip(model.named_parameters(), wanted.parameters(), strict=True)
-    return metrics.loss.item(), {name: _difference(parameter.grad, want) for (name, parameter), want in pairs}
+    return metrics.loss.item(), {
+        name: _difference(parameter.grad, want) for (name, parameter), want in pairs
+    }
 
 
 def _difference(got: Any, want: Tensor) -> tuple[float, float]:

@@ -1,7 +1,9 @@
-"""Common parts of the cases of all ops: where they lie, tolerances, tensors, and gradients by autograd.
+"""Common parts of the cases of all ops: where they lie, tolerances, tensors, and gradients by
+autograd.
 
-A module `cases_OP.py` has functions `case_*(device)`, each of which raises where a kernel is wrong, and
-`examples(device, dtype)`, which calls each kernel as large programs do, on a device where nothing is computed.
+A module `cases_OP.py` has functions `case_*(device)`, each of which raises where a kernel is wrong,
+and `examples(device, dtype)`, which calls each kernel as large programs do, on a device where
+nothing is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +18,9 @@ MODULES = sorted(path.stem for path in FOLDER.glob("cases_*.py"))
 
 
 class Precision(NamedTuple):
-    """An element type, and how far a result in it may be from one in float64, in units of the largest element."""
+    """An element type, and how far a result in it may be from one in float64, in units of the
+    largest element.
+    """
 
     dtype: torch.dtype
     atol: float
@@ -24,7 +28,8 @@ class Precision(NamedTuple):
 
 
 PRECISIONS = {
-    "cpu": (Precision(torch.float32, 2e-6, 1e-5),),  # the interpreter multiplies and rounds bfloat16 wrongly
+    # the interpreter multiplies and rounds bfloat16 wrongly
+    "cpu": (Precision(torch.float32, 2e-6, 1e-5),),
     "cuda": (
         Precision(torch.float32, 2e-6, 1e-5),
         Precision(torch.float16, 1e-3, 2e-3),
@@ -40,7 +45,9 @@ def randn(*shape: int, precision: Precision, device: str, seed: int = 0) -> Tens
 
 
 def moved(x: Tensor) -> Tensor:
-    """x one element further on in memory, where no wide access may begin: as in a buffer, behind an odd bias."""
+    """x one element further on in memory, where no wide access may begin: as in a buffer,
+    behind an odd bias.
+    """
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
@@ -64,7 +71,8 @@ def check_against(
     precision: Precision,
     least: float = 1.0,
 ) -> None:
-    """Holds results and gradients of `op` against those of a plain formula in float64, of the same tensors.
+    """Holds results and gradients of `op` against those of a plain formula in float64, of the same
+    tensors.
 
     The gradients of the results are random, the same for both; some results may have none, in both.
     least: of the gradients, as in `check_equal`.
@@ -73,10 +81,17 @@ def check_against(
     actual, expected = _tuple(op(*tensors)), _tuple(formula(*wide))
     for one, other in zip(actual, expected, strict=True):
         check_equal(one, other, precision)
-    actual, expected = ([it for it in results if it.requires_grad] for results in (actual, expected))
-    seeds = [torch.randn(it.shape, generator=torch.Generator().manual_seed(7 + i)) for i, it in enumerate(expected)]
+    actual, expected = (
+        [it for it in results if it.requires_grad] for results in (actual, expected)
+    )
+    seeds = [
+        torch.randn(it.shape, generator=torch.Generator().manual_seed(7 + i))
+        for i, it in enumerate(expected)
+    ]
     seeds = [seed.to(precision.dtype) for seed in seeds]
-    gradients = torch.autograd.grad(actual, list(tensors), [seed.to(actual[0].device) for seed in seeds])
+    gradients = torch.autograd.grad(
+        actual, list(tensors), [seed.to(actual[0].device) for seed in seeds]
+    )
     right = torch.autograd.grad(expected, wide, [seed.double() for seed in seeds])
     for one, other in zip(gradients, right, strict=True):
         check_equal(one, other, precision, least)

@@ -10,7 +10,9 @@ from scalec.runtime.kernels import Accumulate, Tile
 
 SMALL = Accumulate(Tile(rows=1, warps=4, columns=64))
 PAIRS = {"cpu": [torch.float16], "cuda": [torch.float16, torch.bfloat16]}
-"""Element types that are added to float32; the interpreter reads bfloat16 too, but on the CPU that would say little."""
+"""Element types that are added to float32; the interpreter reads bfloat16 too, but on the CPU
+that would say little.
+"""
 
 
 def _numbers(*shape: int, seed: int, device: str) -> Tensor:
@@ -21,7 +23,10 @@ def case_sizes(device: str) -> None:
     """In float32 each sum is rounded once, as torch rounds it."""
     for dtype in PAIRS[device]:
         for shape in ((1,), (7,), (127,), (64, 3), (0, 5)):
-            total, x = _numbers(*shape, seed=0, device=device), _numbers(*shape, seed=1, device=device).to(dtype)
+            total, x = (
+                _numbers(*shape, seed=0, device=device),
+                _numbers(*shape, seed=1, device=device).to(dtype),
+            )
             expected = total + x
             SMALL(total, x)
             assert torch.equal(total, expected)
@@ -61,7 +66,9 @@ def _gradient(accumulate: Callable[[Tensor, Tensor], object], device: str) -> Te
     mesh = Mesh({}, device)
     model = _Model(mesh)
     bucket = Bucket(ParamGroup("w", "bias"))
-    state = TrainState(model, mesh, {"all": bucket}, SGD(), torch.float16, torch.float32, accumulate)
+    state = TrainState(
+        model, mesh, {"all": bucket}, SGD(), torch.float16, torch.float32, accumulate
+    )
     state.initialise(seed=0)
     for seed in (1, 2):
         model(_numbers(3, 7, seed=seed, device=device).half()).backward()
@@ -76,6 +83,13 @@ def case_the_gradients_of_a_model(device: str) -> None:
 
 def examples(device: str, dtype: torch.dtype) -> None:
     """A weight of an 8B-shaped model, a norm's, and more elements than 32 bits count."""
-    for shape, sums in (((14336, 4096), torch.float32), ((4096,), torch.float32), ((1 << 20, 4096), torch.float32)):
+    for shape, sums in (
+        ((14336, 4096), torch.float32),
+        ((4096,), torch.float32),
+        ((1 << 20, 4096), torch.float32),
+    ):
         other = dtype if dtype != sums else torch.float16
-        Accumulate()(torch.empty(shape, dtype=sums, device=device), torch.empty(shape, dtype=other, device=device))
+        Accumulate()(
+            torch.empty(shape, dtype=sums, device=device),
+            torch.empty(shape, dtype=other, device=device),
+        )

@@ -14,7 +14,8 @@ from scalec.runtime.state.optimizers import ParamGroup, Part
 LR, STEPS = 0.01, 3
 GROUP = ParamGroup("*", weight_decay=0.1, lr_scale=0.5)
 PARAMETERS = {
-    device: tuple(it for it in precisions if it.dtype != torch.float16) for device, precisions in PRECISIONS.items()
+    device: tuple(it for it in precisions if it.dtype != torch.float16)
+    for device, precisions in PRECISIONS.items()
 }
 """Without float16, in which squares of gradients vanish: it has masters."""
 SIZES = [(1, 1), (2, 7), (3, 127), (1, 300)]
@@ -24,7 +25,14 @@ def _numbers(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def made(layers: int, size: int, precision: Precision, device: str, copies: torch.dtype | None, odd: int = 0) -> Part:
+def made(
+    layers: int,
+    size: int,
+    precision: Precision,
+    device: str,
+    copies: torch.dtype | None,
+    odd: int = 0,
+) -> Part:
     """A part that begins `odd` elements into layers which are longer than it by twice that."""
 
     def empty(dtype: torch.dtype) -> Tensor:
@@ -32,7 +40,9 @@ def made(layers: int, size: int, precision: Precision, device: str, copies: torc
 
     parameters = empty(precision.dtype).copy_(_numbers(layers, size, seed=0))
     slots = {slot: empty(precision.dtype) for slot in ("exp_avg", "exp_avg_sq")}
-    return Part(GROUP, parameters, empty(precision.dtype), slots, None if copies is None else empty(copies))
+    return Part(
+        GROUP, parameters, empty(precision.dtype), slots, None if copies is None else empty(copies)
+    )
 
 
 def _gradient(part: Part, step: int) -> Tensor:
@@ -44,11 +54,15 @@ def _scalar(value: float, device: str) -> Tensor:
 
 
 def check_steps(part: Part, optimizer: AdamW, precision: Precision, scale: float | None) -> None:
-    """Some steps beside torch's optimizer; before each, one that is skipped for gradients that are not finite."""
+    """Some steps beside torch's optimizer; before each, one that is skipped for gradients that
+    are not finite.
+    """
     device = part.parameters.device.type
     expected = part.parameters.to("cpu", torch.float64).clone().requires_grad_()
     lr = LR * GROUP.lr_scale
-    theirs = torch.optim.AdamW([expected], lr=lr, betas=optimizer.betas, eps=optimizer.eps, weight_decay=0.1)
+    theirs = torch.optim.AdamW(
+        [expected], lr=lr, betas=optimizer.betas, eps=optimizer.eps, weight_decay=0.1
+    )
     factor = None if scale is None else _scalar(scale, device)
     for step in range(1, STEPS + 1):
         part.gradients.fill_(torch.nan)
@@ -145,7 +159,10 @@ def states(
     mesh = Mesh({}, device)
     model = _Model(mesh)
     decaying, plain = ParamGroup("layers.*.w", weight_decay=0.1), ParamGroup("layers.*.norm")
-    buckets = {"layers": Bucket(plain, decaying, per_layer=True), "rest": Bucket(ParamGroup("out", lr_scale=0.5))}
+    buckets = {
+        "layers": Bucket(plain, decaying, per_layer=True),
+        "rest": Bucket(ParamGroup("out", lr_scale=0.5)),
+    }
     state = TrainState(model, mesh, buckets, optimizer, dtype, master)
     state.initialise(seed=0)
     for step in range(3):
@@ -157,7 +174,9 @@ def states(
 
 
 def case_the_state_of_a_model(device: str) -> None:
-    """Beside torch's kernels, with masters: the same names and values, and the model computes with these."""
+    """Beside torch's kernels, with masters: the same names and values, and the model computes
+    with these.
+    """
     model, ours = states(AdamW(tile=Tile(1, 4, columns=16)), device, torch.float16, torch.float32)
     _, theirs = states(optimizers.AdamW(), device, torch.float16, torch.float32)
     assert ours.keys() == theirs.keys()
@@ -170,9 +189,17 @@ def case_the_state_of_a_model(device: str) -> None:
 def examples(device: str, dtype: torch.dtype) -> None:
     """Masters with copies, parameters without, and a part that begins anywhere."""
     one = torch.empty((), device=device)
-    for layers, size, odd, copies in ((32, 54_525_952, 0, dtype), (1, 3 << 30, 0, None), (32, 8191, 1, dtype)):
+    for layers, size, odd, copies in (
+        (32, 54_525_952, 0, dtype),
+        (1, 3 << 30, 0, None),
+        (32, 8191, 1, dtype),
+    ):
         flat = torch.empty(layers, size + odd, device=device)[:, odd:]
-        narrow = None if copies is None else torch.empty(layers, size + odd, dtype=copies, device=device)[:, odd:]
+        narrow = (
+            None
+            if copies is None
+            else torch.empty(layers, size + odd, dtype=copies, device=device)[:, odd:]
+        )
         part = Part(GROUP, flat, flat, {"exp_avg": flat, "exp_avg_sq": flat}, narrow)
         AdamW((0.9, 0.95)).update(part, 3e-4, one, one, one)
         AdamW((0.9, 0.95)).update(part, 3e-4, one, one)

@@ -21,7 +21,12 @@ def _check_whole(logits: Tensor, loss: Loss, precision: Precision) -> None:
     columns = logits.shape[-1]
     labels = labels_of(logits.shape[:-1], loss.classes or columns, str(logits.device))
     op = CrossEntropy(_tiles(columns))
-    check_loss(lambda x: op(x, labels, **loss.of_whole), lambda x: loss.of(x, labels.cpu()), [logits], precision)
+    check_loss(
+        lambda x: op(x, labels, **loss.of_whole),
+        lambda x: loss.of(x, labels.cpu()),
+        [logits],
+        precision,
+    )
 
 
 def _check_ranks(columns: int, world: int, loss: Loss, precision: Precision, device: str) -> None:
@@ -32,7 +37,13 @@ def _check_ranks(columns: int, world: int, loss: Loss, precision: Precision, dev
 
     def of_ranks(x: Tensor) -> Tensor:
         slices = x.chunk(world, -1)
-        return joined(lambda axis: op(slices[axis.rank], labels, axis, **loss.of_parts), labels, columns, world, loss)
+        return joined(
+            lambda axis: op(slices[axis.rank], labels, axis, **loss.of_parts),
+            labels,
+            columns,
+            world,
+            loss,
+        )
 
     check_loss(of_ranks, lambda x: loss.of(x, labels.cpu()), [logits], precision)
 
@@ -81,7 +92,9 @@ def case_logits_that_are_not_contiguous(device: str) -> None:
 
 def case_logits_that_begin_anywhere(device: str) -> None:
     for precision in PRECISIONS[device]:
-        _check_whole(moved(randn(4, 512, precision=precision, device=device)), LOSSES[-1], precision)
+        _check_whole(
+            moved(randn(4, 512, precision=precision, device=device)), LOSSES[-1], precision
+        )
 
 
 def case_labels_with_gaps_between_them(device: str) -> None:
@@ -102,11 +115,21 @@ def case_logits_far_from_zero(device: str) -> None:
     """Only their differences count; what is far below the largest has no probability."""
     for precision in PRECISIONS[device]:
         logits = randn(6, 300, precision=precision, device=device).detach()
-        logits[0:2], logits[2:4], logits[4, 7:], logits[5] = logits[0:2] + 3e4, logits[2:4] - 3e4, -torch.inf, 0.0
+        logits[0:2], logits[2:4], logits[4, 7:], logits[5] = (
+            logits[0:2] + 3e4,
+            logits[2:4] - 3e4,
+            -torch.inf,
+            0.0,
+        )
         labels = torch.tensor([0, 299, 5, 128, 3, 0], device=device)
         logits.requires_grad_()
         op = CrossEntropy(_tiles(300))
-        check_loss(lambda x: op(x, labels), lambda x: PLAIN.of(x, labels.cpu()), [logits], precision)  # noqa: B023
+        check_loss(
+            lambda x: op(x, labels),  # noqa: B023
+            lambda x: PLAIN.of(x, labels.cpu()),  # noqa: B023
+            [logits],
+            precision,
+        )
 
 
 def case_tokens_without_a_label_have_no_gradient(device: str) -> None:
@@ -116,11 +139,16 @@ def case_tokens_without_a_label_have_no_gradient(device: str) -> None:
         loss = CrossEntropy(_tiles(200))(logits, labels, smoothing=0.1, z=0.01)
         (gradient,) = torch.autograd.grad(loss, logits)
         assert loss.item() == 0
-        check_equal(gradient, torch.zeros(3, 200, dtype=torch.float64), precision._replace(atol=0, rtol=0))
+        check_equal(
+            gradient, torch.zeros(3, 200, dtype=torch.float64), precision._replace(atol=0, rtol=0)
+        )
 
 
 def case_rows_beyond_what_32_bits_count(device: str) -> None:
-    """The last of them is as if it were alone.  Under the interpreter there is no room for so many."""
+    """The last of them is as if it were alone.
+
+    Under the interpreter there is no room for so many.
+    """
     rows, columns = (2**16 + 1, 2**15) if device == "cuda" else (2, 2**10)
     op = CrossEntropy({columns: Tile(rows=1, warps=8, columns=4096 if device == "cuda" else 512)})
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -138,11 +166,15 @@ def case_rows_beyond_what_32_bits_count(device: str) -> None:
     assert not gradient[:-1].any()
 
 
-TILES = {columns: Tile(rows=1, warps=8, columns=4096) for columns in (128256, 32064, 16032, 50304, 256)}
+TILES = {
+    columns: Tile(rows=1, warps=8, columns=4096) for columns in (128256, 32064, 16032, 50304, 256)
+}
 
 
 def examples(device: str, dtype: torch.dtype) -> None:
-    """Vocabularies of Llama 3, whole and over 4 and 8 ranks, of GPT-2 with padding, and of a small model."""
+    """Vocabularies of Llama 3, whole and over 4 and 8 ranks, of GPT-2 with padding, and of a
+    small model.
+    """
     for columns in TILES:
         logits = torch.empty(1024, columns, device=device, dtype=dtype, requires_grad=True)
         labels = torch.empty(1024, device=device, dtype=torch.int64)

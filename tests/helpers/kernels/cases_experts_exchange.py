@@ -1,4 +1,6 @@
-"""The order in which rows of other ranks come to lie by expert, against a list of them, and rows that are moved so."""
+"""The order in which rows of other ranks come to lie by expert, against a list of them, and
+rows that are moved so.
+"""
 
 from functools import partial
 from itertools import product
@@ -16,7 +18,11 @@ from scalec.runtime.kernels import Exchange, ExchangeBack, ExchangeCounts, Tile
 
 SIZES = [(2, 2, 1), (3, 4, 9), (4, 2, 40), (2, 64, 300), (5, 3, 0)]
 """Ranks, experts of each, tokens."""
-TILES = (Tile(rows=1, warps=4), Tile(rows=4, warps=4, columns=16), Tile(rows=128, warps=4, columns=64))
+TILES = (
+    Tile(rows=1, warps=4),
+    Tile(rows=4, warps=4, columns=16),
+    Tile(rows=128, warps=4, columns=64),
+)
 CHUNK = Tile(rows=16, warps=4)
 
 
@@ -36,14 +42,19 @@ def _experts(ranks: int, each: int, device: str) -> Experts:
     return experts
 
 
-def _held(ranks: int, each: int, tokens: int, device: str, least: int = 0) -> tuple[Held, list[int]]:
-    """The result of `ExchangeCounts` of random choices of experts from `least` on, and the row that lies at each place.
+def _held(
+    ranks: int, each: int, tokens: int, device: str, least: int = 0
+) -> tuple[Held, list[int]]:
+    """The result of `ExchangeCounts` of random choices of experts from `least` on, and the row that
+    lies at each place.
 
     Rows come by rank and expert.
     """
     count = ranks * each
     ids = torch.randint(least, count, (tokens, 1), generator=torch.Generator().manual_seed(tokens))
-    held = ExchangeCounts({count: CHUNK})(sort_by_expert(ids.to(device), _experts(ranks, each, device)))
+    held = ExchangeCounts({count: CHUNK})(
+        sort_by_expert(ids.to(device), _experts(ranks, each, device))
+    )
     came = [divmod(expert, each) for expert in sorted(ids.flatten().tolist())]
     sizes = [sum(own == expert for _, own in came) for expert in range(each)]
     assert held.counts.tolist() == held.sizes == sizes
@@ -53,7 +64,9 @@ def _held(ranks: int, each: int, tokens: int, device: str, least: int = 0) -> tu
 def case_places(device: str) -> None:
     """Experts and ranks may have no rows, and where all rows are of one expert."""
     for (ranks, each, tokens), share in product(SIZES, (0, 0.5, 1)):
-        held, rows = _held(ranks, each, tokens, device, min(int(share * ranks * each), ranks * each - 1))
+        held, rows = _held(
+            ranks, each, tokens, device, min(int(share * ranks * each), ranks * each - 1)
+        )
         assert held.arranged is not None
         assert held.returned is not None
         assert held.arranged.tolist() == rows
@@ -66,9 +79,19 @@ def case_rows(device: str) -> None:
         for number, ((ranks, each, tokens), width) in enumerate(product(SIZES, (1, 40, 127))):
             held, rows = _held(ranks, each, tokens, device)
             moved = torch.eye(tokens, dtype=torch.float64)[rows].view(tokens, tokens)
-            x, tiles = randn(tokens, width, precision=precision, device=device), {width: TILES[number % 3]}
-            check_against(partial(Exchange(tiles), held=held), partial(torch.matmul, moved), [x], precision)
-            check_against(partial(ExchangeBack(tiles), held=held), partial(torch.matmul, moved.mT), [x], precision)
+            x, tiles = (
+                randn(tokens, width, precision=precision, device=device),
+                {width: TILES[number % 3]},
+            )
+            check_against(
+                partial(Exchange(tiles), held=held), partial(torch.matmul, moved), [x], precision
+            )
+            check_against(
+                partial(ExchangeBack(tiles), held=held),
+                partial(torch.matmul, moved.mT),
+                [x],
+                precision,
+            )
 
 
 def examples(device: str, dtype: torch.dtype) -> None:
@@ -76,7 +99,9 @@ def examples(device: str, dtype: torch.dtype) -> None:
     for count, width in ((128, 2048), (256, 7168)):
         with evenly_routed():
             ids = torch.empty(512, 8, dtype=torch.int64, device=device)
-            held = ExchangeCounts({count: CHUNK})(sort_by_expert(ids, _experts(8, count // 8, device)))
+            held = ExchangeCounts({count: CHUNK})(
+                sort_by_expert(ids, _experts(8, count // 8, device))
+            )
         tiles = {width: Tile(rows=1, warps=4, columns=1024)}
         rows = torch.empty(held.total, width, device=device, dtype=dtype, requires_grad=True)
         out = ExchangeBack(tiles)(Exchange(tiles)(rows, held), held)

@@ -31,7 +31,9 @@ def _each(x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return torch.cat([part @ each.mT for part, each in zip(parts, weight, strict=True)])
 
 
-def _check(sizes: tuple[int, ...], width: int, out: int, apart: bool, precision: Precision, device: str) -> None:
+def _check(
+    sizes: tuple[int, ...], width: int, out: int, apart: bool, precision: Precision, device: str
+) -> None:
     x = randn(sum(sizes), 2 * width if apart else width, precision=precision, device=device)
     weight = randn(len(sizes), out, width, precision=precision, device=device, seed=1)
     op, held = GroupedLinear({width: SMALL}), Given(sizes, device)
@@ -56,5 +58,7 @@ def examples(device: str, dtype: torch.dtype) -> None:
     for experts, width, out in ((16, 2048, 768), (8, 4096, 14336), (4, 100, 52)):
         x = torch.empty(64 * experts, width, device=device, dtype=dtype, requires_grad=True)
         weight = torch.empty(experts, out, width, device=device, dtype=dtype, requires_grad=True)
-        y = GroupedLinear({width: Products(block, block)})(x, weight, Given((64,) * experts, device))
+        y = GroupedLinear({width: Products(block, block)})(
+            x, weight, Given((64,) * experts, device)
+        )
         y.backward(torch.empty_like(y))

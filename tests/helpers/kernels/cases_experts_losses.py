@@ -1,4 +1,6 @@
-"""A router's losses against their formulas: few and many experts, tokens that all choose one, choices without rows."""
+"""A router's losses against their formulas: few and many experts, tokens that all choose one,
+choices without rows.
+"""
 
 from functools import partial
 
@@ -13,7 +15,11 @@ from scalec.runtime.ops.routing import Score
 SIZES = [(1, 1, 1, 1), (2, 5, 3, 2), (3, 40, 16, 8), (1, 33, 100, 4), (2, 1, 128, 8), (2, 0, 4, 2)]
 """Sequences, tokens of each, experts, k."""
 SCORES: tuple[Score, ...] = ("softmax", "sigmoid")
-TILES = (Tile(rows=1, warps=1), Tile(rows=4, warps=4, programs=2), Tile(rows=16, warps=4, columns=2))
+TILES = (
+    Tile(rows=1, warps=1),
+    Tile(rows=4, warps=4, programs=2),
+    Tile(rows=16, warps=4, columns=2),
+)
 """Columns of a tile are for kernels that do not take whole rows: here they change nothing."""
 
 
@@ -38,20 +44,32 @@ def _logits(*shape: int, precision: Precision, device: str) -> Tensor:
 
 def _ids(batch: int, length: int, experts: int, k: int) -> Tensor:
     """Different experts of each token."""
-    return torch.rand(batch, length, experts, generator=torch.Generator().manual_seed(k)).argsort(-1)[..., :k]
+    return torch.rand(batch, length, experts, generator=torch.Generator().manual_seed(k)).argsort(
+        -1
+    )[..., :k]
 
 
 def _check(
-    size: tuple[int, int, int, int], score: Score, seq: int, tile: Tile, precision: Precision, device: str
+    size: tuple[int, int, int, int],
+    score: Score,
+    seq: int,
+    tile: Tile,
+    precision: Precision,
+    device: str,
 ) -> None:
     batch, length, experts, k = size
     shape = (batch, length) if seq else (length, batch)
     logits = _logits(*shape, experts, precision=precision, device=device)
     ids = _ids(*shape, experts, k)
-    ids = ids.masked_fill(torch.rand(ids.shape, generator=torch.Generator().manual_seed(1)) < 0.2, -1)
+    ids = ids.masked_fill(
+        torch.rand(ids.shape, generator=torch.Generator().manual_seed(1)) < 0.2, -1
+    )
     op = partial(Balance({experts: tile}), by=0.25, score=score, seq=seq)
     check_against(
-        lambda x: op(x, ids.to(device)).to(precision.dtype), lambda x: _balance(x, ids, score, seq), [logits], precision
+        lambda x: op(x, ids.to(device)).to(precision.dtype),
+        lambda x: _balance(x, ids, score, seq),
+        [logits],
+        precision,
     )
 
 
@@ -64,16 +82,23 @@ def case_balance(device: str) -> None:
 
 def case_balance_of_no_tokens_is_none(device: str) -> None:
     op = Balance({4: TILES[0]})
-    logits, ids = torch.empty(0, 6, 4, device=device), torch.empty(0, 6, 2, dtype=torch.int64, device=device)
+    logits, ids = (
+        torch.empty(0, 6, 4, device=device),
+        torch.empty(0, 6, 2, dtype=torch.int64, device=device),
+    )
     assert op(logits, ids, by=0.25).item() == 0.0
 
 
 def case_all_tokens_to_one_expert(device: str) -> None:
-    """The loss is then the number of experts times the expert's mean share, as many of which are tokens'."""
+    """The loss is then the number of experts times the expert's mean share, as many of which
+    are tokens'.
+    """
     logits = torch.zeros(2, 50, 8, device=device)
     logits[..., 3] = 20.0
     ids = torch.full((2, 50, 1), 3, device=device)
-    torch.testing.assert_close(Balance({8: TILES[1]})(logits, ids, by=0.5), torch.tensor(8.0, device=device))
+    torch.testing.assert_close(
+        Balance({8: TILES[1]})(logits, ids, by=0.5), torch.tensor(8.0, device=device)
+    )
 
 
 def case_views(device: str) -> None:
@@ -82,17 +107,24 @@ def case_views(device: str) -> None:
     ids = _ids(2, 6, 5, 2).to(device)
     for loss, plain in (
         (Balance({5: TILES[2]}), balance),
-        (lambda x, _, by: RouterZ({5: TILES[2]})(x, by), lambda x, _, by: by * x.logsumexp(-1).square().sum()),
+        (
+            lambda x, _, by: RouterZ({5: TILES[2]})(x, by),
+            lambda x, _, by: by * x.logsumexp(-1).square().sum(),
+        ),
     ):
         for half in (whole[..., ::2], whole[..., 5:]):
-            (one,), (other,) = (torch.autograd.grad(3 * it(half, ids, by=0.5), [whole]) for it in (loss, plain))
+            (one,), (other,) = (
+                torch.autograd.grad(3 * it(half, ids, by=0.5), [whole]) for it in (loss, plain)
+            )
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
 def case_router_z(device: str) -> None:
     for precision in PRECISIONS[device]:
         for number, (batch, length, experts, _) in enumerate(SIZES):
-            _check_z(RouterZ({experts: TILES[number % 3]}), (batch, length, experts), precision, device)
+            _check_z(
+                RouterZ({experts: TILES[number % 3]}), (batch, length, experts), precision, device
+            )
 
 
 def _check_z(op: RouterZ, shape: tuple[int, int, int], precision: Precision, device: str) -> None:
@@ -113,5 +145,8 @@ def examples(device: str, dtype: torch.dtype) -> None:
     )
     for experts, rows, k, score in routers:
         logits = torch.empty(2, 4096, experts, device=device, dtype=dtype, requires_grad=True)
-        ids, tiles = torch.empty(2, 4096, k, dtype=torch.int64, device=device), {experts: Tile(rows=rows, warps=4)}
+        ids, tiles = (
+            torch.empty(2, 4096, k, dtype=torch.int64, device=device),
+            {experts: Tile(rows=rows, warps=4)},
+        )
         (Balance(tiles)(logits, ids, 0.01, score) + RouterZ(tiles)(logits, 0.001)).backward()

@@ -12,7 +12,11 @@ from scalec.runtime.kernels import Combine, Dispatch, Tile
 
 SIZES = [(1, 1, 1), (7, 8, 40), (5, 3, 127), (3, 2, 256), (4, 5, 6), (0, 2, 8)]
 """Tokens, k, width."""
-TILES = (Tile(rows=1, warps=4), Tile(rows=4, warps=4, columns=16), Tile(rows=2, warps=4, columns=64))
+TILES = (
+    Tile(rows=1, warps=4),
+    Tile(rows=4, warps=4, columns=16),
+    Tile(rows=2, warps=4, columns=64),
+)
 EXPERTS = 12
 
 
@@ -21,12 +25,21 @@ def order_of(tokens: int, k: int, device: str, least: int = 0, padded: int = 0) 
     draws = torch.rand(tokens, EXPERTS, generator=torch.Generator().manual_seed(tokens + k))
     ids = draws.argsort(-1)[:, :k]
     return sort_by_expert(
-        ids.masked_fill(ids < least, -1).to(device), Experts(Mesh({}, device), EXPERTS), padded=padded
+        ids.masked_fill(ids < least, -1).to(device),
+        Experts(Mesh({}, device), EXPERTS),
+        padded=padded,
     )
 
 
 def _check(
-    tokens: int, k: int, width: int, least: int, tile: Tile, precision: Precision, device: str, padded: int = 0
+    tokens: int,
+    k: int,
+    width: int,
+    least: int,
+    tile: Tile,
+    precision: Precision,
+    device: str,
+    padded: int = 0,
 ) -> None:
     order = order_of(tokens, k, device, least, padded)
     total = prod(order.shape)
@@ -44,7 +57,12 @@ def _check(
     def combined(rows: Tensor, gates: Tensor) -> Tensor:
         return torch.einsum("tkr,tk,rh->th", chosen, gates, rows.reshape(total, width))
 
-    check_against(lambda rows, gates: Combine({width: tile})(rows, gates, order), combined, [rows, gates], precision)
+    check_against(
+        lambda rows, gates: Combine({width: tile})(rows, gates, order),
+        combined,
+        [rows, gates],
+        precision,
+    )
 
 
 def case_sizes(device: str) -> None:
@@ -60,20 +78,33 @@ def case_choices_without_rows(device: str) -> None:
 
 
 def case_padded(device: str) -> None:
-    """Rows and their gradients are zero where no token chose the expert, whatever memory held before."""
+    """Rows and their gradients are zero where no token chose the expert, whatever memory held
+    before.
+    """
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")  # so that memory that nothing has written holds NaN
     try:
         for precision in PRECISIONS[device]:
             for number, (tokens, k, width) in enumerate(SIZES[:-1]):
-                _check(tokens, k, width, 0, TILES[number % 3], precision, device, padded=tokens + number % 2)
+                _check(
+                    tokens,
+                    k,
+                    width,
+                    0,
+                    TILES[number % 3],
+                    precision,
+                    device,
+                    padded=tokens + number % 2,
+                )
             _check(6, 3, 24, 4, TILES[1], precision, device, padded=6)
     finally:
         torch.set_deterministic_debug_mode(before)
 
 
 def case_gates_in_float32(device: str) -> None:
-    """Gates stay in float32 beside rows of any type; gradients are views, and a token has two dims."""
+    """Gates stay in float32 beside rows of any type; gradients are views, and a token has two
+    dims.
+    """
     order = order_of(6, 2, device)
     rows = torch.randn(order.total, 8, device=device).bfloat16().requires_grad_()
     gates = torch.rand(2, 3, 2, device=device, requires_grad=True)
@@ -83,7 +114,8 @@ def case_gates_in_float32(device: str) -> None:
     assert found.shape == wanted.shape == (2, 3, 8)
     torch.testing.assert_close(found.float(), wanted, atol=0.02, rtol=0.02)
     one, other = (
-        torch.autograd.grad(it.float().sum(), it_of) for it, it_of in ((found, [rows, gates]), (wanted, wide))
+        torch.autograd.grad(it.float().sum(), it_of)
+        for it, it_of in ((found, [rows, gates]), (wanted, wide))
     )
     torch.testing.assert_close(one[0].float(), other[0], atol=0.01, rtol=0.01)
     torch.testing.assert_close(one[1], other[1], atol=1e-5, rtol=1e-5)

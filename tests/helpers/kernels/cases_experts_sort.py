@@ -19,7 +19,9 @@ def case_sizes(device: str) -> None:
             draws = torch.rand(tokens, count, generator=torch.Generator().manual_seed(tokens)) - 0.1
             ids = draws.argsort(-1)[:, :k].masked_fill(draws[:, :k] < 0, -1).to(device)
             found = SortByExpert({count: Tile(rows=64, warps=4, columns=16)})(ids, experts)
-            for one, other in zip(vars(found).values(), vars(sort_by_expert(ids, experts)).values(), strict=True):
+            for one, other in zip(
+                vars(found).values(), vars(sort_by_expert(ids, experts)).values(), strict=True
+            ):
                 assert one is other or torch.equal(one, other)
 
 
@@ -32,4 +34,6 @@ def examples(device: str, dtype: torch.dtype) -> None:
     """The sizes of Qwen3-30B-A3B and DeepSeek-V3."""
     for count in (128, 256):
         experts = Experts(Mesh({}, device), count)
-        SortByExpert({count: CHUNK})(torch.empty(4096, 8, dtype=torch.int64, device=device), experts)
+        SortByExpert({count: CHUNK})(
+            torch.empty(4096, 8, dtype=torch.int64, device=device), experts
+        )

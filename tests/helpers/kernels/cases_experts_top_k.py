@@ -21,8 +21,12 @@ TILES = (Tile(rows=1, warps=1), Tile(rows=4, warps=4, columns=2))
 """Columns of a tile are for kernels that do not take whole rows: here they change nothing."""
 
 
-def _check(rows: int, experts: int, tile: Tile, precision: Precision, device: str, how: dict[str, Any]) -> None:
-    logits = (3 * randn(rows, experts, precision=precision, device=device)).detach().requires_grad_()
+def _check(
+    rows: int, experts: int, tile: Tile, precision: Precision, device: str, how: dict[str, Any]
+) -> None:
+    logits = (
+        (3 * randn(rows, experts, precision=precision, device=device)).detach().requires_grad_()
+    )
     bias = torch.rand(experts, generator=torch.Generator().manual_seed(1), device="cpu")
     options: dict[str, Any] = how | ({"bias": bias.to(device)} if how.get("bias") else {})
     gates, ids = TopK({experts: tile})(logits, **options)
@@ -33,7 +37,9 @@ def _check(rows: int, experts: int, tile: Tile, precision: Precision, device: st
     assert gates.dtype == torch.float32
     check_equal(gates, want, PRECISIONS[device][0])
     slope = torch.rand(gates.shape, generator=torch.Generator().manual_seed(2))
-    (one,), (other,) = (torch.autograd.grad(it, [of], slope.to(it)) for it, of in ((gates, logits), (want, wide)))
+    (one,), (other,) = (
+        torch.autograd.grad(it, [of], slope.to(it)) for it, of in ((gates, logits), (want, wide))
+    )
     check_equal(one, other, precision)
 
 
@@ -51,7 +57,9 @@ def case_sizes(device: str) -> None:
 def case_equal_logits(device: str) -> None:
     """The lower index; of infinitely small ones too, which differ from what is chosen already."""
     chosen = TopK({4: TILES[0]})
-    rows = torch.tensor([[0.0, 0.0, 0.0, 0.0], [-torch.inf, 1.0, -torch.inf, -torch.inf]], device=device)
+    rows = torch.tensor(
+        [[0.0, 0.0, 0.0, 0.0], [-torch.inf, 1.0, -torch.inf, -torch.inf]], device=device
+    )
     assert chosen(rows, 3)[1].tolist() == [[0, 1, 2], [1, 0, 2]]
     assert chosen(rows[:1], 2, groups=2, from_groups=1)[1].tolist() == [[0, 1]]
     ids = chosen(torch.full((1, 4), torch.nan, device=device), 2)[1]
@@ -64,7 +72,18 @@ def examples(device: str, dtype: torch.dtype) -> None:
     for experts, rows, how in (
         (128, 8, {"k": 8, "normalise": True}),
         (8, 32, {"k": 2}),
-        (256, 4, {"k": 8, "score": "sigmoid", "normalise": True, "groups": 8, "from_groups": 4, "scale": 2.5}),
+        (
+            256,
+            4,
+            {
+                "k": 8,
+                "score": "sigmoid",
+                "normalise": True,
+                "groups": 8,
+                "from_groups": 4,
+                "scale": 2.5,
+            },
+        ),
     ):
         logits = torch.empty(8192, experts, device=device, requires_grad=True)
         bias = torch.empty(experts, device=device) if "groups" in how else None

@@ -23,11 +23,22 @@ def _operands(
     x = randn(*shape, 16, precision=precision, device=device)
     weight = randn(columns, 16, precision=precision, device=device, seed=1)
     weight = (weight.detach() / 4).requires_grad_()
-    return (x, weight, randn(columns, precision=precision, device=device, seed=2)) if biased else (x, weight)
+    return (
+        (x, weight, randn(columns, precision=precision, device=device, seed=2))
+        if biased
+        else (x, weight)
+    )
 
 
 def _check_classwise(
-    columns: int, chunk: int, world: int, loss: Loss, precision: Precision, device: str, *, biased: bool = False
+    columns: int,
+    chunk: int,
+    world: int,
+    loss: Loss,
+    precision: Precision,
+    device: str,
+    *,
+    biased: bool = False,
 ) -> None:
     """Each rank has `columns` of the vocabulary."""
     operands = _operands((2, 3), columns * world, precision, device, biased=biased)
@@ -42,19 +53,26 @@ def _check_classwise(
 
         return joined(of_rank, labels, columns, world, loss)
 
-    check_loss(of_ranks, lambda *operands: loss.of(F.linear(*operands), labels.cpu()), operands, precision)
+    check_loss(
+        of_ranks, lambda *operands: loss.of(F.linear(*operands), labels.cpu()), operands, precision
+    )
 
 
 def _check_tokenwise(
     rows: int, chunk: int, loss: Loss, precision: Precision, device: str, *, biased: bool = False
 ) -> None:
     operands = _operands((rows,), 70, precision, device, biased=biased)
-    labels, op = labels_of((rows,), loss.classes or 70, device), LinearCrossEntropy(_tiles(70), chunk)
+    labels, op = (
+        labels_of((rows,), loss.classes or 70, device),
+        LinearCrossEntropy(_tiles(70), chunk),
+    )
 
     def of_tokens(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return op(x, weight, labels, **loss.of_whole, bias=bias)
 
-    check_loss(of_tokens, lambda *operands: loss.of(F.linear(*operands), labels.cpu()), operands, precision)
+    check_loss(
+        of_tokens, lambda *operands: loss.of(F.linear(*operands), labels.cpu()), operands, precision
+    )
 
 
 def case_chunks_of_classes(device: str) -> None:
@@ -83,7 +101,9 @@ def case_a_bias(device: str) -> None:
     for precision in PRECISIONS[device]:
         for loss in (Loss(70), LOSSES[-1]):
             _check_classwise(50, 16, 3, loss, precision, device, biased=True)
-            _check_tokenwise(7, 3, Loss(60) if loss.classes else loss, precision, device, biased=True)
+            _check_tokenwise(
+                7, 3, Loss(60) if loss.classes else loss, precision, device, biased=True
+            )
 
 
 def case_labels_with_gaps_between_them(device: str) -> None:
@@ -97,7 +117,12 @@ def case_labels_with_gaps_between_them(device: str) -> None:
             lambda x, w: whole(x, w, labels),  # noqa: B023
         ]
         for way in ways:
-            check_loss(way, lambda x, w: PLAIN.of(F.linear(x, w), labels.cpu()), [x, weight], precision)  # noqa: B023
+            check_loss(
+                way,
+                lambda x, w: PLAIN.of(F.linear(x, w), labels.cpu()),  # noqa: B023
+                [x, weight],
+                precision,
+            )
 
 
 def case_no_tokens(device: str) -> None:

@@ -11,7 +11,9 @@ from scalec.runtime.kernels import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm,
 
 EPS = 1e-5
 SIZES = [(7, 1), (1, 7), (127, 6), (5, 127), (3, 256), (0, 8), (9, 1100)]
-"""Rows and width: more programs than rows, and fewer; tails of both; the last are read twice in backward."""
+"""Rows and width: more programs than rows, and fewer; tails of both; the last are read twice in
+backward.
+"""
 
 
 def _tiles(width: int, rows: int = 4, programs: int = 3) -> dict[int, Tile]:
@@ -31,7 +33,9 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor | float = 0.0) -> Tensor:
     return rms(centered, weight) + bias
 
 
-def _of_a_sum(norm: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor]]:
+def _of_a_sum(
+    norm: Callable[..., Tensor], dtype: torch.dtype
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """x + y as the element type has it, and its norm; the gradient is that of the exact sum."""
 
     def both(x: Tensor, y: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +57,9 @@ def _check_all(shape: Sequence[int], weight_dims: int, precision: Precision, dev
     check_against(partial(LayerNorm(tiles), eps=EPS), layer, [x, weight, bias], precision)
     check_against(partial(AddRMSNorm(tiles), eps=EPS), rms_of_sum, [x, y, weight], precision)
     check_against(partial(AddLayerNorm(tiles), eps=EPS), layer_of_sum, [x, y, weight], precision)
-    check_against(partial(AddLayerNorm(tiles), eps=EPS), layer_of_sum, [x, y, weight, bias], precision)
+    check_against(
+        partial(AddLayerNorm(tiles), eps=EPS), layer_of_sum, [x, y, weight, bias], precision
+    )
 
 
 def case_sizes(device: str) -> None:
@@ -83,7 +89,12 @@ def case_operands_that_begin_anywhere(device: str) -> None:
         weight, bias = (randn(64, precision=precision, device=device, seed=i) for i in (2, 3))
         layer_of_sum = _of_a_sum(layer, precision.dtype)
         norm = partial(AddLayerNorm(_tiles(64)), eps=EPS)
-        check_against(lambda *it: norm(*map(moved, it)), layer_of_sum, [x, y, weight, bias], precision)  # noqa: B023
+        check_against(
+            lambda *it: norm(*map(moved, it)),  # noqa: B023
+            layer_of_sum,
+            [x, y, weight, bias],
+            precision,
+        )
 
 
 def case_weights_of_another_element_type(device: str) -> None:
@@ -96,9 +107,14 @@ def case_weights_of_another_element_type(device: str) -> None:
 
 
 def case_the_sums_of_many_programs_are_the_same_each_time(device: str) -> None:
-    x, weight = torch.randn(64, 32, device=device), torch.ones(32, device=device, requires_grad=True)
+    x, weight = (
+        torch.randn(64, 32, device=device),
+        torch.ones(32, device=device, requires_grad=True),
+    )
     norm = RMSNorm(_tiles(32, rows=1, programs=16))
-    first, second = (torch.autograd.grad(norm(x, weight, eps=EPS).square().sum(), weight)[0] for _ in range(2))
+    first, second = (
+        torch.autograd.grad(norm(x, weight, eps=EPS).square().sum(), weight)[0] for _ in range(2)
+    )
     assert torch.equal(first, second)
 
 
@@ -119,11 +135,15 @@ def examples(device: str, dtype: torch.dtype) -> None:
     """The widths of heads, and of models of 8, 70 and 405 thousand million parameters."""
     for width in RMS_TILES:
         x, y, weight, _ = _empty(width, device, dtype)
-        _differentiate(RMSNorm(RMS_TILES)(x, weight, eps=EPS), *AddRMSNorm(RMS_TILES)(x, y, weight, eps=EPS))
+        _differentiate(
+            RMSNorm(RMS_TILES)(x, weight, eps=EPS), *AddRMSNorm(RMS_TILES)(x, y, weight, eps=EPS)
+        )
     for width in LAYER_TILES:
         x, y, weight, bias = _empty(width, device, dtype)
         add = AddLayerNorm(LAYER_TILES)
-        _differentiate(LayerNorm(LAYER_TILES)(x, weight, bias, eps=EPS), *add(x, y, weight, bias, eps=EPS))
+        _differentiate(
+            LayerNorm(LAYER_TILES)(x, weight, bias, eps=EPS), *add(x, y, weight, bias, eps=EPS)
+        )
 
 
 def _empty(width: int, device: str, dtype: torch.dtype) -> list[Tensor]:

@@ -24,12 +24,17 @@ def _plain(table: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     return lambda *tensors: tuple(rope(x, wide) for x in tensors)
 
 
-def _check(shapes: tuple[tuple[int, ...], ...], seq: int, between: int, turned: int, device: str) -> None:
+def _check(
+    shapes: tuple[tuple[int, ...], ...], seq: int, between: int, turned: int, device: str
+) -> None:
     """Shapes of one tensor, or of queries and keys."""
     table = _table(seq, between, turned, device)
     tiles = {shapes[0][-1]: TILE}
     for precision in PRECISIONS[device]:
-        tensors = [randn(*shape, precision=precision, device=device, seed=i) for i, shape in enumerate(shapes)]
+        tensors = [
+            randn(*shape, precision=precision, device=device, seed=i)
+            for i, shape in enumerate(shapes)
+        ]
         op = Rope(tiles) if len(shapes) == 1 else RopePair(tiles)
         check_against(lambda *it, op=op: op(*it, table), _plain(table), tensors, precision)
 
@@ -56,7 +61,9 @@ def case_odd_sizes_and_parts_of_the_last_dim(device: str) -> None:
 
 
 def case_slices_of_one_product(device: str) -> None:
-    """Queries and keys as parts of [s, b, (n + 2k) · d], read as they lie; transposed ones are copied."""
+    """Queries and keys as parts of [s, b, (n + 2k) · d], read as they lie; transposed ones are
+    copied.
+    """
     precision, table = PRECISIONS[device][0], _table(5, 2, 8, device)
     qkv = randn(5, 2, 40, precision=precision, device=device)
 
@@ -64,7 +71,9 @@ def case_slices_of_one_product(device: str) -> None:
         return qkv[..., :24].unflatten(-1, (3, 8)), qkv[..., 24:32].unflatten(-1, (1, 8))
 
     pair = RopePair({8: TILE})
-    check_against(lambda it: pair(*parts(it), table), lambda it: _plain(table)(*parts(it)), [qkv], precision)
+    check_against(
+        lambda it: pair(*parts(it), table), lambda it: _plain(table)(*parts(it)), [qkv], precision
+    )
     x = randn(8, 3, 2, 5, precision=precision, device=device)
     turned = Rope({8: TILE})
     check_against(
@@ -80,7 +89,9 @@ def case_operands_that_begin_anywhere(device: str) -> None:
     table, pair = _table(5, 2, 16, device), RopePair({16: TILE})
     for precision in PRECISIONS[device]:
         q, k = (randn(5, 2, heads, 16, precision=precision, device=device) for heads in (4, 2))
-        check_against(lambda q, k: pair(moved(q), moved(k), moved(table)), _plain(table), [q, k], precision)
+        check_against(
+            lambda q, k: pair(moved(q), moved(k), moved(table)), _plain(table), [q, k], precision
+        )
 
 
 def examples(device: str, dtype: torch.dtype) -> None:

@@ -1,4 +1,6 @@
-"""Kernels compiled for chips that are not there: the launches of a call, and what each becomes on a chip."""
+"""Kernels compiled for chips that are not there: the launches of a call, and what each becomes
+on a chip.
+"""
 
 import os
 import re
@@ -20,14 +22,27 @@ from triton.compiler import ASTSource
 
 from scalec.runtime.kernels import launching
 
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""Bytes of shared memory that one program may have, by compute capability (CUDA programming guide, appendix K)."""
+SHARED = {
+    80: 163 * 1024,
+    86: 99 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    120: 99 * 1024,
+}
+"""Bytes of shared memory that one program may have, by compute capability (CUDA programming
+guide, appendix K).
+"""
 
 SECONDS = 30
-"""The most processors' time that compiling a kernel may take; half a second is usual, attention takes one or two."""
+"""The most processors' time that compiling a kernel may take; half a second is usual, attention
+takes one or two.
+"""
 
 TUNED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
-"""Whether kernels have the registers for which tiles were chosen: from 3.8 on Triton gives some of them more."""
+"""Whether kernels have the registers for which tiles were chosen: from 3.8 on Triton gives some
+of them more.
+"""
 
 SPILLED = 0 if TUNED else 96
 """Bytes a thread that may be put aside."""
@@ -71,7 +86,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled kernel: bytes of shared memory a program, registers and spilled bytes a thread, and two texts.
+    """A compiled kernel: bytes of shared memory a program, registers and spilled bytes a thread,
+    and two texts.
 
     layouts is Triton's own language for GPUs, in which tensors have theirs.
     """
@@ -83,7 +99,9 @@ class Compiled:
     ptx: str
 
     def __str__(self) -> str:
-        return f"{self.shared} bytes shared, {self.registers} registers, {self.spilled} bytes spilled"
+        return (
+            f"{self.shared} bytes shared, {self.registers} registers, {self.spilled} bytes spilled"
+        )
 
 
 @contextmanager
@@ -92,7 +110,12 @@ def recorded() -> Iterator[list[Launch]]:
     launches: list[Launch] = []
 
     def record(
-        kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, stages: int | None = None, **constants: Any
+        kernel: Any,
+        grid: tuple[int, ...],
+        *args: Any,
+        warps: int,
+        stages: int | None = None,
+        **constants: Any,
     ) -> None:
         options = {"num_warps": warps} | ({} if stages is None else {"num_stages": stages})
         launches.append(Launch(kernel, grid, args, constants, options))
@@ -102,24 +125,34 @@ def recorded() -> Iterator[list[Launch]]:
 
 
 def check(launch: Launch, capability: int, spilled: float = SPILLED) -> Compiled:
-    """Raises where a kernel does not compile for a chip, takes long to, does not fit it, spills, or does nothing."""
+    """Raises where a kernel does not compile for a chip, takes long to, does not fit it,
+    spills, or does nothing.
+    """
     began = sum(os.times()[:4])  # with those of assemblers
     code = compile_for(launch, capability)
     assert sum(os.times()[:4]) - began < SECONDS, str(launch)
     assert code.shared <= SHARED[capability], f"{launch}: {code}"
     assert code.spilled <= spilled, f"{launch}: {code}"
-    assert "st.global" in code.ptx, f"{launch}: of what Triton takes for undefined, LLVM leaves nothing"
+    assert "st.global" in code.ptx, (
+        f"{launch}: of what Triton takes for undefined, LLVM leaves nothing"
+    )
     return code
 
 
 def compile_for(launch: Launch, capability: int) -> Compiled:
-    """Compiles for a chip of this compute capability, as triton does where it starts the kernel there."""
+    """Compiles for a chip of this compute capability, as triton does where it starts the kernel
+    there.
+    """
     made = _compiled(launch, capability)
-    return Compiled(made.metadata.shared, *_usage(made.asm["cubin"]), made.asm["ttgir"], made.asm["ptx"])
+    return Compiled(
+        made.metadata.shared, *_usage(made.asm["cubin"]), made.asm["ttgir"], made.asm["ptx"]
+    )
 
 
 def narrow_offsets(launch: Launch) -> list[str]:
-    """Products of a size or stride in 32 bits, but with places in a block, which are few: where they may overflow."""
+    """Products of a size or stride in 32 bits, but with places in a block, which are few: where
+    they may overflow.
+    """
     text = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", _compiled(launch, 90).asm["ttir"])
     given, few, narrow = set(re.findall(r"(%\w+): i(?:32|64)", text)), set[str](), list[str]()
     for line, result, op, operands in re.findall(r"^( *(%\w+) = ([\w.]+) (.*))$", text, re.M):
@@ -128,7 +161,12 @@ def narrow_offsets(launch: Launch) -> list[str]:
             few.add(result)
         elif op in ("tt.splat", "tt.expand_dims", "tt.broadcast", "arith.extsi") and used <= given:
             given.add(result)
-        elif op == "arith.muli" and used & given and not used & few and line.rstrip(">").endswith("i32"):
+        elif (
+            op == "arith.muli"
+            and used & given
+            and not used & few
+            and line.rstrip(">").endswith("i32")
+        ):
             narrow.append(line.strip())
     return narrow
 
@@ -136,15 +174,17 @@ def narrow_offsets(launch: Launch) -> list[str]:
 def far_offsets(launch: Launch) -> list[str]:
     """Offsets in 32 bits that are too few, or may be, where the largest tensor has `MANY` elements.
 
-    The largest value of each integer follows from the kernel's arguments and its first grid dim, both as many times
-    larger as the tensor is.
+    The largest value of each integer follows from the kernel's arguments and its first grid dim,
+    both as many times larger as the tensor is.
     """
     text = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", _compiled(launch, 90).asm["ttir"])
     more = max(MANY // max(arg.numel() for arg in launch.args if isinstance(arg, Tensor)), 1)
     given = zip(launch.kernel.arg_names, launch.args, strict=False)
     most = {f"%{name}": min(arg * more, 2**31 - 1) for name, arg in given if _is_int(arg)}
     far = list[str]()
-    for result, op, rest in re.findall(r"^ *(?:scf\.for )?(%\w+) = ([\w.]+|%\w+ to)(.*)$", text, re.M):
+    for result, op, rest in re.findall(
+        r"^ *(?:scf\.for )?(%\w+) = ([\w.]+|%\w+ to)(.*)$", text, re.M
+    ):
         used = re.findall(r"%\w+", rest)
         known = [most[name] for name in used if name in most]
         if op == "tt.addptr":
@@ -153,7 +193,9 @@ def far_offsets(launch: Launch) -> list[str]:
         elif op == "tt.get_program_id":
             axis = "xyz".index(rest.split()[0])
             most[result] = launch.grid[axis] * (1 if axis else more)
-        elif op in ("arith.constant", "tt.make_range") and (found := re.search(r"(?:^ |dense<|end = )(-?\d+)", rest)):
+        elif op in ("arith.constant", "tt.make_range") and (
+            found := re.search(r"(?:^ |dense<|end = )(-?\d+)", rest)
+        ):
             most[result] = abs(int(found[1]))
         elif op in _AT_MOST and len(known) == len(used):
             most[result] = _AT_MOST[op](known)
@@ -168,7 +210,10 @@ MANY = 1 << 33
 """Elements: more than 32 bits count."""
 
 _AT_MOST: dict[str, Callable[[list[int]], int]] = {
-    **dict.fromkeys(("tt.splat", "tt.expand_dims", "tt.broadcast", "arith.extsi", "arith.divsi", "arith.maxsi"), max),
+    **dict.fromkeys(
+        ("tt.splat", "tt.expand_dims", "tt.broadcast", "arith.extsi", "arith.divsi", "arith.maxsi"),
+        max,
+    ),
     **{"arith.muli": prod, "arith.addi": sum, "arith.subi": sum},
 }
 """How large in magnitude an integer is at most, from what the operands are at most."""
@@ -192,7 +237,9 @@ def _compiled(launch: Launch, capability: int) -> Any:
 
 
 def _of_16(arg: Any) -> bool:
-    """Whether Triton knows of an argument that 16 divides it, or the address; memory itself begins at such a one."""
+    """Whether Triton knows of an argument that 16 divides it, or the address; memory itself
+    begins at such a one.
+    """
     if isinstance(arg, Tensor):
         return arg.storage_offset() * arg.itemsize % 16 == 0
     return _is_int(arg) and arg % 16 == 0
@@ -214,7 +261,9 @@ def _typed(arg: Any) -> str:
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of each thread; our kernels have nothing on the stack but what is spilled."""
+    """Registers and bytes of stack of each thread; our kernels have nothing on the stack but
+    what is spilled.
+    """
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

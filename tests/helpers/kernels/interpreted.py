@@ -1,4 +1,5 @@
-"""Runs the cases of modules under Triton's interpreter, which must be chosen before any kernel is defined.
+"""Runs the cases of modules under Triton's interpreter, which must be chosen before any kernel is
+defined.
 
     python tests/helpers/kernels/interpreted.py cases_norms cases_rope
 
@@ -21,7 +22,9 @@ def outcomes(modules: tuple[str, ...]) -> dict[str, str]:
     """The traceback of each case, empty if it passed; in one process, since starting takes long."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, __file__, *modules]
-    result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(
+        command, env=environment, check=False, capture_output=True, text=True, timeout=600
+    )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

@@ -1,4 +1,5 @@
-"""Trains an emitted program of experts whose kernels Triton interprets, on two ranks, against one process in float64.
+"""Trains an emitted program of experts whose kernels Triton interprets, on two ranks, against one
+process in float64.
 
     python tests/helpers/kernels/interpreted_program.py ragged
 
@@ -18,19 +19,28 @@ from typing import Any
 from unittest.mock import patch
 
 TOLERANCE = 1e-4
-"""The tolerance of float32: gradients are sums of hundreds of terms, relative to the largest of a parameter."""
+"""The tolerance of float32: gradients are sums of hundreds of terms, relative to the largest of
+a parameter.
+"""
 LR = 0.01
 
 
-CASES: dict[str, dict[str, Any]] = {"ragged": {"model": "losses"}, "padded": {"model": "capacity", "bounded": True}}
+CASES: dict[str, dict[str, Any]] = {
+    "ragged": {"model": "losses"},
+    "padded": {"model": "capacity", "bounded": True},
+}
 """Rows of experts as many as tokens chose them, or as many of each."""
 
 
 def outcome(case: str) -> tuple[list[str], str]:
-    """The kernels that a case started, and a traceback, empty if its steps are right; in a process of its own."""
+    """The kernels that a case started, and a traceback, empty if its steps are right; in a
+    process of its own.
+    """
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, __file__, case]
-    result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(
+        command, env=environment, check=False, capture_output=True, text=True, timeout=600
+    )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -55,7 +65,9 @@ def _trained(name: str, folder: Path) -> None:
     from helpers.oracle.compare import assert_same
     from helpers.oracle.plans import Case
 
-    case = Case(dp=2, experts="dp", kernels="triton", precision="fp32", optimizer="adamw", **CASES[name])
+    case = Case(
+        dp=2, experts="dp", kernels="triton", precision="fp32", optimizer="adamw", **CASES[name]
+    )
     start, batches = reference.initial(case.config), list(harness.batches(case, 2))
     expected = reference.run(case.config, case.training, start, batches, LR)
     with TemporaryDirectory() as program, _noted(folder):

@@ -1,7 +1,7 @@
 """Every kernel that the programs of plans start, as they start it, without a GPU.
 
-A plan's program runs a step on the meta device, where everything has its shape, element type and strides; what it
-starts is listed.
+A plan's program runs a step on the meta device, where everything has its shape, element type and
+strides; what it starts is listed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,9 @@ def launches(path: Path, gpu: str) -> Iterator[Launch]:
 
 
 def distinct(gpu: str, plans: Iterable[Path] = PLANS) -> list[Launch]:
-    """One launch for each configuration of a kernel, of some plans: that of the largest operands."""
+    """One launch for each configuration of a kernel, of some plans: that of the largest
+    operands.
+    """
     found: dict[str, Launch] = {}
     for launch in chain.from_iterable(launches(path, gpu) for path in plans):
         found[str(launch)] = max(found.get(str(launch), launch), launch, key=lambda it: it.bytes)
@@ -44,7 +46,9 @@ def distinct(gpu: str, plans: Iterable[Path] = PLANS) -> list[Launch]:
 
 
 def _watch(module: ModuleType, function: str, started: list[Launch]) -> None:
-    """Has a function of kernels fail where it starts none; attention may be torch's, and rows be in order."""
+    """Has a function of kernels fail where it starts none; attention may be torch's, and rows
+    be in order.
+    """
     op: Any = getattr(module, function)
 
     def watched(*operands: Any, **options: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Losses by plain torch in float64, and the kernels' losses of several ranks, one after the other in one process."""
+"""Losses by plain torch in float64, and the kernels' losses of several ranks, one after the
+other in one process.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +47,13 @@ class Loss:
 
 
 PLAIN = Loss()
-LOSSES = (PLAIN, Loss(smoothing=0.1), Loss(z=0.01), Loss(cap=5.0), Loss(smoothing=0.1, z=0.01, cap=5.0))
+LOSSES = (
+    PLAIN,
+    Loss(smoothing=0.1),
+    Loss(z=0.01),
+    Loss(cap=5.0),
+    Loss(smoothing=0.1, z=0.01, cap=5.0),
+)
 
 
 def ranks(size: int) -> list[Axis]:
@@ -54,14 +62,28 @@ def ranks(size: int) -> list[Axis]:
 
 
 def joined(
-    parts: Callable[[Axis], tuple[Tensor, Tensor, Tensor]], labels: Tensor, columns: int, world: int, loss: Loss
+    parts: Callable[[Axis], tuple[Tensor, Tensor, Tensor]],
+    labels: Tensor,
+    columns: int,
+    world: int,
+    loss: Loss,
 ) -> Tensor:
-    """The loss from the parts of all ranks, each with so many columns, joined as collectives would."""
+    """The loss from the parts of all ranks, each with so many columns, joined as collectives
+    would.
+    """
     every = [(axis, parts(axis)) for axis in ranks(world)]
     peak = torch.stack([m for _, (m, _, _) in every]).amax(0)
     of_ranks = [
         rescale_to_global_max(
-            m, z, t, peak, labels, axis, columns=columns, classes=loss.classes, smoothing=loss.smoothing
+            m,
+            z,
+            t,
+            peak,
+            labels,
+            axis,
+            columns=columns,
+            classes=loss.classes,
+            smoothing=loss.smoothing,
         )
         for axis, (m, z, t) in every
     ]
@@ -70,7 +92,10 @@ def joined(
 
 
 def check_loss(
-    actual: Callable[..., Tensor], expected: Callable[..., Tensor], tensors: Sequence[Tensor], precision: Precision
+    actual: Callable[..., Tensor],
+    expected: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    precision: Precision,
 ) -> None:
     """Holds a loss and its gradients against plain torch in float64, of the same tensors."""
     wide = [tensor.detach().to("cpu", torch.float64).requires_grad_() for tensor in tensors]

@@ -1,10 +1,12 @@
 """The machine code of kernels that are bound by memory, read where there is no GPU to time it.
 
-    PYTHONPATH=tests python -m helpers.kernels.machine_code     # a table of all that the programs of plans/ start
+    PYTHONPATH=tests python -m helpers.kernels.machine_code     # a table of all that the
+        programs of plans/ start
 
-Three things that keep a kernel below the rate of a copy can be read from code: accesses of less than 16 bytes a
-thread, or to places far from each other; fewer bytes asked for at a time than memory delivers within its latency;
-operands read more than once, which `traffic` counts.  None of it is measured, and what passes may still be slow.
+Three things that keep a kernel below the rate of a copy can be read from code: accesses of less
+than 16 bytes a thread, or to places far from each other; fewer bytes asked for at a time than
+memory delivers within its latency; operands read more than once, which `traffic` counts.  None of
+it is measured, and what passes may still be slow.
 
 Non-goals: kernels with products of matrices, whose bound is another.
 """
@@ -17,14 +19,21 @@ from math import ceil, prod
 from helpers.kernels.compiled import Compiled, Launch, compile_for
 from helpers.kernels.launches import GPUS, distinct
 
-PRODUCTS = {"forward_kernel", "keys_kernel", "queries_kernel", "grouped_rows_kernel", "grouped_weight_kernel"}
+PRODUCTS = {
+    "forward_kernel",
+    "keys_kernel",
+    "queries_kernel",
+    "grouped_rows_kernel",
+    "grouped_weight_kernel",
+}
 """The kernels that multiply matrices."""
 
 COMPARES = {"top_k_forward", "top_k_backward", "router_sums_kernel"}
 """The kernels that go over what they have read as often as experts are chosen."""
 
 LATENCY = 1000
-"""Cycles from a load to its data while memory is busy: an assumption, twice what one load alone takes.
+"""Cycles from a load to its data while memory is busy: an assumption, twice what one load alone
+takes.
 
 That is 466 on an A100 and 479 on an H100 (arXiv:2402.13499, table of memory latencies).
 """
@@ -41,7 +50,9 @@ _BITS = {"bf16": 16, "f16": 16, "f32": 32, "i64": 64, "i32": 32, "i1": 8, "i8": 
 
 @dataclass(frozen=True)
 class Chip:
-    """From NVIDIA's data sheets: bytes a second, multiprocessors, boost clock in Hz, bytes of shared memory of each."""
+    """From NVIDIA's data sheets: bytes a second, multiprocessors, boost clock in Hz, bytes of
+    shared memory of each.
+    """
 
     bandwidth: float
     processors: int
@@ -50,7 +61,9 @@ class Chip:
 
     @property
     def demand(self) -> float:
-        """Bytes that each multiprocessor must have asked for at any time, for all of the bandwidth (Little's law)."""
+        """Bytes that each multiprocessor must have asked for at any time, for all of the
+        bandwidth (Little's law).
+        """
         return self.bandwidth * LATENCY / self.clock / self.processors
 
 
@@ -68,7 +81,8 @@ class Reading:
     wide      share of bytes of loads and stores that go 16 at a time
     segment   bytes that lie together among those of a warp's access, at least
     programs  how many a multiprocessor has at once
-    flying    bytes that they ask for before they need one, per multiprocessor, without lanes beside the row
+    flying    bytes that they ask for before they need one, per multiprocessor, without lanes beside
+              the row
     demand    what Little's law wants of that
     """
 
@@ -87,7 +101,8 @@ def read(launch: Launch, code: Compiled, chip: Chip) -> Reading:
     programs = resident(code, launch.options["num_warps"], chip)
     return Reading(
         min(1.0, wide / sum(bytes for bytes, _ in accesses)),
-        min(segment for bytes, segment in accesses if 4 * bytes >= max(accesses)[0]),  # not of numbers for each row
+        # not of numbers for each row
+        min(segment for bytes, segment in accesses if 4 * bytes >= max(accesses)[0]),
         programs,
         _asked(code.ptx) * threads * programs * _useful(launch.constants),
         chip.demand,
@@ -100,24 +115,33 @@ def is_bound(launch: Launch) -> bool:
 
 
 def is_aligned(launch: Launch) -> bool:
-    """Whether rows of logits begin at multiples of 16 bytes: those of 6300 classes, GPT-J's on a rank, do not."""
+    """Whether rows of logits begin at multiples of 16 bytes: those of 6300 classes, GPT-J's on
+    a rank, do not.
+    """
     rows = launch.args[0]
-    return not launch.kernel.__name__.startswith("logit_") or rows.stride(0) * rows.itemsize % 16 == 0
+    return (
+        not launch.kernel.__name__.startswith("logit_") or rows.stride(0) * rows.itemsize % 16 == 0
+    )
 
 
 def check_flow(launch: Launch, code: Compiled, capability: int) -> None:
-    """Raises where a launch has narrow or scattered accesses, asks for too little at a time, or waits for a place."""
+    """Raises where a launch has narrow or scattered accesses, asks for too little at a time, or
+    waits for a place.
+    """
     chip = CHIPS[capability]
     found = read(launch, code, chip)
     assert found.wide >= 0.9, f"{launch}: {found}"
     assert found.segment >= _SEGMENT, f"{launch}: {found}"
     assert found.flying >= found.demand, f"{launch}: {found}"
-    if launch.kernel.__name__ == "norm_backward":  # a norm's, of which each program takes rows in turn
+    # a norm's, of which each program takes rows in turn
+    if launch.kernel.__name__ == "norm_backward":
         assert launch.grid[0] <= found.programs * chip.processors, f"{launch}: {found}"
 
 
 def resident(code: Compiled, warps: int, chip: Chip) -> int:
-    """Programs that a multiprocessor has at once, with 64 warps, 65536 registers by 256, 1 KiB of its own for each."""
+    """Programs that a multiprocessor has at once, with 64 warps, 65536 registers by 256, 1 KiB
+    of its own for each.
+    """
     registers = ceil(code.registers * 32 / 256) * 256 * warps
     return min(64 // warps, 32, 65536 // registers, chip.shared // (code.shared + 1024))
 
@@ -134,7 +158,9 @@ def _accesses(layouts: str) -> Iterator[tuple[int, int]]:
         }
         sizes, size, together = [int(each) for each in shape.split("x")], _BITS[element] // 8, 1
         for dim in fields["order"]:
-            together *= min(fields["sizePerThread"][dim] * fields["threadsPerWarp"][dim], sizes[dim])
+            together *= min(
+                fields["sizePerThread"][dim] * fields["threadsPerWarp"][dim], sizes[dim]
+            )
             if fields["sizePerThread"][dim] < sizes[dim]:
                 break  # a row that one thread has goes on in the next, as parts of 16 bytes do
         yield prod(sizes) * size, together * size
@@ -149,7 +175,10 @@ def _global(ptx: str, kinds: str, least: int) -> Iterator[int]:
 
 def _asked(ptx: str) -> int:
     """The most bytes that a thread loads in a row of instructions without a label or a barrier."""
-    return max(sum(_global(part, "ld", _WIDE)) for part in re.split(r"^\$L\w+:|bar\.sync", ptx, flags=re.MULTILINE))
+    return max(
+        sum(_global(part, "ld", _WIDE))
+        for part in re.split(r"^\$L\w+:|bar\.sync", ptx, flags=re.MULTILINE)
+    )
 
 
 def _useful(constants: Mapping[str, int]) -> float:
@@ -181,7 +210,9 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    print("| kernel | chip | 16 bytes wide | bytes together | programs | KiB asked for | KiB needed |")
+    print(
+        "| kernel | chip | 16 bytes wide | bytes together | programs | KiB asked for | KiB needed |"
+    )
     print("| - | - | - | - | - | - | - |")
     for row in _rows():
         print(f"| {' | '.join(row)} |", flush=True)

@@ -1,6 +1,8 @@
-"""Programs of plans with kernels, and a step of them on any device, the meta device too: no memory, no numbers.
+"""Programs of plans with kernels, and a step of them on any device, the meta device too: no memory,
+no numbers.
 
-Non-goals: no launching of ranks; a program of several is run as one of them, in a group that only pretends.
+Non-goals: no launching of ranks; a program of several is run as one of them, in a group that only
+pretends.
 """
 
 from collections.abc import Iterator
@@ -33,7 +35,9 @@ from scalec.runtime.comm.experts import Held, Order, Places
 debug: Any = dist  # the stubs leave its levels out
 
 LAYERS_OF_STAGE = 2
-"""The layers left of each repeat that is not cut into stages: all its layers start the same kernels."""
+"""The layers left of each repeat that is not cut into stages: all its layers start the same
+kernels.
+"""
 
 
 def compiled(source: Source, gpu: str, kernels: str = "triton") -> Program:
@@ -41,7 +45,8 @@ def compiled(source: Source, gpu: str, kernels: str = "triton") -> Program:
     program = resolve(source)
     turned = set[str]() if program.pipeline else {region.dim for region in _repeats(program.region)}
     dims = (
-        evolve(dim, size=LAYERS_OF_STAGE, valid=LAYERS_OF_STAGE) if dim.name in turned else dim for dim in program.dims
+        evolve(dim, size=LAYERS_OF_STAGE, valid=LAYERS_OF_STAGE) if dim.name in turned else dim
+        for dim in program.dims
     )
     train, cluster = evolve(program.train, kernels=kernels), evolve(program.cluster, gpu=gpu)
     few = evolve(program, dims=tuple(dims), train=train, cluster=cluster)
@@ -68,21 +73,28 @@ def emitted(program: Program, source: Source) -> ModuleType:
 
 @contextmanager
 def evenly_routed() -> Iterator[None]:
-    """Routes of experts on the meta device, where nothing was chosen: each expert has as many rows as any other."""
+    """Routes of experts on the meta device, where nothing was chosen: each expert has as many
+    rows as any other.
+    """
     order_of, counted = experts._order, experts._counted
 
     def order(ids: Tensor, of: Experts, padded: int, backend: Any) -> Order:
         found = order_of(ids, of, padded, backend)
         if ids.is_meta and not padded:
-            share = ids.numel() * of.groups // of.count  # of experts elsewhere a copy of the tokens has the rows
-            found.sizes = [share // of.groups + (group < share % of.groups) for group in range(of.groups)]
+            # of experts elsewhere a copy of the tokens has the rows
+            share = ids.numel() * of.groups // of.count
+            found.sizes = [
+                share // of.groups + (group < share % of.groups) for group in range(of.groups)
+            ]
         return found
 
     def held(order: Order, backend: Places) -> Held:
         each = order.experts.held
         if not order.counts.is_meta or order.experts.axis.size == 1:
             return counted(order, backend)
-        sent = [sum(order.sizes[first : first + each]) for first in range(0, len(order.sizes), each)]
+        sent = [
+            sum(order.sizes[first : first + each]) for first in range(0, len(order.sizes), each)
+        ]
         counts = order.counts.view(-1, each)
         places = (None, None) if each == 1 else backend(counts, order.total)
         found = Held(order.experts.axis, counts.sum(0), sent, sent, *places)
@@ -95,11 +107,15 @@ def evenly_routed() -> Iterator[None]:
 
 @contextmanager
 def pretended(ranks: int, rank: int) -> Iterator[ProcessGroup | None]:
-    """A process group of so many ranks, of which this one is there; it communicates nothing, on no device."""
+    """A process group of so many ranks, of which this one is there; it communicates nothing, on
+    no device.
+    """
     level = debug.get_debug_level()
     debug.set_debug_level(debug.DebugLevel.OFF)  # else gloo would compare what ranks do
     if ranks > 1:
-        dist.init_process_group("cpu:fake,meta:fake", rank=rank, world_size=ranks, store=FakeStore())
+        dist.init_process_group(
+            "cpu:fake,meta:fake", rank=rank, world_size=ranks, store=FakeStore()
+        )
     try:
         with evenly_routed():
             yield dist.group.WORLD
@@ -126,7 +142,10 @@ def batch(plan: Any, device: str, seed: int = 0) -> Batch:
     def local(name: str) -> Tensor:
         layout = plan.inputs[name]
         sizes = {"batch": plan.global_batch // plan.microbatches, "seq": plan.seq}
-        shape = [sizes[dim] // prod(plan.mesh[axis] for axis in layout.split.get(dim, ())) for dim in layout.dims]
+        shape = [
+            sizes[dim] // prod(plan.mesh[axis] for axis in layout.split.get(dim, ()))
+            for dim in layout.dims
+        ]
         return torch.randint(plan.vocab, (microbatches, *shape), generator=generator).to(device)
 
     return Batch(**{name: local(name) for name in plan.inputs})

@@ -1,6 +1,8 @@
-"""Products of matrices under Triton's interpreter as tensor cores do them, where a kernel asks for `tf32x3`.
+"""Products of matrices under Triton's interpreter as tensor cores do them, where a kernel asks for
+`tf32x3`.
 
-They take the upper 11 of a number's 24 bits; the interpreter alone would multiply in float32, whatever is asked for.
+They take the upper 11 of a number's 24 bits; the interpreter alone would multiply in float32,
+whatever is asked for.
 """
 
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ Floats = NDArray[np.float32]
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """The sum of three products: of upper parts, and of each upper part with the other factor's rest."""
+    """The sum of three products: of upper parts, and of each upper part with the other factor's
+    rest.
+    """
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
     exact: Any = interpreter_builder.create_dot

@@ -1,8 +1,10 @@
-"""How many bytes kernels load and store of each operand and result, counted under Triton's interpreter.
+"""How many bytes kernels load and store of each operand and result, counted under Triton's
+interpreter.
 
     python tests/helpers/kernels/traffic.py
 
-prints as JSON, of each launch of some calls, its kernel and by parameter how often all bytes were loaded, and stored.
+prints as JSON, of each launch of some calls, its kernel and by parameter how often all bytes were
+loaded, and stored.
 
 Non-goals: what caches keep from memory; which accesses are wide (`machine_code`).
 """
@@ -29,13 +31,23 @@ Times = dict[str, tuple[float, float]]
 
 @cache
 def traffic() -> list[tuple[str, Times]]:
-    """Each launch's kernel, and how often it loads and stores what it is given; in a process of its own."""
+    """Each launch's kernel, and how often it loads and stores what it is given; in a process of
+    its own.
+    """
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     result = subprocess.run(
-        [sys.executable, __file__], env=environment, check=False, capture_output=True, text=True, timeout=600
+        [sys.executable, __file__],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
-    return [(name, {key: tuple(each) for key, each in times.items()}) for name, times in json.loads(result.stdout)]
+    return [
+        (name, {key: tuple(each) for key, each in times.items()})
+        for name, times in json.loads(result.stdout)
+    ]
 
 
 @dataclass
@@ -54,17 +66,24 @@ class _Count:
             counter[self._of(int(places.min()))] += places.size * size
 
     def _of(self, place: int) -> str:
-        return next(name for name, it in self.tensors.items() if 0 <= place - it.data_ptr() < _extent(it))
+        return next(
+            name for name, it in self.tensors.items() if 0 <= place - it.data_ptr() < _extent(it)
+        )
 
     def times(self) -> Times:
         """How often all of each tensor was loaded, and stored."""
         sizes = {name: it.numel() * it.itemsize for name, it in self.tensors.items()}
-        return {name: (self.loaded[name] / size, self.stored[name] / size) for name, size in sizes.items()}
+        return {
+            name: (self.loaded[name] / size, self.stored[name] / size)
+            for name, size in sizes.items()
+        }
 
 
 def _extent(x: Tensor) -> int:
     """Bytes from its first to its last element."""
-    return (1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))) * x.itemsize
+    return (
+        1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    ) * x.itemsize
 
 
 @contextmanager
@@ -78,7 +97,9 @@ def _counted() -> Iterator[list[tuple[str, Times]]]:
 
     def record(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         names = kernel.arg_names
-        count = _Count({name: arg for name, arg in zip(names, args, strict=False) if isinstance(arg, Tensor)})
+        count = _Count(
+            {name: arg for name, arg in zip(names, args, strict=False) if isinstance(arg, Tensor)}
+        )
 
         def loading(pointers: Any, mask: Any, *rest: Any) -> Any:
             count.add(count.loaded, pointers, mask)
@@ -93,7 +114,9 @@ def _counted() -> Iterator[list[tuple[str, Times]]]:
             patch.object(builder, "create_masked_store", storing),
         ):
             launch(kernel, grid, *args, **options)
-        found.append((f"{kernel.fn.__module__.rpartition('.')[-1]}.{kernel.fn.__name__}", count.times()))
+        found.append(
+            (f"{kernel.fn.__module__.rpartition('.')[-1]}.{kernel.fn.__name__}", count.times())
+        )
 
     with patch.object(launching, "launch", record):
         yield found
@@ -114,11 +137,17 @@ def _calls() -> None:
     tile = kernels.Tile(rows=2, warps=4, programs=2)
     for width in (24, 2100):
         differentiate(
-            *kernels.AddLayerNorm({width: tile})(randn(7, width), randn(7, width), randn(width), randn(width), eps=1e-5)
+            *kernels.AddLayerNorm({width: tile})(
+                randn(7, width), randn(7, width), randn(width), randn(width), eps=1e-5
+            )
         )
     gate = kernels.SiluMul({40: kernels.Tile(rows=2, warps=4, columns=16)})
     differentiate(gate(randn(7, 40), randn(7, 40)))
-    differentiate(*kernels.RopePair({8: tile})(randn(5, 1, 4, 8), randn(5, 1, 2, 8), torch.randn(2, 5, 1, 1, 6)))
+    differentiate(
+        *kernels.RopePair({8: tile})(
+            randn(5, 1, 4, 8), randn(5, 1, 2, 8), torch.randn(2, 5, 1, 1, 6)
+        )
+    )
     loss = kernels.CrossEntropy({100: kernels.Tile(rows=1, warps=4, columns=64)})
     differentiate(loss(randn(5, 100), torch.arange(5)))
     order = sort_by_expert(torch.arange(14).view(7, 2) % 6, Experts(Mesh({}), 6))
@@ -127,7 +156,9 @@ def _calls() -> None:
     differentiate(kernels.Combine(block)(rows, torch.rand(7, 2, requires_grad=True), order))
     p, g, m, v, copies = (torch.rand(2, 100) for _ in range(5))
     part = Part(ParamGroup(), p, g, {"exp_avg": m, "exp_avg_sq": v}, copies)
-    kernels.AdamW(tile=kernels.Tile(rows=1, warps=4, columns=64)).update(part, 1e-3, torch.ones(()), torch.zeros(()))
+    kernels.AdamW(tile=kernels.Tile(rows=1, warps=4, columns=64)).update(
+        part, 1e-3, torch.ones(()), torch.zeros(())
+    )
     kernels.Accumulate()(torch.zeros(100), torch.ones(100, dtype=torch.float16))
 
 

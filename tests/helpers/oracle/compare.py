@@ -7,7 +7,9 @@ from helpers.oracle.reference import Step
 
 TOLERANCE = 1e-9
 SMALL = 1e-3
-"""The least size that errors are relative to, as a part of the largest gradient: some gradients are only rounding."""
+"""The least size that errors are relative to, as a part of the largest gradient: some gradients
+are only rounding.
+"""
 
 
 def assert_same(got: Step, want: Step, at: str, tolerance: float = TOLERANCE) -> None:
@@ -23,4 +25,6 @@ def assert_same(got: Step, want: Step, at: str, tolerance: float = TOLERANCE) ->
 
 def _assert_close(name: str, got: Tensor, expected: Tensor, least: float, tolerance: float) -> None:
     error, scale = (got - expected).abs().max().item(), max(expected.abs().max().item(), least)
-    assert error <= tolerance * scale, f"{name}: off by {error:.3g}, where the largest element is {scale:.3g}"
+    assert error <= tolerance * scale, (
+        f"{name}: off by {error:.3g}, where the largest element is {scale:.3g}"
+    )

@@ -1,4 +1,5 @@
-"""Compiles a plan, runs the emitted program on forked ranks, and puts the ranks' parts together again.
+"""Compiles a plan, runs the emitted program on forked ranks, and puts the ranks' parts together
+again.
 
 A rank holds the boxes of its state; where ranks hold copies, these must agree to the last bit.
 """
@@ -82,8 +83,12 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def run(case: Case, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
-    """Trains the emitted program from `start` on global batches, [rows, seq] each; its steps, put together."""
+def run(
+    case: Case, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float
+) -> list[Step]:
+    """Trains the emitted program from `start` on global batches, [rows, seq] each; its steps,
+    put together.
+    """
     ranks: list[list[RankStep]] = run_ranks(case.ranks, _train, module, start, batches, lr)
     return [_joined(steps, start) for steps in zip(*ranks, strict=True)]
 
@@ -111,19 +116,25 @@ def _initialise(module: ModuleType, seed: int) -> dict[str, Part]:
     return _parameters(state)
 
 
-def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[RankStep]:
+def _train(
+    module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float
+) -> list[RankStep]:
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     fill(state, start)
     return [_step(module, model, state, local_batch(module.PLAN, *batch), lr) for batch in batches]
 
 
-def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, lr: float) -> RankStep:
+def _step(
+    module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, lr: float
+) -> RankStep:
     """One step; its reduced gradients are copied when the update begins, before it scales them."""
     gradients: dict[str, Part] = {}
 
     def update(*args: Any, **options: Any) -> None:
-        gradients.update((box.key, _gradient(state, box)) for box in _boxes(state) if not box.key.endswith(BIAS))
+        gradients.update(
+            (box.key, _gradient(state, box)) for box in _boxes(state) if not box.key.endswith(BIAS)
+        )
         type(state).update(state, *args, **options)
 
     state.update = update
@@ -135,7 +146,9 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
 
 
 def _gradient(state: Any, box: Box) -> Part:
-    """That of the elements which this rank keeps of a parameter: they lie in their buffer as masters do in theirs."""
+    """That of the elements which this rank keeps of a parameter: they lie in their buffer as
+    masters do in theirs.
+    """
     flat = next(flat for flat in state._flats() if _holds(flat.buffers.master, box.tensor))
     start = box.tensor.storage_offset() - flat.buffers.master.storage_offset()
     own = flat.gradient_shard()[start : start + box.tensor.numel()]
@@ -166,8 +179,11 @@ def fill(state: Any, start: Tensors) -> None:
     """Copies this rank's part of global parameters into the state."""
     for box in _boxes(state):
         value = start[box.key]
-        joined = value.flatten(0, -2).shape if value.ndim > 2 else value.shape  # of experts, rows of all of them
-        assert box.shape in (value.shape, joined), f"{box.key}: {box.shape} where the reference has {value.shape}"
+        # of experts, rows of all of them
+        joined = value.flatten(0, -2).shape if value.ndim > 2 else value.shape
+        assert box.shape in (value.shape, joined), (
+            f"{box.key}: {box.shape} where the reference has {value.shape}"
+        )
         box.tensor.copy_(value.view(box.shape)[box.extent.within(whole(box.shape))])
     state.refresh()
 
@@ -192,7 +208,9 @@ def local_batch(plan: Any, *inputs: Tensor) -> Batch:
                     rows = rows.chunk(ranks, at)[rank]
         return (rows.transpose(1, 2) if layout.dims == ("seq", "batch") else rows).contiguous()
 
-    return Batch(**{name: local(rows, name) for name, rows in zip(plan.inputs, inputs, strict=True)})
+    return Batch(
+        **{name: local(rows, name) for name, rows in zip(plan.inputs, inputs, strict=True)}
+    )
 
 
 def _coordinates(mesh: dict[str, int]) -> list[int]:
@@ -205,7 +223,9 @@ def _coordinates(mesh: dict[str, int]) -> list[int]:
 
 
 def _box(part: Part) -> tuple[slice, ...]:
-    return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.local.shape, strict=True))
+    return tuple(
+        slice(at, at + size) for at, size in zip(part.offsets, part.local.shape, strict=True)
+    )
 
 
 def _joined(steps: tuple[RankStep, ...], like: Tensors) -> Step:
@@ -214,14 +234,18 @@ def _joined(steps: tuple[RankStep, ...], like: Tensors) -> Step:
     wholes = (joined([s.gradients for s in steps]), joined([s.parameters for s in steps]))
     for each in steps:
         assert all(map(torch.equal, each.loads, first.loads)), "loads differ"
-    gradients, parameters = ({name: x.view_as(like[name]) for name, x in each.items()} for each in wholes)
+    gradients, parameters = (
+        {name: x.view_as(like[name]) for name, x in each.items()} for each in wholes
+    )
     return Step(first.loss, first.norm, gradients, parameters, first.router_loss, first.loads)
 
 
 def joined(ranks: list[dict[str, Part]]) -> Tensors:
     """Global tensors; every element is there, and equal on all ranks that hold it."""
     names = dict.fromkeys(name for rank in ranks for name in rank)
-    return {name: _assembled(name, [rank[name] for rank in ranks if name in rank]) for name in names}
+    return {
+        name: _assembled(name, [rank[name] for rank in ranks if name in rank]) for name in names
+    }
 
 
 def _assembled(name: str, parts: list[Part]) -> Tensor:
@@ -230,7 +254,9 @@ def _assembled(name: str, parts: list[Part]) -> Tensor:
     for part in parts:
         box = _box(part)
         held = there[box]
-        assert torch.equal(whole[box][held], part.local[held]), f"{name}: copies on two ranks differ"
+        assert torch.equal(whole[box][held], part.local[held]), (
+            f"{name}: copies on two ranks differ"
+        )
         whole[box], there[box] = part.local, True
     assert there.all(), f"{name}: a part is on no rank"
     return whole
@@ -240,8 +266,13 @@ def batches(case: Case, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Random tokens and labels, [rows, seq] a step; negative labels as the case says."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        tokens, labels = (torch.randint(case.config.classes, (case.rows, SEQ), generator=generator) for _ in range(2))
-        noise = torch.rand(case.rows, SEQ, generator=generator) * torch.rand(case.rows, 1, generator=generator)
+        tokens, labels = (
+            torch.randint(case.config.classes, (case.rows, SEQ), generator=generator)
+            for _ in range(2)
+        )
+        noise = torch.rand(case.rows, SEQ, generator=generator) * torch.rand(
+            case.rows, 1, generator=generator
+        )
         yield tokens, labels.masked_fill(_ignored(case, noise), -100)
 
 

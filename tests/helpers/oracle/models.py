@@ -1,7 +1,9 @@
-"""The models of plans/models in one process, plain torch, from their papers: what their emitted programs are held to.
+"""The models of plans/models in one process, plain torch, from their papers: what their emitted
+programs are held to.
 
-A model is a function from parameters and tokens, [rows, seq], to logits.  Parameters are a dictionary by the names in
-emitted programs; matrices are [out, in], heads outermost in their dim.  Nothing of scalec is imported here.
+A model is a function from parameters and tokens, [rows, seq], to logits.  Parameters are a
+dictionary by the names in emitted programs; matrices are [out, in], heads outermost in their dim.
+Nothing of scalec is imported here.
 
 Non-goals: speed, and other sizes than those of `SIZES`.
 """
@@ -68,8 +70,16 @@ def _gpt_neox(p: Tensors, tokens: Tensor) -> Tensor:
     x, frequencies = p["wte"][tokens], _frequencies(ROTARY, 1e4)
     for layer in _stacked(p, "layers"):
         a = _layer_norm(x, layer["norm1"], layer["bias1"])
-        q, k, v = (a @ layer["wqkv"].T + layer["bqkv"].flatten()).unflatten(-1, (HEADS, 3, HEAD_DIM)).unbind(-2)
-        o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T + layer["bo"]
+        q, k, v = (
+            (a @ layer["wqkv"].T + layer["bqkv"].flatten())
+            .unflatten(-1, (HEADS, 3, HEAD_DIM))
+            .unbind(-2)
+        )
+        o = (
+            _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM)
+            @ layer["wo"].T
+            + layer["bo"]
+        )
         m = _layer_norm(x, layer["norm2"], layer["bias2"])
         x = x + o + gelu(m @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
     return _layer_norm(x, p["norm"], p["bias"]) @ p["head"].T
@@ -92,18 +102,26 @@ def _gemma(p: Tensors, tokens: Tensor) -> Tensor:
     x, frequencies = p["wte"][tokens] * sqrt(HIDDEN), _frequencies(HEAD_DIM, 1e4)
     for layer in _stacked(p, "layers"):
         q, k, v = _queries_keys_values(layer, _from_one(x, layer["norm1"]))
-        x = x + _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM) @ layer["wo"].T
+        x = (
+            x
+            + _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM)
+            @ layer["wo"].T
+        )
         m = _from_one(x, layer["norm2"])
         x = x + (_gelu(m @ layer["w_gate"].T) * (m @ layer["w_up"].T)) @ layer["w_down"].T
     return _from_one(x, p["norm"]) @ p["wte"].T
 
 
 def _rotated_in_part(x: Tensor) -> Tensor:
-    """GPT-J's rotation of neighbours (x[2i], x[2i + 1]), after the reordering that its published weights differ by."""
+    """GPT-J's rotation of neighbours (x[2i], x[2i + 1]), after the reordering that its
+    published weights differ by.
+    """
     rotary, rest = x[..., :ROTARY], x[..., ROTARY:]
     neighbours = rotary.unflatten(-1, (2, -1)).transpose(-1, -2)
     angle = _angles(x.shape[1], _frequencies(ROTARY, 10000.0))
-    turned = torch.view_as_complex(neighbours.contiguous()) * torch.polar(torch.ones_like(angle), angle)
+    turned = torch.view_as_complex(neighbours.contiguous()) * torch.polar(
+        torch.ones_like(angle), angle
+    )
     return torch.cat([torch.view_as_real(turned).flatten(-2), rest], -1)
 
 
@@ -178,7 +196,9 @@ def _llama(
     window: int = 0,
     rotary: int = HEAD_DIM,
 ) -> Tensor:
-    """Grattafiori et al. 2024; where there are biases and norms of queries and keys, Yang et al. 2024 and Qwen3's."""
+    """Grattafiori et al. 2024; where there are biases and norms of queries and keys, Yang et
+    al. 2024 and Qwen3's.
+    """
     x, frequencies = p["wte"][tokens], _stretched(_frequencies(rotary, theta), factor)
     for layer in _stacked(p, "layers"):
         q, k, v = _queries_keys_values(layer, _rms_norm(x, layer["norm1"], eps))
@@ -196,7 +216,9 @@ def _queries_keys_values(p: Tensors, x: Tensor) -> list[Tensor]:
 
 
 def _stretched(frequencies: Tensor, factor: float, low: float = 1, high: float = 4) -> Tensor:
-    """Llama 3.1's: wavelengths over trained / low grow by `factor`, those under trained / high do not."""
+    """Llama 3.1's: wavelengths over trained / low grow by `factor`, those under trained / high
+    do not.
+    """
     wavelengths = 2 * pi / frequencies
     smooth = (TRAINED / wavelengths - low) / (high - low)
     between = (1 - smooth) * frequencies / factor + smooth * frequencies
@@ -216,7 +238,9 @@ def _stacked(p: Tensors, name: str) -> Iterator[Tensors]:
 
 
 def _only(p: Tensors, prefix: str) -> Tensors:
-    return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)
+    }
 
 
 def _heads(x: Tensor) -> Tensor:
@@ -224,7 +248,13 @@ def _heads(x: Tensor) -> Tensor:
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, score: float, window: int = 0, cap: float = 0, causal: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: float,
+    window: int = 0,
+    cap: float = 0,
+    causal: bool = True,
 ) -> Tensor:
     """[rows, seq, heads · d] from [rows, seq, heads, d]; scores are q·k / sqrt(score)."""
     of = torch.arange(HEADS) // (HEADS // k.shape[2])
@@ -232,7 +262,11 @@ def _attention(
     scores = cap * (scores / cap).tanh() if cap else scores
     place = torch.arange(q.shape[1])
     ahead = place[:, None] - place
-    seen = (ahead >= 0) & (ahead < (window or len(place))) if causal else torch.ones_like(ahead, dtype=torch.bool)
+    seen = (
+        (ahead >= 0) & (ahead < (window or len(place)))
+        if causal
+        else torch.ones_like(ahead, dtype=torch.bool)
+    )
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).flatten(2)
 
@@ -288,7 +322,12 @@ MODELS = (
     Model("llama3_1", "layers = 2", _LLAMA, partial(_llama, factor=8)),
     Model("llama3_2", "layers = 2", _LLAMA, partial(_llama, factor=32)),
     Model("olmo2", "layers = 2", "", _olmo2),
-    Model("phi3", "layers = 2", f"window = {WINDOW}  rotary = {ROTARY}", partial(_llama, window=WINDOW, rotary=ROTARY)),
+    Model(
+        "phi3",
+        "layers = 2",
+        f"window = {WINDOW}  rotary = {ROTARY}",
+        partial(_llama, window=WINDOW, rotary=ROTARY),
+    ),
     Model("qwen2", "layers = 2", "", partial(_llama, theta=1e6, eps=1e-6)),
     Model("qwen3", "layers = 2", "", partial(_llama, theta=1e6, eps=1e-6)),
     Model("starcoder2", "layers = 2", f"theta = 10000  window = {WINDOW}", _starcoder2),

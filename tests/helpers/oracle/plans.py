@@ -1,4 +1,6 @@
-"""The plans of these tests as text, beside the reference's description of the same model and optimizer."""
+"""The plans of these tests as text, beside the reference's description of the same model and
+optimizer.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -65,7 +67,9 @@ EVERY = """
 """
 
 EPS = 1e-5
-"""So large that updates do not show the rounding of gradients of experts to which hardly a token goes."""
+"""So large that updates do not show the rounding of gradients of experts to which hardly a
+token goes.
+"""
 OPTIMIZERS = {
     "sgd": Training(weight_decay=0.05),
     "momentum": Training(momentum=0.9, weight_decay=0.05),
@@ -100,7 +104,10 @@ ROUTES = {
     "all layers": Route(aux=0.05, aux_batch=2),
     "all layers, sigmoid": Route(aux=0.05, score="sigmoid", z=0.01),
 }
-ROUTES |= {f"{name}_of_eight": replace(ROUTES[name], experts=8) for name in ("two", "losses", "bounded", "capacity")}
+ROUTES |= {
+    f"{name}_of_eight": replace(ROUTES[name], experts=8)
+    for name in ("two", "losses", "bounded", "capacity")
+}
 """Mixtures of experts, by the name of the model."""
 
 
@@ -176,7 +183,10 @@ class Case:
     def __str__(self) -> str:
         """The settings that differ from the default."""
         changed = {key: value for key, value in vars(self).items() if value != getattr(Case, key)}
-        return "-".join(key if value is True else f"{key}_{value}" for key, value in changed.items()) or "default"
+        return (
+            "-".join(key if value is True else f"{key}_{value}" for key, value in changed.items())
+            or "default"
+        )
 
 
 def plan_text(case: Case) -> str:
@@ -184,7 +194,11 @@ def plan_text(case: Case) -> str:
     c = case.config
     head = "wte" if c.tied else "head[hidden -> vocab]"
     vocab = f"{c.classes} pad 4" if case.padded else c.vocab
-    options = "".join(f", {name}={value}" for name, value in (("smoothing", case.smoothing), ("z", case.z)) if value)
+    options = "".join(
+        f", {name}={value}"
+        for name, value in (("smoothing", case.smoothing), ("z", case.z))
+        if value
+    )
     layer = _layer(c)
     sees = "bidirectional " if "over=seq" in layer else ""
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {sees}{{
@@ -225,7 +239,9 @@ def _layer(c: Config) -> str:
 
 
 def _choice(route: Route) -> str:
-    settings = f"score={route.score}, normalise={'on' if route.normalise else 'off'}, scale={route.scale}"
+    settings = (
+        f"score={route.score}, normalise={'on' if route.normalise else 'off'}, scale={route.scale}"
+    )
     more = {"capacity": route.capacity, "balance": route.balance, "z": route.z}
     said = "".join(f", {name}={value}" for name, value in more.items() if value)
     said += f", aux_loss={route.aux}, aux_batch={route.aux_batch}" * (route.aux > 0)
@@ -241,7 +257,11 @@ def _kernels(case: Case) -> str:
 def train_text(case: Case) -> str:
     """How a case trains."""
     t = case.training
-    momentum = f"momentum = {t.momentum}" if t.kind == "sgd" else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
+    momentum = (
+        f"momentum = {t.momentum}"
+        if t.kind == "sgd"
+        else f"betas = [{t.betas[0]}, {t.betas[1]}]  eps = {t.eps}"
+    )
     return f"""train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
   precision = {case.precision}  {_kernels(case)}  compile = {case.compile}
@@ -261,9 +281,14 @@ def _rules(case: Case) -> str:
     experts = f"experts over {case.experts}  " if case.experts else ""
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
     route = case.config.route
-    ffn = (", ffn" if not route or route.shared else "") + (", expert_ffn" if route and case.inner else "")
+    ffn = (", ffn" if not route or route.shared else "") + (
+        ", expert_ffn" if route and case.inner else ""
+    )
     layers = "  layers over pp" if case.pp > 1 else ""
-    return f"{experts}batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads{ffn} over tp{seq}{layers}"
+    return (
+        f"{experts}batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads{ffn} over"
+        f" tp{seq}{layers}"
+    )
 
 
 def context_rules(case: Case) -> str:

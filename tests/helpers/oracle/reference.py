@@ -1,7 +1,9 @@
-"""A Llama-like model and its training in one process, plain torch, float64: what emitted programs are held against.
+"""A Llama-like model and its training in one process, plain torch, float64: what emitted programs
+are held against.
 
-Written from the formulas alone: nothing of scalec is imported here, and no fused or distributed op of torch is used.
-Parameters are a dictionary; matrices are [out, in], heads outermost in their dim.
+Written from the formulas alone: nothing of scalec is imported here, and no fused or distributed op
+of torch is used.  Parameters are a dictionary; matrices are [out, in], heads outermost in their
+dim.
 
 Non-goals: speed, and anything the plans of these tests do not use.
 """
@@ -17,7 +19,9 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 BIAS = "router_bias"
 Loss = Callable[..., "Tensor | tuple[Tensor, Routed]"]
-"""The sum of token losses, of parameters, tokens, labels and what else a model is given; and what routers did."""
+"""The sum of token losses, of parameters, tokens, labels and what else a model is given; and
+what routers did.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,12 @@ class Config:
     theta: float = 10000.0
     tied: bool = False  # the output projection is the embedding table
     parallel: bool = False  # attention and MLP beside each other, after one norm (GPT-J)
-    every: bool = False  # with norms of queries and keys over all heads, softmax, means and joined features
+    # with norms of queries and keys over all heads, softmax, means and joined features
+    every: bool = False
     experts: int = 6
     few: int = 4
-    latent: bool = False  # queries, keys and values of narrow vectors; one rotated part of keys for all heads
+    # queries, keys and values of narrow vectors; one rotated part of keys for all heads
+    latent: bool = False
     q_rank: int = 6
     kv_rank: int = 5
     nope: int = 4
@@ -92,7 +98,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Step:
-    """The results of one step: mean loss, gradients before clipping, their norm, parameters after the update."""
+    """The results of one step: mean loss, gradients before clipping, their norm, parameters
+    after the update.
+    """
 
     loss: float
     norm: float
@@ -104,12 +112,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Routed:
-    """The terms of some tokens' routers in the loss, and how many tokens chose each expert, layer by layer."""
+    """The terms of some tokens' routers in the loss, and how many tokens chose each expert,
+    layer by layer.
+    """
 
     losses: list[Tensor]
     loads: list[Tensor]
     rate: float = 0.0
-    scores: list[Tensor] = field(default_factory=list[Tensor])  # by layer, if a loss is over all of them
+    # by layer, if a loss is over all of them
+    scores: list[Tensor] = field(default_factory=list[Tensor])
     chosen: list[Tensor] = field(default_factory=list[Tensor])
 
     @property
@@ -118,9 +129,14 @@ class Routed:
         return torch.stack([torch.zeros((), dtype=torch.float64), *self.losses]).sum()
 
     def biases(self, p: Tensors) -> Tensors:
-        """All biases after a step: up by the rate where fewer tokens than the mean chose, down where more did."""
+        """All biases after a step: up by the rate where fewer tokens than the mean chose, down
+        where more did.
+        """
         means = [load.double().mean() for load in self.loads]
-        moves = [self.rate * (mean - load).sign().float() for load, mean in zip(self.loads, means, strict=True)]
+        moves = [
+            self.rate * (mean - load).sign().float()
+            for load, mean in zip(self.loads, means, strict=True)
+        ]
         return {name: p[name] + moves[int(name.split(".")[1])] for name in p if name.endswith(BIAS)}
 
 
@@ -170,7 +186,11 @@ def _expert_shapes(c: Config, route: Route) -> dict[str, tuple[int, ...]]:
         gate: (route.experts, ffn, c.hidden),
         up: (route.experts, ffn, c.hidden),
         down: (route.experts, c.hidden, ffn),
-        **({"b_gate": (route.experts, ffn), "b_down": (route.experts, c.hidden)} if route.affine else {}),
+        **(
+            {"b_gate": (route.experts, ffn), "b_down": (route.experts, c.hidden)}
+            if route.affine
+            else {}
+        ),
     }
 
 
@@ -207,9 +227,19 @@ def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[
     """That, and what routers did."""
     x, routed = p["wte"][tokens], Routed([], [], config.route.rate if config.route else 0.0)
     for i in range(config.layers):
-        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x, routed)
-    logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
-    picked, normaliser = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1), logits.logsumexp(-1)
+        x = _layer(
+            config,
+            {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")},
+            x,
+            routed,
+        )
+    logits = (
+        _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
+    )
+    picked, normaliser = (
+        logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1),
+        logits.logsumexp(-1),
+    )
     aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
     total = ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
     if config.route and config.route.aux:
@@ -218,8 +248,13 @@ def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[
 
 
 def _aux_loss(route: Route, scores: list[Tensor], chosen: list[Tensor]) -> Tensor:
-    """Fedus et al. 2021, equations 4 to 6, of each group of sequences in all layers together; the mean over groups."""
-    p, f = (torch.stack(each, 1).double().unflatten(0, (-1, route.aux_batch)) for each in (scores, chosen))
+    """Fedus et al. 2021, equations 4 to 6, of each group of sequences in all layers together;
+    the mean over groups.
+    """
+    p, f = (
+        torch.stack(each, 1).double().unflatten(0, (-1, route.aux_batch))
+        for each in (scores, chosen)
+    )
     mean_p, mean_f = (x.mean((1, 2, 3)) for x in (p, f))
     return route.aux * route.experts * (mean_p * mean_f).sum(-1).mean()
 
@@ -243,7 +278,9 @@ def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
     gate = (m @ p["w_gate"].T).softmax(-1)
     joined = torch.cat([gate, m @ p["w_few"].T], -1)
     up = _centred(joined @ p["w_up"].T, p["norm3"], c.eps)
-    scale = m.mean(1, keepdim=True).softmax(-1) * gate.sum(1, keepdim=True).pow(2).mean(-1, keepdim=True)
+    scale = m.mean(1, keepdim=True).softmax(-1) * gate.sum(1, keepdim=True).pow(2).mean(
+        -1, keepdim=True
+    )
     return x + (up * up.sigmoid()) @ p["w_down"].T + m * scale * up.mean(-1, keepdim=True)
 
 
@@ -268,7 +305,9 @@ def _mlp(p: Tensors, x: Tensor) -> Tensor:
 
 
 def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
-    """Each expert on all tokens, times its gate, which is 0 where it is not chosen (Shazeer et al. 2017)."""
+    """Each expert on all tokens, times its gate, which is 0 where it is not chosen (Shazeer et
+    al. 2017).
+    """
     logits = x @ p["router"].T
     scores = logits.softmax(-1) if route.score == "softmax" else logits.sigmoid()
     compared = scores.detach() + p[BIAS].detach() if route.rate else scores.detach()
@@ -278,13 +317,19 @@ def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
     gates = scores * chosen
     gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
     if route.balance or route.z:
-        f = chosen.double().mean(1) * route.experts / route.k  # DeepSeek-AI 2024, section 2.1.2: of each sequence
+        # DeepSeek-AI 2024, section 2.1.2: of each sequence
+        f = chosen.double().mean(1) * route.experts / route.k
         balance = (f * (scores / scores.sum(-1, keepdim=True)).mean(1)).sum(-1).mean()
-        routed.losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())  # Zoph et al. 2022
+        # Zoph et al. 2022
+        routed.losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())
     if route.aux:
         routed.scores.append(scores / scores.sum(-1, keepdim=True))
         routed.chosen.append(chosen)
-    most = ceil(route.capacity * x.shape[1] * route.k / route.experts) if route.capacity else x.shape[1]
+    most = (
+        ceil(route.capacity * x.shape[1] * route.k / route.experts)
+        if route.capacity
+        else x.shape[1]
+    )
     taken = chosen & (chosen.cumsum(1) <= most)
     routed.loads.append(taken.sum((0, 1)))
     gates = gates * taken
@@ -319,7 +364,10 @@ def _projected(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor
     q = (x @ p["wq"].T).unflatten(-1, (c.heads, -1))
     k, v = ((x @ p[name].T).unflatten(-1, (c.kv_heads, -1)) for name in ("wk", "wv"))
     if c.every:
-        q, k = _of_all_heads(q, p["q_norm"], c, False), _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"]
+        q, k = (
+            _of_all_heads(q, p["q_norm"], c, False),
+            _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"],
+        )
     return _rotated(q, c.theta), _rotated(k, c.theta), v
 
 
@@ -330,29 +378,45 @@ def _latent(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     both = (_norm(narrow, p["kv_norm"], c.eps) @ p["wkv"].T).unflatten(-1, (c.kv_heads, -1))
     k, v = both.split([c.nope, c.v_dim], -1)
     turned = _rotated(shared.unsqueeze(2), c.theta).expand(-1, -1, c.kv_heads, -1)
-    return torch.cat([q[..., : c.nope], _rotated(q[..., c.nope :], c.theta)], -1), torch.cat([k, turned], -1), v
+    return (
+        torch.cat([q[..., : c.nope], _rotated(q[..., c.nope :], c.theta)], -1),
+        torch.cat([k, turned], -1),
+        v,
+    )
 
 
 def _rotated(x: Tensor, theta: float) -> Tensor:
     """Rotates (x[i], x[i + d/2]) by position · theta^(−2i/d)."""
     _, seq, _, dim = x.shape
-    angle = torch.outer(torch.arange(seq).double(), theta ** (-torch.arange(0, dim, 2).double() / dim))
+    angle = torch.outer(
+        torch.arange(seq).double(), theta ** (-torch.arange(0, dim, 2).double() / dim)
+    )
     cosine, sine = angle.cos()[:, None], angle.sin()[:, None]
     first, second = x[..., : dim // 2], x[..., dim // 2 :]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
 
 def run(
-    config: Config, training: Training, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float
+    config: Config,
+    training: Training,
+    start: Tensors,
+    batches: list[tuple[Tensor, Tensor]],
+    lr: float,
 ) -> list[Step]:
     """Trains the model above."""
     return train(partial(losses, config), training, start, batches, lr)
 
 
 def train(
-    model: Loss, training: Training, start: Tensors, batches: Sequence[tuple[Tensor, ...]], lr: float
+    model: Loss,
+    training: Training,
+    start: Tensors,
+    batches: Sequence[tuple[Tensor, ...]],
+    lr: float,
 ) -> list[Step]:
-    """Trains on (tokens, labels, …) of each step, [rows, seq]; a step without a valid label changes nothing."""
+    """Trains on (tokens, labels, …) of each step, [rows, seq]; a step without a valid label
+    changes nothing.
+    """
     parameters, optimizer, steps = start, _Optimizer(training, start), list[Step]()
     for batch in batches:
         labels = batch[1]
@@ -368,12 +432,16 @@ def train(
             moved = {name: parameters[name] for name in gradients}
             moved = optimizer.step(moved, {name: g * factor for name, g in gradients.items()}, lr)
             parameters = parameters | moved | routed.biases(parameters)
-        steps.append(Step(mean.item(), norm, gradients, parameters, routed.loss.item(), (*routed.loads,)))
+        steps.append(
+            Step(mean.item(), norm, gradients, parameters, routed.loss.item(), (*routed.loads,))
+        )
     return steps
 
 
 class _Optimizer:
-    """SGD with momentum, or AdamW (Loshchilov and Hutter 2019, algorithm 2), a parameter at a time."""
+    """SGD with momentum, or AdamW (Loshchilov and Hutter 2019, algorithm 2), a parameter at a
+    time.
+    """
 
     def __init__(self, training: Training, parameters: Tensors) -> None:
         self._training, self._count = training, 0
@@ -384,7 +452,9 @@ class _Optimizer:
         """The parameters after one more update."""
         self._count += 1
         update = {"sgd": self._sgd, "adamw": self._adamw}[self._training.kind]
-        return {name: update(name, value, gradients[name], lr) for name, value in parameters.items()}
+        return {
+            name: update(name, value, gradients[name], lr) for name, value in parameters.items()
+        }
 
     def _sgd(self, name: str, value: Tensor, gradient: Tensor, lr: float) -> Tensor:
         lr, decay = self._settings(name, lr)
@@ -396,7 +466,10 @@ class _Optimizer:
         b1, b2 = self._training.betas
         self._first[name] = b1 * self._first[name] + (1 - b1) * gradient
         self._second[name] = b2 * self._second[name] + (1 - b2) * gradient.pow(2)
-        mean, square = self._first[name] / (1 - b1**self._count), self._second[name] / (1 - b2**self._count)
+        mean, square = (
+            self._first[name] / (1 - b1**self._count),
+            self._second[name] / (1 - b2**self._count),
+        )
         return value - lr * decay * value - lr * mean / (square.sqrt() + self._training.eps)
 
     def _settings(self, name: str, lr: float) -> tuple[float, float]:
@@ -406,7 +479,9 @@ class _Optimizer:
 
 
 def cosine(step: int, steps: int, peak: float, warmup: int, floor: float) -> float:
-    """Linear to `peak` over `warmup` steps, then half a cosine; the last step takes `floor`, a learning rate."""
+    """Linear to `peak` over `warmup` steps, then half a cosine; the last step takes `floor`, a
+    learning rate.
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
     done = (step - warmup) / (steps - 1 - warmup)

@@ -1,4 +1,5 @@
-"""The random plans of these tests: `scalec.testing`'s, with user ops; and what of the language stands in them.
+"""The random plans of these tests: `scalec.testing`'s, with user ops; and what of the language
+stands in them.
 
 The module of the user ops lies beside this file; plans are compiled as if they did too.
 """
@@ -38,10 +39,22 @@ DRAWS = 250
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
-ARITHMETIC = {"contract", "add", "mul", "div", "scale", "shift", "call", "call gives 1", "call gives 2"}
+ARITHMETIC = {
+    "contract",
+    "add",
+    "mul",
+    "div",
+    "scale",
+    "shift",
+    "call",
+    "call gives 1",
+    "call gives 2",
+}
 """Ops that a plan writes otherwise than by their names."""
 
-NESTS = {f"{inner} in {outer}" for inner in ("repeat", "if") for outer in ("repeat", "if")} | {"ifs in repeat"}
+NESTS = {f"{inner} in {outer}" for inner in ("repeat", "if") for outer in ("repeat", "if")} | {
+    "ifs in repeat"
+}
 """Statements that may be in others."""
 
 AGAIN = {f"recompute = {word}" for word in ("none", "full", "every", "selective")}
@@ -77,9 +90,11 @@ def drawn(of: int) -> dict[str, set[str]]:
 
 
 def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T | None]) -> list[T]:
-    """The results of `tried` for so many of a larger number of plans, given with what stands in each.
+    """The results of `tried` for so many of a larger number of plans, given with what stands in
+    each.
 
-    The next one is always the plan in which most stands that is in none before it; None leaves a plan out.
+    The next one is always the plan in which most stands that is in none before it; None leaves a
+    plan out.
     """
     found, chosen = dict(of), list[T]()
     while found and len(chosen) < number:
@@ -93,17 +108,27 @@ def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T |
 
 def table() -> set[str]:
     """The parts that a plan can have, by `words`."""
-    return (ARITHMETIC | NESTS | AGAIN).union(*(_words_of(op) for op in OPS.values() if op.user_visible)) - FUSED
+    return (ARITHMETIC | NESTS | AGAIN).union(
+        *(_words_of(op) for op in OPS.values() if op.user_visible)
+    ) - FUSED
 
 
 def words(plan: str, model: Program) -> set[str]:
-    """The parts of a plan and its model before placements: ops, operands, settings, choices, nesting, recomputation."""
-    (syntax_of,) = (item for item in parse_plan(Source("plan.scale", plan)).items if isinstance(item, tree.Model))
+    """The parts of a plan and its model before placements: ops, operands, settings, choices,
+    nesting, recomputation.
+    """
+    (syntax_of,) = (
+        item
+        for item in parse_plan(Source("plan.scale", plan)).items
+        if isinstance(item, tree.Model)
+    )
     found = {*_nests([item for item in syntax_of.body if isinstance(item, tree.Repeat)], "model")}
     found.add(f"recompute = {model.train.recompute.word}")
     for op in model.ops:
         found |= {op.kind, f"{op.kind} of {len(op.inputs)}", f"{op.kind} gives {len(op.outputs)}"}
-        found |= {f"{op.kind} {word}" for name, value in op.attrs for word in (name, f"{name}={value}")}
+        found |= {
+            f"{op.kind} {word}" for name, value in op.attrs for word in (name, f"{name}={value}")
+        }
     return found
 
 
@@ -116,7 +141,9 @@ def _nests(body: Sequence[tree.Statement], around: str) -> Iterator[str]:
                 yield from _nests(item.body, "repeat")
             case tree.If():
                 yield f"if in {around}"
-                yield from (word for side in (item.body, item.others) for word in _nests(side, "if"))
+                yield from (
+                    word for side in (item.body, item.others) for word in _nests(side, "if")
+                )
             case tree.Bind():
                 pass
     if sum(isinstance(item, tree.If) for item in body) > 1:

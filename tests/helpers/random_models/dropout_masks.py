@@ -1,4 +1,5 @@
-"""The masks of dropout, as docs/language.md says them, in numpy: by splitmix64 (Steele, Lea, Flood 2014, figure 16).
+"""The masks of dropout, as docs/language.md says them, in numpy: by splitmix64 (Steele, Lea, Flood
+2014, figure 16).
 
 Non-goals: other orders of dims than [rows, …], in which the elements of a row are counted.
 """

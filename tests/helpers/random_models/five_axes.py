@@ -1,7 +1,9 @@
-"""Random plans of up to five axes with experts: where all lie, and how the step is cut, shared out and recomputed.
+"""Random plans of up to five axes with experts: where all lie, and how the step is cut, shared out
+and recomputed.
 
-Purpose: hypothesis strategies whose examples are texts of the language, some of which the compiler refuses.
-Non-goals: models of every op (`scalec.testing`), whose plans have neither stages nor experts.
+Purpose: hypothesis strategies whose examples are texts of the language, some of which the compiler
+refuses.  Non-goals: models of every op (`scalec.testing`), whose plans have neither stages nor
+experts.
 """
 
 from collections.abc import Sequence
@@ -35,13 +37,28 @@ LAYERS = {
     }}
     x = x + z""",
 }
-ROLES = {"pp": "layers", "replica": "batch", "dp": "batch", "ep": "batch", "cp": "seq", "uly": "seq", "tp": "weights"}
+ROLES = {
+    "pp": "layers",
+    "replica": "batch",
+    "dp": "batch",
+    "ep": "batch",
+    "cp": "seq",
+    "uly": "seq",
+    "tp": "weights",
+}
 SEQUENCE = ("cp", "uly", "tp")
 SCHEDULES = (
     *("gpipe", "1f1b", "interleaved_1f1b(chunks=2)", "breadth_first(chunks=2)", "zb_h1", "zb_h2"),
     *("interleaved_zero_bubble(chunks=2)", "zbv", "dualpipev"),
 )
-STRATEGIES = ("", "via gather", "via ring", "as zigzag", "as zigzag via gather", "as zigzag via ring")
+STRATEGIES = (
+    "",
+    "via gather",
+    "via ring",
+    "as zigzag",
+    "as zigzag via gather",
+    "as zigzag via ring",
+)
 RECOMPUTE = (
     "none",
     "full",
@@ -67,16 +84,23 @@ def choices(draw: st.DrawFn) -> str:
     for name, values in drawn.items():
         if value := draw(st.sampled_from(values)):
             said.append(f"{name}={value}")
-    return "".join(f", {each}" for each in [*said, *(["groups=4", "from=2"] if draw(st.integers(0, 3)) == 0 else [])])
+    return "".join(
+        f", {each}"
+        for each in [*said, *(["groups=4", "from=2"] if draw(st.integers(0, 3)) == 0 else [])]
+    )
 
 
 @st.composite
 def shardings(draw: st.DrawFn, sizes: dict[str, int], ffn: str) -> str:
-    """Rules for a mesh: all axes have their usual dims, and experts lie over any of those of the tokens, or over tp.
+    """Rules for a mesh: all axes have their usual dims, and experts lie over any of those of the
+    tokens, or over tp.
 
     `ffn` is the model's rule for that dim.
     """
-    of = {role: [axis for axis in sizes if ROLES[axis] == role] for role in ("batch", "seq", "weights")}
+    of = {
+        role: [axis for axis in sizes if ROLES[axis] == role]
+        for role in ("batch", "seq", "weights")
+    }
     sequence, parted = draw(st.booleans()), draw(st.integers(0, 4)) == 0
     tokens = [*of["batch"], *of["seq"], *(of["weights"] if sequence and not parted else [])]
     over = draw(st.lists(st.sampled_from(tokens), unique=True)) if tokens else []
@@ -88,7 +112,10 @@ def shardings(draw: st.DrawFn, sizes: dict[str, int], ffn: str) -> str:
     rules += ["seq over uly via ulysses"] if "uly" in sizes else []
     if of["weights"]:
         vocab, parts = draw(st.sampled_from(("vocab, ", ""))), ", expert_ffn" if parted else ""
-        rules += [f"{vocab}heads, kv_heads{ffn}{parts} over tp", *(["seq over tp"] if sequence else [])]
+        rules += [
+            f"{vocab}heads, kv_heads{ffn}{parts} over tp",
+            *(["seq over tp"] if sequence else []),
+        ]
     return "\n  ".join([*rules, *(["layers over pp"] if "pp" in sizes else [])])
 
 
@@ -105,7 +132,9 @@ def plans(draw: st.DrawFn) -> str:
     shared = draw(st.lists(st.sampled_from(data), min_size=1, unique=True)) if data else []
     state = f"zero {draw(st.integers(0, 3))} over {', '.join(shared)}" if shared else ""
     caps = draw(st.sampled_from(("", "bucket = 1KiB", "prefetch = 0"))) if state else ""
-    pipeline = f"pipeline {{ schedule = {draw(st.sampled_from(SCHEDULES))} }}" if "pp" in sizes else ""
+    pipeline = (
+        f"pipeline {{ schedule = {draw(st.sampled_from(SCHEDULES))} }}" if "pp" in sizes else ""
+    )
     microbatches = draw(st.sampled_from((4, 8) if pipeline else (1, 2)))
     batch = 2 * microbatches * prod(size for axis, size in sizes.items() if ROLES[axis] == "batch")
     return Text(f"""model random(tokens[batch, seq], labels[batch, seq]) {{
@@ -140,10 +169,15 @@ train {{
 
 @st.composite
 def meshes(draw: st.DrawFn) -> dict[str, int]:
-    """Three to five axes of two or four ranks in any order, but for those that cut the sequence; of two stages."""
-    names: Sequence[str] = draw(st.lists(st.sampled_from([*ROLES]), min_size=3, max_size=5, unique=True))
+    """Three to five axes of two or four ranks in any order, but for those that cut the
+    sequence; of two stages.
+    """
+    names: Sequence[str] = draw(
+        st.lists(st.sampled_from([*ROLES]), min_size=3, max_size=5, unique=True)
+    )
     places = [at for at, axis in enumerate(names) if axis in SEQUENCE]
     order = dict(zip(places, sorted((names[at] for at in places), key=SEQUENCE.index), strict=True))
     return {
-        order.get(at, axis): 2 if axis == "pp" else draw(st.sampled_from((2, 2, 4))) for at, axis in enumerate(names)
+        order.get(at, axis): 2 if axis == "pp" else draw(st.sampled_from((2, 2, 4)))
+        for at, axis in enumerate(names)
     }

@@ -1,8 +1,9 @@
-"""Any plan's model in plain torch, one process, float64: what emitted programs of random plans are held against.
+"""Any plan's model in plain torch, one process, float64: what emitted programs of random plans are
+held against.
 
-Purpose: walks the syntax tree, a statement at a time, and computes by the formulas of docs/language.md; of scalec it
-uses the parser alone, and of torch no fused op.
-Non-goals: mistakes in a plan, other dims of a tensor than its own in that order, speed.
+Purpose: walks the syntax tree, a statement at a time, and computes by the formulas of
+docs/language.md; of scalec it uses the parser alone, and of torch no fused op.  Non-goals: mistakes
+in a plan, other dims of a tensor than its own in that order, speed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +50,9 @@ Env = dict[str, Value]
 
 @frozen
 class TorchModel:
-    """The model of a plan; user ops are functions of `own`, and have the dims of their first operand."""
+    """The model of a plan; user ops are functions of `own`, and have the dims of their first
+    operand.
+    """
 
     plan: tree.Plan
     own: ModuleType
@@ -69,20 +72,31 @@ class TorchModel:
         found: dict[str, float] = {}
         for setting in self._model_settings():
             value = number(setting.value, found)
-            found[setting.key.name] = -(-value // setting.pad.value) * setting.pad.value if setting.pad else value
+            found[setting.key.name] = (
+                -(-value // setting.pad.value) * setting.pad.value if setting.pad else value
+            )
         return found
 
     def classes(self) -> int:
         """The vocabulary without padding."""
-        return int(next(number(s.value, {}) for s in self._model_settings() if s.key.name == "vocab"))
+        return int(
+            next(number(s.value, {}) for s in self._model_settings() if s.key.name == "vocab")
+        )
 
     def loss(self, parameters: Tensors, *inputs: Tensor) -> Tensor:
-        """The sum of token losses over labels ≥ 0, of the model's inputs, [rows, seq], and draws if it drops."""
+        """The sum of token losses over labels ≥ 0, of the model's inputs, [rows, seq], and
+        draws if it drops.
+        """
         statements = [item for item in self.model.body if isinstance(item, tree.Statement)]
         names = [given.name.name for given in self.model.inputs]
-        env = {name: Value(("batch", "seq"), given) for name, given in zip(names, inputs, strict=False)}
+        env = {
+            name: Value(("batch", "seq"), given) for name, given in zip(names, inputs, strict=False)
+        }
         declared = {op.name.name: op for op in self.plan.items if isinstance(op, tree.UserOp)}
-        own = {name: getattr(self.own, op.function.value.partition(":")[2]) for name, op in declared.items()}
+        own = {
+            name: getattr(self.own, op.function.value.partition(":")[2])
+            for name, op in declared.items()
+        }
         numbers = self.numbers() | {"seq": inputs[0].shape[1]}
         draws = draws_of(inputs[len(names)]) if len(inputs) > len(names) else NO_DRAWS
         evaluation = _Evaluation(by_place(parameters), numbers, self.classes(), own)
@@ -95,16 +109,30 @@ class TorchModel:
         assert optimizer.name
         settings = _settings(optimizer)
         known: dict[str, Any] = {
-            key: settings[key] for key in ("momentum", "weight_decay", "clip", "eps") if key in settings
+            key: settings[key]
+            for key in ("momentum", "weight_decay", "clip", "eps")
+            if key in settings
         }
-        groups = [_settings(entry) for entry in optimizer.entries if isinstance(entry, tree.Section)]
+        groups = [
+            _settings(entry) for entry in optimizer.entries if isinstance(entry, tree.Section)
+        ]
         assert len(groups) <= 1, "the only group that these plans have is that of the embedding"
         decay = tuple(("wte", group["weight_decay"]) for group in groups)
-        return Training(optimizer.name.name, **known, decay=decay, scale=tuple(("wte", g["lr_scale"]) for g in groups))
+        return Training(
+            optimizer.name.name,
+            **known,
+            decay=decay,
+            scale=tuple(("wte", g["lr_scale"]) for g in groups),
+        )
 
     def _model_settings(self) -> list[tree.Setting]:
         sections = [item for item in self.model.body if isinstance(item, tree.Section)]
-        return [entry for section in sections for entry in section.entries if isinstance(entry, tree.Setting)]
+        return [
+            entry
+            for section in sections
+            for entry in section.entries
+            if isinstance(entry, tree.Setting)
+        ]
 
 
 def _settings(section: tree.Section) -> dict[str, float]:
@@ -159,8 +187,8 @@ NO_DRAWS = np.zeros(0, np.uint64)
 class LayerPlace:
     """One layer of the repeats around a statement.
 
-    A repeat with branches is one repeat for each of its parts: `place` counts layers in each, and `part` is its number.
-    `index` is the layer in the repeat as it is written.
+    A repeat with branches is one repeat for each of its parts: `place` counts layers in each, and
+    `part` is its number.  `index` is the layer in the repeat as it is written.
     """
 
     draws: Draws
@@ -177,7 +205,8 @@ class _Evaluation:
     own: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]]
     declared: dict[str, Dims] = field(factory=dict[str, Dims])
     sites: dict[tuple[int, int], int] = field(factory=dict[tuple[int, int], int])
-    parts: dict[str, dict[range, int]] = field(factory=dict[str, dict[range, int]])  # of a repeat's dim, their numbers
+    # of a repeat's dim, their numbers
+    parts: dict[str, dict[range, int]] = field(factory=dict[str, dict[range, int]])
 
     def body(self, statements: Sequence[tree.Statement], env: Env, layer: LayerPlace) -> Env:
         """The values of names after the statements."""
@@ -186,7 +215,9 @@ class _Evaluation:
                 case tree.Bind():
                     env = env | self._bound(item, env, layer)
                 case tree.If():
-                    chosen = item.body if layer.index < number(item.end, self.numbers) else item.others
+                    chosen = (
+                        item.body if layer.index < number(item.end, self.numbers) else item.others
+                    )
                     env = _known(env, self.body(chosen, env, layer))
                 case tree.Repeat():
                     for inner in self._layers(item, layer):
@@ -194,14 +225,19 @@ class _Evaluation:
         return env
 
     def _layers(self, repeat: tree.Repeat, layer: LayerPlace) -> Iterator[LayerPlace]:
-        cuts = sorted({0, int(self.numbers[repeat.dim.name]), *self._ends(repeat.body, repeat.index)})
+        cuts = sorted(
+            {0, int(self.numbers[repeat.dim.name]), *self._ends(repeat.body, repeat.index)}
+        )
         numbers = self.parts.setdefault(repeat.dim.name, {})
         for part in (range(*pair) for pair in pairwise(cuts)):
             own = numbers.setdefault(part, len(numbers)) if len(cuts) > 2 else layer.part
             for i in part:
                 local = i - part.start
                 yield LayerPlace(
-                    forked(layer.draws, local), (*layer.place, local), own, i if repeat.index else layer.index
+                    forked(layer.draws, local),
+                    (*layer.place, local),
+                    own,
+                    i if repeat.index else layer.index,
                 )
 
     def _ends(self, body: Sequence[tree.Statement], index: tree.Name | None) -> Iterator[int]:
@@ -219,24 +255,33 @@ class _Evaluation:
             return {item.names[0].name: self._value(item.expr, env, layer)}
         assert isinstance(item.expr, tree.Call), "only calls have several results"
         results = self._split if item.expr.name.name == "split" else self._results
-        return {name.name: value for name, value in zip(item.names, results(item.expr, env, layer), strict=True)}
+        return {
+            name.name: value
+            for name, value in zip(item.names, results(item.expr, env, layer), strict=True)
+        }
 
     def _split(self, call: tree.Call, env: Env, layer: LayerPlace) -> list[Value]:
         whole, parts = self._value(call.args[0], env, layer), call.args[1]
         assert isinstance(parts, tree.List), "split takes a list of dims"
         dims = [str(part) for part in parts.items]
         pieces = whole.tensor.split([int(self.numbers[dim]) for dim in dims], -1)
-        return [Value((*whole.dims[:-1], dim), piece) for dim, piece in zip(dims, pieces, strict=True)]
+        return [
+            Value((*whole.dims[:-1], dim), piece) for dim, piece in zip(dims, pieces, strict=True)
+        ]
 
     def _results(self, call: tree.Call, env: Env, layer: LayerPlace) -> list[Value]:
         """The dims of a user op, with as many of its first operand's dims as they have."""
         args, given = self._arguments(call, env, layer)
         operands = [value for value in (*args, *given.values()) if isinstance(value, Value)]
-        made = self.own[call.name.name](*map(_bare, args), **{key: _bare(value) for key, value in given.items()})
+        made = self.own[call.name.name](
+            *map(_bare, args), **{key: _bare(value) for key, value in given.items()}
+        )
         each = made if isinstance(made, tuple) else (made,)
         return [Value(operands[0].dims[: tensor.dim()], tensor) for tensor in each]
 
-    def _arguments(self, call: tree.Call, env: Env, layer: LayerPlace) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(
+        self, call: tree.Call, env: Env, layer: LayerPlace
+    ) -> tuple[list[Any], dict[str, Any]]:
         given = {s.key.name: self._setting(s, env, layer) for s in call.kwargs}
         return [self._either(arg, env, layer) for arg in call.args], given
 
@@ -264,20 +309,30 @@ class _Evaluation:
                 return Value(value.dims, -value.tensor) if isinstance(value, Value) else -value
             case tree.Binary("@", left, right):
                 over = tuple(map(str, right.ins)) if isinstance(right, tree.ParamUse) else ()
-                return contracted(self._value(left, env, layer), self._value(right, env, layer), over)
+                return contracted(
+                    self._value(left, env, layer), self._value(right, env, layer), over
+                )
             case tree.Binary(op, left, right):
-                return elementwise(ARITHMETIC[op], self._either(left, env, layer), self._either(right, env, layer))
+                return elementwise(
+                    ARITHMETIC[op], self._either(left, env, layer), self._either(right, env, layer)
+                )
             case _:
                 return number(expr, self.numbers)
 
     def _parameter(self, name: str, layer: LayerPlace) -> Value:
-        """One that several parts of a repeat declare is one for each, of a name with the part's number."""
+        """One that several parts of a repeat declare is one for each, of a name with the part's
+        number.
+        """
         own, dims = f"{name}_{layer.part}", self.declared[name]
         held = self.parameters[own if own in self.parameters else name]
         deep = len(next(iter(held)))
-        return Value(dims, held[layer.place[:deep]].reshape([int(self.numbers[dim]) for dim in dims]))
+        return Value(
+            dims, held[layer.place[:deep]].reshape([int(self.numbers[dim]) for dim in dims])
+        )
 
-    def _call(self, call: tree.Call, args: list[Any], given: dict[str, Any], layer: LayerPlace) -> Value:
+    def _call(
+        self, call: tree.Call, args: list[Any], given: dict[str, Any], layer: LayerPlace
+    ) -> Value:
         name = call.name.name
         if name == "cross_entropy":
             return cross_entropy(*args, classes=self.classes, **given)
@@ -289,7 +344,11 @@ class _Evaluation:
     def _setting(self, setting: tree.Setting, env: Env, layer: LayerPlace) -> Any:
         if setting.key.name not in WORDS:
             return self._either(setting.value, env, layer)
-        return tuple(map(str, setting.value.items)) if isinstance(setting.value, tree.List) else str(setting.value)
+        return (
+            tuple(map(str, setting.value.items))
+            if isinstance(setting.value, tree.List)
+            else str(setting.value)
+        )
 
 
 def _known(env: Env, inner: Env) -> Env:
@@ -315,7 +374,9 @@ def contracted(x: Value, w: Value, over: Dims) -> Value:
     return Value((*x.dims[: -len(over)], *rest), product)
 
 
-def elementwise(op: Callable[[Any, Any], Any], left: Value | float, right: Value | float) -> Value | float:
+def elementwise(
+    op: Callable[[Any, Any], Any], left: Value | float, right: Value | float
+) -> Value | float:
     """The op on tensors, one of which has all dims of the other, and numbers."""
     values = [side for side in (left, right) if isinstance(side, Value)]
     dims = max((value.dims for value in values), key=len, default=())
@@ -338,7 +399,10 @@ def reduced(function: Callable[..., Tensor]) -> Callable[..., Value]:
     """Sums and means."""
 
     def reduce(x: Value, over: str | Dims) -> Value:
-        return Value(tuple(dim for dim in x.dims if dim not in _dims(over)), function(x.tensor, x.places(_dims(over))))
+        return Value(
+            tuple(dim for dim in x.dims if dim not in _dims(over)),
+            function(x.tensor, x.places(_dims(over))),
+        )
 
     return reduce
 
@@ -358,7 +422,9 @@ def layernorm(x: Value, weight: Value, *rest: Any, eps: float = 0) -> Value:
     numbers = [each for each in rest if not isinstance(each, Value)]
     centred = Value(x.dims, x.tensor - x.tensor.mean(x.places(weight.dims), keepdim=True))
     normed = rmsnorm(centred, weight, numbers[0] if numbers else eps)
-    return Value(x.dims, normed.tensor + sum(each.tensor for each in rest if isinstance(each, Value)))
+    return Value(
+        x.dims, normed.tensor + sum(each.tensor for each in rest if isinstance(each, Value))
+    )
 
 
 def concat(*parts: Value, **given: str) -> Value:
@@ -366,7 +432,9 @@ def concat(*parts: Value, **given: str) -> Value:
     *before, _ = max((part.dims for part in parts), key=len)
     placed = [part.onto((*before, part.dims[-1])) for part in parts]
     sizes: Any = cast(Any, torch).broadcast_shapes(*(each.shape[:-1] for each in placed))
-    return Value((*before, given["as"]), torch.cat([each.expand(*sizes, -1) for each in placed], -1))
+    return Value(
+        (*before, given["as"]), torch.cat([each.expand(*sizes, -1) for each in placed], -1)
+    )
 
 
 def embedding(tokens: Value, table: Value) -> Value:
@@ -379,10 +447,16 @@ def rope(x: Value, theta: float, dims: float = 0, scaling: str = "none", **given
     d = int(dims) or x.tensor.shape[-1]
     frequency = scaled(theta ** (-torch.arange(0, d, 2).double() / d), theta, scaling, **given)
     at = x.dims.index("seq")
-    angle = Value(("seq", "pair"), torch.outer(torch.arange(x.tensor.shape[at]).double(), frequency))
+    angle = Value(
+        ("seq", "pair"), torch.outer(torch.arange(x.tensor.shape[at]).double(), frequency)
+    )
     layer = angle.onto((*x.dims[:-1], "pair"))
     (first, second), rest = x.tensor[..., :d].chunk(2, -1), x.tensor[..., d:]
-    turned = [first * layer.cos() - second * layer.sin(), second * layer.cos() + first * layer.sin(), rest]
+    turned = [
+        first * layer.cos() - second * layer.sin(),
+        second * layer.cos() + first * layer.sin(),
+        rest,
+    ]
     return Value(x.dims, torch.cat(turned, -1))
 
 
@@ -395,12 +469,16 @@ def scaled(
     high: float = 4,
     original: float = 8192,
 ) -> Tensor:
-    """Chen et al. 2023, Grattafiori et al. 2024, and Peng et al. 2023, whose steps lie between whole pairs."""
+    """Chen et al. 2023, Grattafiori et al. 2024, and Peng et al. 2023, whose steps lie between
+    whole pairs.
+    """
     if scaling == "yarn":
         d = 2 * len(frequency)
         bounds = [d * log(original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (high, low)]
         first, last = max(floor(bounds[0]), 0), min(ceil(bounds[1]), d - 1)
-        ramp = torch.tensor([min(max((i - first) / max(last - first, 1e-3), 0), 1) for i in range(d // 2)])
+        ramp = torch.tensor(
+            [min(max((i - first) / max(last - first, 1e-3), 0), 1) for i in range(d // 2)]
+        )
         return torch.lerp(frequency, frequency / factor, ramp.double())
     if scaling != "llama3":
         return frequency / (factor if scaling == "linear" else 1)
@@ -426,10 +504,14 @@ def attention(
     dropout: float = 0,
     drop: Callable[..., Tensor] | None = None,
 ) -> Value:
-    """Attention of [batch, seq, heads, head_dim]; head i of q attends to head i // (heads / kv_heads) of k and v."""
+    """Attention of [batch, seq, heads, head_dim]; head i of q attends to head i // (heads /
+    kv_heads) of k and v.
+    """
     heads, seq = q.tensor.shape[2], q.tensor.shape[1]
     of = torch.arange(heads) // (heads // k.tensor.shape[2])
-    scores = torch.einsum("bind,bjnd->bnij", q.tensor, k.tensor[:, :, of]) * (scale or q.tensor.shape[-1] ** -0.5)
+    scores = torch.einsum("bind,bjnd->bnij", q.tensor, k.tensor[:, :, of]) * (
+        scale or q.tensor.shape[-1] ** -0.5
+    )
     scores = softcap * (scores / softcap).tanh() if softcap else scores
     ahead = torch.arange(seq)[:, None] - torch.arange(seq)
     seen = (ahead.abs() < (window or seq)) & ((ahead >= 0) | (mask == "full"))
@@ -440,7 +522,9 @@ def attention(
     return Value(q.dims, torch.einsum("bnij,bjnd->bind", weights, v.tensor[:, :, of]))
 
 
-def cross_entropy(logits: Value, labels: Value, classes: int, smoothing: float = 0, z: float = 0) -> Value:
+def cross_entropy(
+    logits: Value, labels: Value, classes: int, smoothing: float = 0, z: float = 0
+) -> Value:
     """Szegedy et al. 2016 and Chowdhery et al. 2022, of the classes that are no padding."""
     scores = logits.tensor[..., :classes]
     normaliser = scores.logsumexp(-1)

@@ -1,8 +1,8 @@
 """A random plan's emitted program, its model in plain torch, and what both are given, in float64.
 
-Purpose: `largest` says whether two ways to compute the same may be compared: torch's norms lose of a result the more,
-the larger the mean that they take from it, and what one op loses grows on its way by the slope of the rest.
-Non-goals: which plans, and by how much results may differ.
+Purpose: `largest` says whether two ways to compute the same may be compared: torch's norms lose of
+a result the more, the larger the mean that they take from it, and what one op loses grows on its
+way by the slope of the rest.  Non-goals: which plans, and by how much results may differ.
 """
 
 import re
@@ -42,11 +42,19 @@ class Trial:
 
         In float64; with an eps of adamw at which rounding in small gradients stays rounding.
         """
-        plan = re.sub(r"precision = \w+", "precision = fp64", plan).replace("adamw {", "adamw { eps = 1e-3 ")
+        plan = re.sub(r"precision = \w+", "precision = fp64", plan).replace(
+            "adamw {", "adamw { eps = 1e-3 "
+        )
         module = harness.imported(harness.written(plan, folder) / "train.py")
         model = TorchModel.of(plan, own_ops)
         start = _drawn(harness.initial(_case(module), module, seed=5))
-        return cls(plan, module, model, start, [_batch(module, model.classes(), seed) for seed in range(STEPS)])
+        return cls(
+            plan,
+            module,
+            model,
+            start,
+            [_batch(module, model.classes(), seed) for seed in range(STEPS)],
+        )
 
     def emitted(self) -> list[Step]:
         """The steps of the emitted program on its mesh."""
@@ -57,16 +65,23 @@ class Trial:
         return train(self.model.loss, self.model.training(), self.start, self.batches, LR)
 
     def largest(self) -> float:
-        """The largest element of what the plain model computes in its first step, and of the gradients of it.
+        """The largest element of what the plain model computes in its first step, and of the
+        gradients of it.
 
-        Only of finite ones: infinite are those which attention masks, and what large ones have grown to.
+        Only of finite ones: infinite are those which attention masks, and what large ones have
+        grown to.
         """
         batch = self.batches[0]
         parameters = {name: value.clone().requires_grad_() for name, value in self.start.items()}
         with _Kept() as kept:
             mean = self.model.loss(parameters, *batch) / max(1, int((batch[1] >= 0).sum()))
         mean.backward()
-        found = [t.flatten() for result in kept.results for t in (result.detach(), result.grad) if t is not None]
+        found = [
+            t.flatten()
+            for result in kept.results
+            for t in (result.detach(), result.grad)
+            if t is not None
+        ]
         every = torch.cat(found).abs()
         return every[every.isfinite()].max().item()
 
@@ -79,7 +94,11 @@ class _Kept(TorchFunctionMode):
         self.results: list[Tensor] = []
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.requires_grad:
@@ -93,10 +112,17 @@ def _case(module: ModuleType) -> Case:
 
 
 def _drawn(like: Tensors) -> Tensors:
-    """Parameters of a size at which every one of them matters; by their names, in whatever order they are kept."""
+    """Parameters of a size at which every one of them matters; by their names, in whatever
+    order they are kept.
+    """
     generator = torch.Generator().manual_seed(7)
-    noise = {n: torch.randn(like[n].shape, generator=generator, dtype=torch.float64) for n in sorted(like)}
-    return {n: v / (4 * v.shape[1]) ** 0.5 if v.dim() > 1 else 0.5 + 0.2 * v for n, v in noise.items()}
+    noise = {
+        n: torch.randn(like[n].shape, generator=generator, dtype=torch.float64)
+        for n in sorted(like)
+    }
+    return {
+        n: v / (4 * v.shape[1]) ** 0.5 if v.dim() > 1 else 0.5 + 0.2 * v for n, v in noise.items()
+    }
 
 
 def _batch(module: ModuleType, classes: int, seed: int) -> harness.Inputs:

@@ -1,4 +1,5 @@
-"""When ranks are done, by the simplest simulation there is: what `generate`'s schedules are measured with.
+"""When ranks are done, by the simplest simulation there is: what `generate`'s schedules are
+measured with.
 
 Purpose: a reference that shares nothing with `simulate`.  Non-goals: messages, speed.
 """
@@ -23,23 +24,36 @@ class Measured:
 
     @property
     def bubble(self) -> float:
-        """The time by which the whole step is longer than a rank's work; the same for all ranks of these tests."""
+        """The time by which the whole step is longer than a rank's work; the same for all ranks
+        of these tests.
+        """
         (busy,) = set(self.busy)
         return max(self.end) - busy
 
     @property
     def bubble_of_span(self) -> float:
         """The longest that a rank waits between its own first and last action."""
-        return max(end - begin - busy for begin, end, busy in zip(self.begin, self.end, self.busy, strict=True))
+        return max(
+            end - begin - busy
+            for begin, end, busy in zip(self.begin, self.end, self.busy, strict=True)
+        )
 
 
 def measured(schedule: Schedule, f: float = 1, i: float = 1, w: float = 1) -> Measured:
-    """Each rank's time if all do their rows as soon as they can; fails if they wait for each other."""
-    return measured_groups(schedule, [[[action] for action in row] for row in schedule.rows], f, i, w)
+    """Each rank's time if all do their rows as soon as they can; fails if they wait for each
+    other.
+    """
+    return measured_groups(
+        schedule, [[[action] for action in row] for row in schedule.rows], f, i, w
+    )
 
 
 def measured_groups(
-    schedule: Schedule, rows: Sequence[Sequence[ParamGroup]], f: float = 1, i: float = 1, w: float = 1
+    schedule: Schedule,
+    rows: Sequence[Sequence[ParamGroup]],
+    f: float = 1,
+    i: float = 1,
+    w: float = 1,
 ) -> Measured:
     """The same for rows of groups."""
     takes = {Work.FORWARD: f, Work.INPUT: i, Work.WEIGHT: w, Work.BACKWARD: i + w}
@@ -54,9 +68,13 @@ def measured_groups(
                 needs = [need for action in group for need in _needs(action, schedule.stages)]
                 if any(need not in ends for need in needs):
                     break
-                begin = max([ends[need] for need in needs] + [end for _, end in span[-1:]], default=0)
+                begin = max(
+                    [ends[need] for need in needs] + [end for _, end in span[-1:]], default=0
+                )
                 end = begin + sum(takes[action.work] for action in group)
-                ends.update({(action.stage, _part(action), action.microbatch): end for action in group})
+                ends.update(
+                    {(action.stage, _part(action), action.microbatch): end for action in group}
+                )
                 span.append((begin, end))
                 moved = True
     assert [len(span) for span in spans] == [len(row) for row in rows], "ranks wait for each other"

@@ -8,7 +8,11 @@ from scalec.compiler.schedules.timeline import Times
 
 
 def listed(
-    stage_to_rank: tuple[int, ...], microbatches: int, times: Times, budget: MemoryBudget, splits: bool = True
+    stage_to_rank: tuple[int, ...],
+    microbatches: int,
+    times: Times,
+    budget: MemoryBudget,
+    splits: bool = True,
 ) -> Schedule:
     """The schedule that `fastest` finds of this one task."""
     return fastest([Task(stage_to_rank, microbatches, times, budget)], splits)

@@ -20,7 +20,13 @@ SEVERAL = {
 def stubs(ranks: int, chunks: int) -> list[Any]:
     """As much of the stages of a rank as an order is made from."""
     return [
-        SimpleNamespace(stage_index=stage, num_stages=ranks * chunks, group_size=ranks, group_rank=0, submod=None)
+        SimpleNamespace(
+            stage_index=stage,
+            num_stages=ranks * chunks,
+            group_size=ranks,
+            group_rank=0,
+            submod=None,
+        )
         for stage in range(chunks)
     ]
 
@@ -28,7 +34,11 @@ def stubs(ranks: int, chunks: int) -> list[Any]:
 def schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Any:
     """Torch's schedule; ValueError if it has none for these numbers."""
     stages = stubs(ranks, chunks)
-    return SINGLE[name](stages[0], microbatches) if name in SINGLE else SEVERAL[name](stages, microbatches)
+    return (
+        SINGLE[name](stages[0], microbatches)
+        if name in SINGLE
+        else SEVERAL[name](stages, microbatches)
+    )
 
 
 def runtime(ranks: int, microbatches: int, chunks: int) -> Any:
@@ -37,7 +47,9 @@ def runtime(ranks: int, microbatches: int, chunks: int) -> Any:
 
 
 def orders(table: dict[int, list[Any]]) -> list[list[str]]:
-    """The rows of a table as words: without waiting and what is about weights, of overlapped pairs both."""
+    """The rows of a table as words: without waiting and what is about weights, of overlapped
+    pairs both.
+    """
     return [list(_words(table[rank])) for rank in range(len(table))]
 
 

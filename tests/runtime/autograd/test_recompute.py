@@ -1,4 +1,6 @@
-"""Calls done again in backward: the same numbers, what is kept meanwhile, and how often they are done."""
+"""Calls done again in backward: the same numbers, what is kept meanwhile, and how often they
+are done.
+"""
 
 from collections.abc import Callable
 
@@ -60,7 +62,9 @@ def _gradients(result: Tensor, *of: Tensor) -> list[Tensor]:
 
 
 def _is(x: Tensor, *others: Tensor) -> bool:
-    return x.untyped_storage().data_ptr() in {other.untyped_storage().data_ptr() for other in others}
+    return x.untyped_storage().data_ptr() in {
+        other.untyped_storage().data_ptr() for other in others
+    }
 
 
 def test_a_module_done_again_keeps_its_arguments_and_parameters_alone() -> None:
@@ -69,9 +73,15 @@ def test_a_module_done_again_keeps_its_arguments_and_parameters_alone() -> None:
     layer.begun = layer.ended = 0
     result, kept = _kept(lambda: recomputed(layer, x, None))
     assert all(_is(each, x, *layer.parameters()) for each in kept)
-    assert all(torch.equal(*pair) for pair in zip(_gradients(result, x, *layer.parameters()), want, strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(_gradients(result, x, *layer.parameters()), want, strict=True)
+    )
     assert (layer.begun, layer.ended) == (2, 1)  # up to the last tensor that it needs
-    assert all(torch.equal(*pair) for pair in zip(_gradients(result, x, *layer.parameters()), want, strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(_gradients(result, x, *layer.parameters()), want, strict=True)
+    )
     assert layer.begun == 3  # a second backward does it once more
 
 
@@ -92,7 +102,8 @@ def test_a_result_is_not_kept_by_its_readers_in_the_block() -> None:
     y = torch.tanh(x)
     want = _gradients(linear(y, w) * y[:1], x, w)
     result, kept = _kept(forward)
-    assert sum(each.shape == x.shape and not _is(each, x) for each in kept) == 1  # a factor: what linear gives
+    # a factor: what linear gives
+    assert sum(each.shape == x.shape and not _is(each, x) for each in kept) == 1
     assert all(torch.equal(*pair) for pair in zip(_gradients(result, x, w), want, strict=True))
 
 
@@ -156,8 +167,12 @@ def _gathered_around() -> bool:
 
     result, kept = _kept(forward)
     result.backward()
-    want = torch.autograd.grad((silu(v := torch.ones(2, 4, requires_grad=True)) ** 2).sum(), v)[0] * 2
-    return all(_is(each, x) for each in kept) and torch.allclose(x.grad if x.grad is not None else v, want)
+    want = (
+        torch.autograd.grad((silu(v := torch.ones(2, 4, requires_grad=True)) ** 2).sum(), v)[0] * 2
+    )
+    return all(_is(each, x) for each in kept) and torch.allclose(
+        x.grad if x.grad is not None else v, want
+    )
 
 
 def test_a_block_keeps_nothing_that_the_one_around_it_makes_again() -> None:
@@ -189,7 +204,10 @@ class Routed(nn.Module):
 
 def test_what_was_chosen_is_not_chosen_again() -> None:
     for around in (False, True):
-        layer, x = Routed(around), torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        layer, x = (
+            Routed(around),
+            torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(),
+        )
         (got,) = _gradients(recomputed(layer, x), x)
         assert layer.runs == (3 if around else 2)
         assert layer.chosen[1:] == layer.chosen[:1] * (layer.runs - 1)

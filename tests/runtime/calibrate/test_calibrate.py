@@ -1,4 +1,6 @@
-"""A calibration: the file reads back as hardware, by which each measured row takes what was measured."""
+"""A calibration: the file reads back as hardware, by which each measured row takes what was
+measured.
+"""
 
 import json
 from collections.abc import Mapping
@@ -59,29 +61,49 @@ def measured(listed: Mapping[str, Any], tmp_path: Path) -> tuple[Hardware, str]:
     return load(file), file.read_text()
 
 
-def test_a_calibrated_file_reads_back_and_each_row_takes_what_was_measured(measured: tuple[Hardware, str]) -> None:
+def test_a_calibrated_file_reads_back_and_each_row_takes_what_was_measured(
+    measured: tuple[Hardware, str],
+) -> None:
     on, _ = measured
     assert (on.name, on.synchronous, on.source) == ("cpu", True, "mine.toml")
     assert on.measured.products
     assert on.measured.attention
-    assert {it.op for it in on.measured.moved} >= {"rmsnorm", "vjp rmsnorm x", "rope", "update", "accumulate", "add"}
+    assert {it.op for it in on.measured.moved} >= {
+        "rmsnorm",
+        "vjp rmsnorm x",
+        "rope",
+        "update",
+        "accumulate",
+        "add",
+    }
     for it in on.measured.products:
         assert on.measured.product(it.dtype, it.m, it.n, it.k, it.batch) == it.seconds
     for it in on.measured.moved:
         assert on.measured.seconds_of(it.op, it.bytes) == pytest.approx(it.seconds)
     for it in on.measured.attention:
-        rates = (on.measured.attention_rate(it.kernel, it.width, it.length, backward=back) for back in (False, True))
+        rates = (
+            on.measured.attention_rate(it.kernel, it.width, it.length, backward=back)
+            for back in (False, True)
+        )
         assert [*rates] == pytest.approx([it.forward, it.backward])
 
 
 def test_casts_of_a_plan_in_bf16_are_measured(tmp_path: Path) -> None:
-    half = compile_plan(Source("half.scale", PLAN.replace("steps = 1", "steps = 1  precision = bf16")))
+    half = compile_plan(
+        Source("half.scale", PLAN.replace("steps = 1", "steps = 1  precision = bf16"))
+    )
     listed = json.loads(work_list([half]))
     casts = [it for it in listed["calls"] if it["row"].get("op") == "cast"]
-    assert {it["call"] for it in casts} == {"x0.bfloat16()"}  # gradients are added to wider sums as they are
+    # gradients are added to wider sums as they are
+    assert {it["call"] for it in casts} == {"x0.bfloat16()"}
     (tmp_path / "list.json").write_text(json.dumps(listed))
-    assert main([str(tmp_path / "list.json"), "-o", str(tmp_path / "half.toml"), "--warm-up", "0"]) == 0
-    assert {it["row"]["bytes"] for it in casts} <= {it.bytes for it in load(tmp_path / "half.toml").measured.moved}
+    assert (
+        main([str(tmp_path / "list.json"), "-o", str(tmp_path / "half.toml"), "--warm-up", "0"])
+        == 0
+    )
+    assert {it["row"]["bytes"] for it in casts} <= {
+        it.bytes for it in load(tmp_path / "half.toml").measured.moved
+    }
 
 
 def test_the_file_says_with_what_it_was_measured(measured: tuple[Hardware, str]) -> None:
@@ -102,10 +124,14 @@ def test_groups_of_ranks_are_measured_alone_and_together(
     sizes = (2, 4) if ranks == 4 else (2,)  # two nodes of two ranks
     assert groups == {("send", 2), *((op, size) for op in several for size in sizes)}
     assert {it["bytes"] for it in rows} == {4096, 16384}
-    (tmp_path / "links.toml").write_text('[cluster]\ngpu = "a100_80gb"\n\n' + text([], {}, [], rows))
+    (tmp_path / "links.toml").write_text(
+        '[cluster]\ngpu = "a100_80gb"\n\n' + text([], {}, [], rows)
+    )
     on = load(tmp_path / "links.toml")
     for it in on.measured.collectives:
-        assert on.measured.collective(it.op, it.ranks, it.nodes, it.bytes) == pytest.approx(it.seconds)
+        assert on.measured.collective(it.op, it.ranks, it.nodes, it.bytes) == pytest.approx(
+            it.seconds
+        )
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -148,11 +174,24 @@ def test_rows_of_experts_and_positions_of_a_rank_are_measured_too() -> None:
     gather = PLAN.replace("shard {", "shard { seq over cp as zigzag via gather ").replace(
         "dp = 2  tp", "dp = 2  cp = 2  tp"
     )
-    listed = json.loads(work_list([compile_plan(Source("t.scale", it)) for it in (experts, gather)]))
-    asked = [it for it in listed["calls"] if {"layout", "made"} & {key for of in it["inputs"].values() for key in of}]
+    listed = json.loads(
+        work_list([compile_plan(Source("t.scale", it)) for it in (experts, gather)])
+    )
+    asked = [
+        it
+        for it in listed["calls"]
+        if {"layout", "made"} & {key for of in it["inputs"].values() for key in of}
+    ]
     found = [*calls.rows(asked, Clock(torch.device("cpu")))]
     assert {row.get("op", row["table"]) for row in found} == {
-        *("sort_by_expert", "dispatch", "vjp dispatch x", "combine", "vjp combine rows gates", "attention"),
+        *(
+            "sort_by_expert",
+            "dispatch",
+            "vjp dispatch x",
+            "combine",
+            "vjp combine rows gates",
+            "attention",
+        ),
     }
     assert all(row["seconds"] > 0 for row in found)
 
@@ -162,7 +201,10 @@ def test_the_host_takes_some_time_to_issue_an_op(listed: Mapping[str, Any]) -> N
 
 
 def test_plans_for_a_gpu_are_measured_where_there_is_one(
-    listed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    listed: Mapping[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "list.json").write_text(json.dumps({**listed, "device": "cuda"}))

@@ -1,4 +1,6 @@
-"""`scalec doctor`: what it makes of the reports of many ranks, and whole looks at machines, of one node and of two."""
+"""`scalec doctor`: what it makes of the reports of many ranks, and whole looks at machines, of
+one node and of two.
+"""
 
 import json
 import socket
@@ -14,7 +16,13 @@ from scalec.runtime.calibrate.doctor.checks import FAIL, OK, WARN, Finding, find
 from scalec.runtime.calibrate.doctor.report import Needs, Report
 
 GIB, NEAR, WORLD = 2**30, 8, 2048
-VERSIONS = {"python": "3.11.7", "scalec": "0.1.0", "torch": "2.13.0", "triton": "3.7.1", "NCCL": "2.27.5"}
+VERSIONS = {
+    "python": "3.11.7",
+    "scalec": "0.1.0",
+    "torch": "2.13.0",
+    "triton": "3.7.1",
+    "NCCL": "2.27.5",
+}
 NEEDS = Needs(
     written_by="scalec 0.1.0",
     name="llama",
@@ -75,12 +83,18 @@ def test_a_healthy_cluster_is_all_ok() -> None:
     told = "\n".join(map(str, found))
     assert "2,048 ranks on 256 nodes" in told
     assert "within nodes 340.00 GB/s of the table's 360.0" in told
-    assert "between nodes 360.00 GB/s of the table's 400.0" in told  # of a node: eight ranks send at once
+    # of a node: eight ranks send at once
+    assert "between nodes 360.00 GB/s of the table's 400.0" in told
     assert "at most 0.00 s apart" in told
 
 
 ONE: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"versions": {**VERSIONS, "torch": "2.12.1"}}, FAIL, "versions", "torch is 2.13.0 on ranks `0`, `1`, `2` and"),
+    (
+        {"versions": {**VERSIONS, "torch": "2.12.1"}},
+        FAIL,
+        "versions",
+        "torch is 2.13.0 on ranks `0`, `1`, `2` and",
+    ),
     ({"versions": {**VERSIONS, "python": "3.12.1"}}, WARN, "versions", "python is 3.11.7 on ranks"),
     ({"clock": 3.5}, WARN, "clocks", "at most 3.50 s apart, on node2"),
     ({"clock": -20.0}, FAIL, "clocks", "at most 20.00 s apart, on node2"),
@@ -97,17 +111,57 @@ ONE: list[tuple[dict[str, Any], str, str, str]] = [
         "GPUs",
         "GPU 7 of node2: 9.0 GiB of memory free, a step takes 60.0",
     ),
-    ({"rates": {"node": 200e9, "network": 45e9}}, WARN, "links", "at least 200.00, of rank 16 on node2"),
-    ({"rates": {"node": 340e9, "network": 5e9}}, FAIL, "links", "at least 40.00, of rank 16 on node2"),
+    (
+        {"rates": {"node": 200e9, "network": 45e9}},
+        WARN,
+        "links",
+        "at least 200.00, of rank 16 on node2",
+    ),
+    (
+        {"rates": {"node": 340e9, "network": 5e9}},
+        FAIL,
+        "links",
+        "at least 40.00, of rank 16 on node2",
+    ),
     ({"links": "connection refused"}, FAIL, "links", "rank 16 on node2: connection refused"),
-    ({"unreachable": "10.0.0.9:4000: timed out"}, FAIL, "ports", "node2 does not reach 10.0.0.9:4000: timed out"),
-    ({"folder": "Read-only file system"}, FAIL, "run folder", "node2 cannot write to it: Read-only file system"),
+    (
+        {"unreachable": "10.0.0.9:4000: timed out"},
+        FAIL,
+        "ports",
+        "node2 does not reach 10.0.0.9:4000: timed out",
+    ),
+    (
+        {"folder": "Read-only file system"},
+        FAIL,
+        "run folder",
+        "node2 cannot write to it: Read-only file system",
+    ),
     ({"seen": [*range(16, 24)]}, FAIL, "run folder", "not all files are seen on `node2`"),
     ({"free_disk": 100 * GIB}, FAIL, "disk", "100.0 GiB free, 3 checkpoints take 270.0"),
-    ({"data": "11 files of 90 bytes, abd"}, FAIL, "data", "it is 12 files of 100 bytes, abc on ranks"),
-    ({"data": "no data: `data/*.bin` matches no file"}, FAIL, "data", "node2: no data: `data/*.bin` matches"),
-    ({"open_files": 1024}, WARN, "open files", "1,024 may be open, a rank takes up to 8,448, on node2"),
-    ({"free_memory": 100 * GIB}, WARN, "host memory", "node2 has 100 GiB free, 8 ranks take up to 160"),
+    (
+        {"data": "11 files of 90 bytes, abd"},
+        FAIL,
+        "data",
+        "it is 12 files of 100 bytes, abc on ranks",
+    ),
+    (
+        {"data": "no data: `data/*.bin` matches no file"},
+        FAIL,
+        "data",
+        "node2: no data: `data/*.bin` matches",
+    ),
+    (
+        {"open_files": 1024},
+        WARN,
+        "open files",
+        "1,024 may be open, a rank takes up to 8,448, on node2",
+    ),
+    (
+        {"free_memory": 100 * GIB},
+        WARN,
+        "host memory",
+        "node2 has 100 GiB free, 8 ranks take up to 160",
+    ),
     ({"shared_memory": 64 * 2**20}, WARN, "host memory", "/dev/shm of node2 has 64 MiB"),
     ({"threads": "64"}, WARN, "threads", "OMP_NUM_THREADS=64 for 8 ranks, but node2 has 128 CPUs"),
 ]
@@ -139,7 +193,9 @@ def test_a_plan_that_needs_more_memory_than_a_gpu_has() -> None:
     )
 
 
-@pytest.mark.parametrize(("gpu", "name"), [("rtx_4090", "NVIDIA GeForce RTX 4090"), ("l40s", "NVIDIA L40S")])
+@pytest.mark.parametrize(
+    ("gpu", "name"), [("rtx_4090", "NVIDIA GeForce RTX 4090"), ("l40s", "NVIDIA L40S")]
+)
 def test_gpus_are_known_by_the_names_that_plans_have(gpu: str, name: str) -> None:
     reports = [replace(report, gpus=[(0, name, 79 * GIB, 79 * GIB)]) for report in REPORTS]
     assert _found(reports, replace(NEEDS, gpu=gpu)) == []
@@ -147,7 +203,9 @@ def test_gpus_are_known_by_the_names_that_plans_have(gpu: str, name: str) -> Non
 
 def test_a_report_and_needs_read_back(tmp_path: Path) -> None:
     again = Report.read(REPORTS[3].text())
-    assert findings(NEEDS, [again, *REPORTS], WORLD) == findings(NEEDS, [REPORTS[3], *REPORTS], WORLD)
+    assert findings(NEEDS, [again, *REPORTS], WORLD) == findings(
+        NEEDS, [REPORTS[3], *REPORTS], WORLD
+    )
     (path := tmp_path / "needs.json").write_text(json.dumps({"ranks": 4, "device": "cpu"}))
     assert Needs.read(path) == Needs(ranks=4, device="cpu")
 
@@ -162,7 +220,9 @@ def test_this_machine_alone(
     assert {each["level"] for each in said["findings"]} <= {OK, WARN}
     assert [rank["seen"] for rank in said["ranks"]] == [[0]]
     assert [*tmp_path.iterdir()] == [], "it leaves nothing"
-    (tmp_path / "needs.json").write_text(json.dumps({"device": "cuda", "ranks_per_node": 8, "checkpoint": 1 << 60}))
+    (tmp_path / "needs.json").write_text(
+        json.dumps({"device": "cuda", "ranks_per_node": 8, "checkpoint": 1 << 60})
+    )
     assert main(["needs.json"]) == 1
     told = capsys.readouterr().out
     assert f"{socket.gethostname()} has 0 GPUs, the plan takes 8" in told
@@ -182,7 +242,9 @@ sys.exit(main(sys.argv[1:]))
 def _two_nodes(folder: Path, change: str = "") -> tuple[list[int], str]:
     """Exit statuses and the text of rank 0, of two ranks that take themselves for two nodes."""
     (folder / "train.py").write_text(PROGRAM % change)
-    (folder / "needs.json").write_text(json.dumps({"device": "cpu", "ranks": 2, "nodes": 2, "name": "tiny"}))
+    (folder / "needs.json").write_text(
+        json.dumps({"device": "cpu", "ranks": 2, "nodes": 2, "name": "tiny"})
+    )
     ended = run_file(folder, 2, "needs.json --out runs/tiny")
     assert (folder / "out1").read_text() == ""
     return [status for status, _ in ended], (folder / "out0").read_text()
@@ -191,7 +253,13 @@ def _two_nodes(folder: Path, change: str = "") -> tuple[list[int], str]:
 def test_two_nodes_look_at_each_other(tmp_path: Path) -> None:
     statuses, told = _two_nodes(tmp_path)
     assert statuses == [0, 0], told
-    for words in ("2 ranks on 2 nodes", "s apart", "between nodes", "reaches its neighbour", "see each other's files"):
+    for words in (
+        "2 ranks on 2 nodes",
+        "s apart",
+        "between nodes",
+        "reaches its neighbour",
+        "see each other's files",
+    ):
         assert words in told
     assert not (tmp_path / "runs/tiny").exists()
 
@@ -210,7 +278,8 @@ def test_two_nodes_look_at_each_other(tmp_path: Path) -> None:
             "s apart, on node",
         ),
         (
-            "import scalec.runtime.calibrate.doctor.job as job\njob._own_address = lambda: '127.0.0.1:0'\n"
+            "import scalec.runtime.calibrate.doctor.job as job\njob._own_address = lambda:"
+            " '127.0.0.1:0'\n"
             "job._CONNECTING = 0.5",
             "does not reach 127.0.0.1",
         ),
@@ -225,7 +294,10 @@ def test_what_is_wrong_between_two_nodes(change: str, said: str, tmp_path: Path)
 
 def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
     change = "import scalec.runtime.calibrate.doctor.job as job\nfrom datetime import timedelta\n"
-    change += "job.PATIENCE = job.PARTING = timedelta(seconds=0.5)\nif os.environ['RANK'] == '1': sys.exit(7)"
+    change += (
+        "job.PATIENCE = job.PARTING = timedelta(seconds=0.5)\nif os.environ['RANK'] == '1':"
+        " sys.exit(7)"
+    )
     statuses, told = _two_nodes(tmp_path, change)
     assert statuses == [1, 7]
     assert "fail  ranks           1 rank on 1 node; missing: `1`\n" in told

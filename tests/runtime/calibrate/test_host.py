@@ -1,4 +1,6 @@
-"""A host's figures: emitted steps run without peers; ops and actions take the seconds that were planted."""
+"""A host's figures: emitted steps run without peers; ops and actions take the seconds that were
+planted.
+"""
 
 import json
 from collections.abc import Mapping
@@ -44,9 +46,15 @@ def steps() -> list[dict[str, Any]]:
     return json.loads(json.dumps(listed))
 
 
-def test_ops_and_actions_take_what_was_planted(steps: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_and_actions_take_what_was_planted(
+    steps: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The steps of the plan without a pipeline have another part in common."""
-    assert [(it["actions"], *it["mesh"].values()) for it in steps] == [(0, 2, 2), (0, 2, 2), (8, 2, 2)]
+    assert [(it["actions"], *it["mesh"].values()) for it in steps] == [
+        (0, 2, 2),
+        (0, 2, 2),
+        (8, 2, 2),
+    ]
     assert steps[1]["ops"] > steps[0]["ops"]
 
     def planted(step: Mapping[str, Any], _: Clock) -> float:
@@ -59,7 +67,9 @@ def test_ops_and_actions_take_what_was_planted(steps: list[dict[str, Any]], monk
 
 
 @pytest.mark.usefixtures("calls_uncompared")
-def test_each_step_runs_on_one_rank(steps: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_runs_on_one_rank(
+    steps: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "REPEATS", 2)
     monkeypatch.setattr(clock, "CACHE", 1)
     found = host.figures(steps, Clock(torch.device("cpu")), lambda: 1e-6)
@@ -70,4 +80,6 @@ def test_each_step_runs_on_one_rank(steps: list[dict[str, Any]], monkeypatch: py
 def test_only_plans_for_a_gpu_list_steps() -> None:
     assert json.loads(work_list([_compiled(SHARDED)]))["steps"] == []
     listed = json.loads(work_list([_compiled(SHARDED + "\ncluster { gpu = h100_sxm }")]))
-    assert [sorted(it) for it in listed["steps"]] == [["actions", "files", "inputs", "mesh", "ops"]] * 2
+    assert [sorted(it) for it in listed["steps"]] == [
+        ["actions", "files", "inputs", "mesh", "ops"]
+    ] * 2

@@ -27,7 +27,9 @@ def _words(fails: int) -> tuple[str, list[int]]:
 
 
 def test_one_rank_of_a_node_makes_the_word() -> None:
-    """A rank without one has that of the first node, so that another node's first rank is the one that differs."""
+    """A rank without one has that of the first node, so that another node's first rank is the
+    one that differs.
+    """
     assert run_ranks(4, _words, -1) == [("of 0", [0]), ("of 0", []), ("of 2", [2]), ("of 0", [])]
     assert run_ranks(4, _words, 2) == [
         ("cannot read", [0]),

@@ -1,4 +1,6 @@
-"""Saves beside training: what is saved is the state when the save began, and a disk that refuses costs no run."""
+"""Saves beside training: what is saved is the state when the save began, and a disk that
+refuses costs no run.
+"""
 
 import shutil
 import socket
@@ -30,7 +32,9 @@ TRIES = len(background.PAUSES) + 1
 
 
 @given(st.sets(st.integers(1, 60), min_size=1), st.integers(1, 4), st.integers(0, 7))
-def test_the_newest_are_kept_and_those_of_each_kth_step(steps: set[int], newest: int, every: int) -> None:
+def test_the_newest_are_kept_and_those_of_each_kth_step(
+    steps: set[int], newest: int, every: int
+) -> None:
     paths = [Path(f"step-{step:06d}") for step in sorted(steps)]
     left = [path for path in paths if path not in Keep(newest, every).gone(paths)]
     assert left[-newest:] == paths[-newest:]
@@ -62,14 +66,18 @@ def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
     beside.wait()
     size = sum(value.nbytes for value in before.values())
     assert beside.newest == tmp_path / "step-000003"
-    assert beside.news() == [f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB"]
+    assert beside.news() == [
+        f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB"
+    ]
     loaded = made({}, seed=5)
     saver.load(beside.newest, loaded)
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in before.items())
 
 
 def _without_room(folder: Path, free: int) -> tuple[list[str], int, bool]:
-    """A save on a node with so much memory left: lines, the state's bytes, and whether training has waited for it."""
+    """A save on a node with so much memory left: lines, the state's bytes, and whether training
+    has waited for it.
+    """
     state = made(TP, seed=1)
     host_copy.free_memory = lambda: free  # in a forked process
     beside = Saver(folder, state, {}, Keep())
@@ -84,7 +92,10 @@ def test_without_memory_for_the_copies_of_a_node_training_waits(tmp_path: Path) 
     size = sum(each[1] for each in run_ranks(2, _without_room, tmp_path / "a", 1 << 40))
     found = run_ranks(2, _without_room, tmp_path / "b", size)
     node = socket.gethostname()
-    line = "training waits for each save, since it cannot be copied: {} has 0.0 GiB of memory left, copies take 0.0 GiB"
+    line = (
+        "training waits for each save, since it cannot be copied: {} has 0.0 GiB of memory"
+        " left, copies take 0.0 GiB"
+    )
     assert [(lines, waited) for lines, _, waited in found] == [([line.format(node)], True)] * 2
 
 
@@ -109,7 +120,9 @@ class _Cuda:
             raise RuntimeError(error)
 
 
-def test_memory_that_cuda_does_not_pin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cuda_does_not_pin_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the error reaches no later kernel."""
     cuda = _Cuda()
     with monkeypatch.context() as patched:
@@ -125,7 +138,9 @@ def test_memory_that_cuda_does_not_pin_is_told(tmp_path: Path, monkeypatch: pyte
     beside = Saver(tmp_path, made({}, seed=1), {}, Keep())
     beside.begin(1)
     beside.wait()
-    assert beside.news()[1:] == ["this copy takes longer, since CUDA does not pin its memory: out of memory"]
+    assert beside.news()[1:] == [
+        "this copy takes longer, since CUDA does not pin its memory: out of memory"
+    ]
 
 
 class _Full(Disk):
@@ -163,14 +178,23 @@ def _saved(folder: Path, refusals: int) -> tuple[list[str], str, list[str]]:
     return lines, failed, sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(("refusals", "left"), [(1, ["step-000001", "step-000002"]), (TRIES, ["step-000002"])])
-def test_a_full_disk_is_told_with_its_rank_and_tried_anew(tmp_path: Path, refusals: int, left: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("refusals", "left"), [(1, ["step-000001", "step-000002"]), (TRIES, ["step-000002"])]
+)
+def test_a_full_disk_is_told_with_its_rank_and_tried_anew(
+    tmp_path: Path, refusals: int, left: list[str]
+) -> None:
     found = run_ranks(2, _saved, tmp_path, refusals)
     lines, failed, names = found[0]
     assert found[1] == found[0]
     assert names == left
-    assert failed == ("the last save has failed, and there is no checkpoint" if refusals == TRIES else "")
-    why = f"cannot save step 1: rank 1: {tmp_path}/step-000001.tmp/rank-00001.safetensors: No space left on device"
+    assert failed == (
+        "the last save has failed, and there is no checkpoint" if refusals == TRIES else ""
+    )
+    why = (
+        f"cannot save step 1: rank 1: {tmp_path}/step-000001.tmp/rank-00001.safetensors: No"
+        " space left on device"
+    )
     assert lines == [f"{why}; {then}" for then in ["trying again in 0 s"] * min(refusals, 2)] + [
         f"{why}; given up until the next save is due"
     ] * bool(failed)
@@ -183,14 +207,19 @@ def _one_rank_is_not_finite(folder: Path) -> tuple[str, list[str]]:
     beside.begin(1)
     beside.wait()
     if dist.get_rank() == 1:
-        next(box.tensor for box in state.boxes() if box.key == "optimizer/exp_avg/up").view(-1)[-1] = torch.nan
+        next(box.tensor for box in state.boxes() if box.key == "optimizer/exp_avg/up").view(-1)[
+            -1
+        ] = torch.nan
     beside.begin(2)
     beside.wait()
     return _fails(beside.check), sorted(path.name for path in folder.iterdir())
 
 
 def test_a_state_that_is_not_finite_is_not_saved_by_any_rank(tmp_path: Path) -> None:
-    why = "step 2 is not saved, since `optimizer/exp_avg/up[6:12, 0:8]` is not finite; try a lower --lr"
+    why = (
+        "step 2 is not saved, since `optimizer/exp_avg/up[6:12, 0:8]` is not finite; try a"
+        " lower --lr"
+    )
     assert run_ranks(2, _one_rank_is_not_finite, tmp_path) == [(why, ["step-000001"])] * 2
 
 
@@ -208,7 +237,9 @@ def test_an_old_checkpoint_that_stays_costs_no_save(tmp_path: Path) -> None:
     beside.wait()
     beside.require()
     assert beside.newest == tmp_path / "step-000002"
-    assert beside.news()[1:] == [f"cannot remove an old checkpoint: {tmp_path}/step-000001.tmp: Permission denied"]
+    assert beside.news()[1:] == [
+        f"cannot remove an old checkpoint: {tmp_path}/step-000001.tmp: Permission denied"
+    ]
 
 
 class _Mistaken(Disk):
@@ -240,7 +271,9 @@ def _whole(folder: Path) -> Any:
 
 
 def _hashed(folder: Path) -> tuple[list[str], bool]:
-    """The files that this rank hashes where it looks for the newest whole checkpoint and loads it on another mesh."""
+    """The files that this rank hashes where it looks for the newest whole checkpoint and loads
+    it on another mesh.
+    """
     hashed, read = list[str](), tensor_file.read
 
     def counted(path: Path, stamp: Stamp, hashes: bool = True) -> dict[str, torch.Tensor]:
@@ -257,7 +290,9 @@ def _hashed(folder: Path) -> tuple[list[str], bool]:
 
 def test_each_file_is_hashed_once_by_one_rank(tmp_path: Path) -> None:
     run_ranks(2, _three, tmp_path)
-    assert run_ranks(2, _hashed, tmp_path) == [([f"rank-0000{rank}.safetensors"], True) for rank in range(2)]
+    assert run_ranks(2, _hashed, tmp_path) == [
+        ([f"rank-0000{rank}.safetensors"], True) for rank in range(2)
+    ]
 
 
 def _three(folder: Path) -> None:
@@ -274,9 +309,11 @@ def test_a_run_falls_back_to_the_newest_that_is_whole(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "step-000002" / "rank-00000.safetensors", ignore_errors=True)
     (tmp_path / "step-000002" / "index.json").write_text("{")
     notes = [
-        f"{tmp_path}/step-000003 is damaged: {tmp_path}/step-000003/rank-00001.safetensors is not what was written:"
+        f"{tmp_path}/step-000003 is damaged: {tmp_path}/step-000003/rank-00001.safetensors is"
+        " not what was written:"
         " its hash differs",
-        f"{tmp_path}/step-000002 is damaged: {tmp_path}/step-000002/index.json is damaged, or no index of a checkpoint",
+        f"{tmp_path}/step-000002 is damaged: {tmp_path}/step-000002/index.json is damaged, or"
+        " no index of a checkpoint",
     ]
     assert run_ranks(2, _whole, tmp_path) == [(str(tmp_path / "step-000001"), notes)] * 2
     (tmp_path / "step-000001" / "rank-00000.safetensors").unlink()

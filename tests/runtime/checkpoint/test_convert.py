@@ -1,4 +1,6 @@
-"""Checkpoints to torch.distributed.checkpoint and back: bit for bit, or one line that says what to do."""
+"""Checkpoints to torch.distributed.checkpoint and back: bit for bit, or one line that says what
+to do.
+"""
 
 import json
 import multiprocessing
@@ -49,7 +51,9 @@ def _plan(text: str, folder: Path, names: str) -> tuple[ModuleType, convert.Cont
     path = str(PLANS / "variant.scale")
     program = compile_plan(Source(path, text))
     module = harness.imported(harness.written(text, folder, path) / "train.py")
-    return module, convert.contents(checkpoint_names(program, None if names == "scalec" else tables()[names]))
+    return module, convert.contents(
+        checkpoint_names(program, None if names == "scalec" else tables()[names])
+    )
 
 
 def _saved(module: ModuleType, folder: Path) -> Path:
@@ -71,7 +75,8 @@ def _values(path: Path) -> dict[str, Tensor]:
 
 def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(
-        (one[key].dtype, one[key].shape) == (other[key].dtype, other[key].shape) and torch.equal(one[key], other[key])
+        (one[key].dtype, one[key].shape) == (other[key].dtype, other[key].shape)
+        and torch.equal(one[key], other[key])
         for key in one
     )
 
@@ -90,13 +95,17 @@ def test_there_and_back_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -
     module, plan = _plan(plan_text(CASES[name]), tmp_path / "program", "scalec")
     before = _saved(module, tmp_path / "run")
     convert.to_torch(Saved(before), tmp_path / "torch", plan)
-    convert.from_torch(convert.TorchFolder(tmp_path / "torch"), tmp_path / "other" / "step-000007", plan)
+    convert.from_torch(
+        convert.TorchFolder(tmp_path / "torch"), tmp_path / "other" / "step-000007", plan
+    )
     assert _equal(_values(before), _values(tmp_path / "other" / "step-000007"))
     assert Saved(tmp_path / "other" / "step-000007").run == {"seed": 5, "model": "a"}
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["step-000007"]
 
 
-def test_a_byte_that_differs_in_the_identity_beside_tensors_changes_no_setting(tmp_path: Path) -> None:
+def test_a_byte_that_differs_in_the_identity_beside_tensors_changes_no_setting(
+    tmp_path: Path,
+) -> None:
     """It is found, or is one of the text around the settings."""
     file = tmp_path / "scalec.json"
     data = convert._beside({"seed": 5, "lr": 0.01}).encode()
@@ -113,7 +122,9 @@ def test_a_byte_that_differs_in_the_identity_beside_tensors_changes_no_setting(t
 def test_a_plan_in_fp16_has_a_loss_scale_whatever_the_run_had(tmp_path: Path) -> None:
     """A program of torch alone loads all that its state has, or fails."""
     module, _ = _plan(plan_text(CASES["adamw"]), tmp_path / "program", "scalec")
-    scaled = compile_plan(Source("tiny.scale", plan_text(replace(CASES["adamw"], precision="fp16"))))
+    scaled = compile_plan(
+        Source("tiny.scale", plan_text(replace(CASES["adamw"], precision="fp16")))
+    )
     plan = convert.contents(checkpoint_names(scaled, None))
     convert.to_torch(Saved(_saved(module, tmp_path / "run")), tmp_path / "torch", plan)
     values = load_file(tmp_path / "torch" / "model.safetensors")
@@ -121,7 +132,9 @@ def test_a_plan_in_fp16_has_a_loss_scale_whatever_the_run_had(tmp_path: Path) ->
 
 
 EXPERTS = "heads = 4  experts = 8  expert_ffn = 8  layers = 4"
-LATENT = f"q_rank = 8  kv_rank = 8  nope = 8  pe = 4  v_dim = 8  ffn = 32  shared_ffn = 8  {EXPERTS}"
+LATENT = (
+    f"q_rank = 8  kv_rank = 8  nope = 8  pe = 4  v_dim = 8  ffn = 32  shared_ffn = 8  {EXPERTS}"
+)
 PADDED = "vocab = 250 pad 16  heads = 4  layers = 2"
 SMALL = {  # models of other structures, with few elements: their dims
     "gpt2": PADDED,
@@ -160,14 +173,22 @@ def _small(model: str) -> str:
         ),
     ],
 )
-def test_names_of_others_are_there_and_back_the_same(model: str, names: str, tmp_path: Path) -> None:
-    """Parts of fused tensors, transposed ones, one for each expert or one of all; tied ones; without what pads them."""
+def test_names_of_others_are_there_and_back_the_same(
+    model: str, names: str, tmp_path: Path
+) -> None:
+    """Parts of fused tensors, transposed ones, one for each expert or one of all; tied ones;
+    without what pads them.
+    """
     module, plan = _plan(_small(model), tmp_path / "program", names)
     before = _saved(module, tmp_path / "run")
     convert.to_torch(Saved(before), tmp_path / "torch", plan)
     convert.from_torch(convert.TorchFolder(tmp_path / "torch"), tmp_path / "step-000007", plan)
     ours, theirs = _values(before), _values(tmp_path / "step-000007")
-    padded = {key: value for key, value in ours.items() if "pad" in SMALL.get(model, "") and key.endswith("wte")}
+    padded = {
+        key: value
+        for key, value in ours.items()
+        if "pad" in SMALL.get(model, "") and key.endswith("wte")
+    }
     for key, value in padded.items():
         assert not theirs[key][250:].any()
         value[250:] = 0
@@ -200,13 +221,18 @@ def test_torchtitan_has_heads_as_pairs_and_hugging_face_as_halves(tmp_path: Path
         ("layers.1.attention.wv.weight", "layers.1.wv"),
         ("layers.1.feed_forward.w2.weight", "layers.1.w_down"),
         ("layers.0.attention_norm.weight", "layers.0.norm1"),
-        ("optimizer.state.layers.0.ffn_norm.weight.exp_avg_sq", "optimizer/exp_avg_sq/layers.0.norm2"),
+        (
+            "optimizer.state.layers.0.ffn_norm.weight.exp_avg_sq",
+            "optimizer/exp_avg_sq/layers.0.norm2",
+        ),
         ("optimizer.state.output.weight.step", "optimizer/step"),
     ):
         assert torch.equal(theirs[there], own[here])
     for there, here, heads in (("wq", "q_proj", 4), ("wk", "k_proj", 2)):
         for state in ("{}", "optimizer.state.{}.exp_avg"):
-            halves = values[state.format(f"model.layers.1.self_attn.{here}.weight")].view(heads, 2, 8, 64)
+            halves = values[state.format(f"model.layers.1.self_attn.{here}.weight")].view(
+                heads, 2, 8, 64
+            )
             pairs = theirs[state.format(f"layers.1.attention.{there}.weight")].view(heads, 8, 2, 64)
             assert torch.equal(pairs[:, :, 0], halves[:, 0])
             assert torch.equal(pairs[:, :, 1], halves[:, 1])
@@ -231,20 +257,35 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {**get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT)}
+    return {
+        **get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT),
+    }
 
 
 def test_a_program_of_torch_goes_on_and_a_run_after_it(tmp_path: Path) -> None:
-    """As torchtitan does: torch's own functions give and take the state, of a model with its names."""
+    """As torchtitan does: torch's own functions give and take the state, of a model with its
+    names.
+    """
     module, plan = _plan(TINY, tmp_path / "program", "torchtitan")
     before = _saved(module, tmp_path / "run")
     convert.to_torch(Saved(before), tmp_path / "torch", plan)
-    params = {n: v for n, v in load_file(tmp_path / "torch" / "model.safetensors").items() if "optimizer" not in n}
+    params = {
+        n: v
+        for n, v in load_file(tmp_path / "torch" / "model.safetensors").items()
+        if "optimizer" not in n
+    }
     model = _Tree(params)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
     state = _state(model, optimizer)
-    planner = DefaultLoadPlanner(allow_partial_load=True)  # of hyperparameters, which are no tensors
-    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(tmp_path / "torch")), planner=planner, no_dist=True)
+    # of hyperparameters, which are no tensors
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(
+        state,
+        storage_reader=HuggingFaceStorageReader(str(tmp_path / "torch")),
+        planner=planner,
+        no_dist=True,
+    )
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=FLAT)
     assert all(torch.equal(value, params[name]) for name, value in model.named_parameters())
     for parameter in model.parameters():
@@ -256,7 +297,9 @@ def test_a_program_of_torch_goes_on_and_a_run_after_it(tmp_path: Path) -> None:
     assert other["optimizer/step"] == 8
     first = 0.9 * one["optimizer/exp_avg/layers.0.wq"] + 0.1
     assert torch.allclose(other["optimizer/exp_avg/layers.0.wq"], first)
-    scaled = (first / (1 - 0.9**8)) / ((0.95 * one["optimizer/exp_avg_sq/layers.0.wq"] + 0.05) / (1 - 0.95**8)).sqrt()
+    scaled = (first / (1 - 0.9**8)) / (
+        (0.95 * one["optimizer/exp_avg_sq/layers.0.wq"] + 0.05) / (1 - 0.95**8)
+    ).sqrt()
     assert torch.allclose(other["layers.0.wq"], one["layers.0.wq"] - 0.01 * scaled, atol=1e-6)
 
 
@@ -272,15 +315,30 @@ def test_a_folder_that_is_not_the_plans_is_a_line(tmp_path: Path) -> None:
     state = "optimizer.state.norm.exp_avg"
     cases: tuple[tuple[dict[str, Tensor | None], str], ...] = (
         ({"norm": None}, "lacks `norm`, which the plan needs: is --names right?"),
-        ({state: None}, f"lacks `{state}`, which the plan needs: with weights alone, `train.py --init` begins a run"),
+        (
+            {state: None},
+            f"lacks `{state}`, which the plan needs: with weights alone, `train.py --init`"
+            " begins a run",
+        ),
         ({"norm": torch.ones(3)}, ": `norm` is [3], but the plan's is [16]"),
-        ({state: values[state].double()}, f": `{state}` is float64, but the plan's masters are float32: a conversion"),
+        (
+            {state: values[state].double()},
+            f": `{state}` is float64, but the plan's masters are float32: a conversion",
+        ),
         ({"else": torch.ones(3)}, ": the plan does not use `else`"),
-        ({"optimizer.state.norm.step": torch.tensor(3.0)}, ": parameters were updated 3 to 7 times, not alike"),
+        (
+            {"optimizer.state.norm.step": torch.tensor(3.0)},
+            ": parameters were updated 3 to 7 times, not alike",
+        ),
     )
     for changed, line in cases:
-        save_file({n: v for n, v in {**values, **changed}.items() if v is not None}, folder / "model.safetensors")
-        with pytest.raises(RunError, match=re.escape(f"{folder}{line if line[0] == ':' else f' {line}'}")):
+        save_file(
+            {n: v for n, v in {**values, **changed}.items() if v is not None},
+            folder / "model.safetensors",
+        )
+        with pytest.raises(
+            RunError, match=re.escape(f"{folder}{line if line[0] == ':' else f' {line}'}")
+        ):
             convert.from_torch(convert.TorchFolder(folder), tmp_path / "made" / "step-000007", plan)
         assert not (tmp_path / "made").exists()
 
@@ -288,7 +346,9 @@ def test_a_folder_that_is_not_the_plans_is_a_line(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_or_damaged_is_a_line(tmp_path: Path) -> None:
     folder, plan, _ = _folder(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"empty is no checkpoint: it has no index\.json, no \.metadata and no "):
+    with pytest.raises(
+        RunError, match=r"empty is no checkpoint: it has no index\.json, no \.metadata and no "
+    ):
         convert.TorchFolder(tmp_path / "empty")
     file = folder / "model.safetensors"
     whole = file.read_bytes()
@@ -299,18 +359,23 @@ def test_what_is_no_checkpoint_or_damaged_is_a_line(tmp_path: Path) -> None:
     file.write_bytes(whole)
     for name in ("new", "step-7"):
         with pytest.raises(
-            RunError, match="name it by the steps that are done, as in runs/NAME/checkpoints/step-000300"
+            RunError,
+            match="name it by the steps that are done, as in runs/NAME/checkpoints/step-000300",
         ):
             convert.from_torch(convert.TorchFolder(folder), tmp_path / name, plan)
     (tmp_path / "step-000007").mkdir()
-    with pytest.raises(RunError, match="step-000007 is there already: a checkpoint is never written over"):
+    with pytest.raises(
+        RunError, match="step-000007 is there already: a checkpoint is never written over"
+    ):
         convert.from_torch(convert.TorchFolder(folder), tmp_path / "step-000007", plan)
     with pytest.raises(RunError, match="torch is there already: name a new folder"):
         convert.to_torch(Saved(tmp_path / "run" / "step-000007"), folder, plan)
 
 
 def test_a_save_of_torch_that_was_cut_off_is_not_taken_for_whole(tmp_path: Path) -> None:
-    """Torch marks no folder of safetensors as finished: a file that is missing leaves gaps, or tensors too small."""
+    """Torch marks no folder of safetensors as finished: a file that is missing leaves gaps, or
+    tensors too small.
+    """
     folder, plan, values = _folder(tmp_path)
     parts = {0: slice(0, 3), 3: slice(3, 5), 5: slice(5, None)}
     (folder / "model.safetensors").unlink()
@@ -322,15 +387,21 @@ def test_a_save_of_torch_that_was_cut_off_is_not_taken_for_whole(tmp_path: Path)
         }
         here = {key: value for key, value in here.items() if value.numel()}
         where = {
-            key: {"saved_offsets": [first if value.ndim else 0, *[0] * (value.ndim - 1)][: value.ndim]}
+            key: {
+                "saved_offsets": [first if value.ndim else 0, *[0] * (value.ndim - 1)][: value.ndim]
+            }
             for key, value in here.items()
         }
-        save_file(here, folder / f"shard-{first}.safetensors", {"DCP_SHARDING_INFO": json.dumps(where)})
+        save_file(
+            here, folder / f"shard-{first}.safetensors", {"DCP_SHARDING_INFO": json.dumps(where)}
+        )
     convert.from_torch(convert.TorchFolder(folder), tmp_path / "step-000007", plan)
     assert _equal(_values(tmp_path / "run" / "step-000007"), _values(tmp_path / "step-000007"))
     middle = (folder / "shard-3.safetensors").read_bytes()
     (folder / "shard-3.safetensors").unlink()
-    with pytest.raises(RunError, match="elements are in no part; was the save that wrote it cut off"):
+    with pytest.raises(
+        RunError, match="elements are in no part; was the save that wrote it cut off"
+    ):
         convert.from_torch(convert.TorchFolder(folder), tmp_path / "step-000008", plan)
     (folder / "shard-3.safetensors").write_bytes(middle)
     (folder / "shard-5.safetensors").unlink()
@@ -338,7 +409,9 @@ def test_a_save_of_torch_that_was_cut_off_is_not_taken_for_whole(tmp_path: Path)
         convert.from_torch(convert.TorchFolder(folder), tmp_path / "step-000008", plan)
 
 
-def test_a_full_disk_and_a_kill_leave_nothing_by_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_a_kill_leave_nothing_by_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, plan, _ = _folder(tmp_path)
 
     class Full(Disk):
@@ -350,7 +423,9 @@ def test_a_full_disk_and_a_kill_leave_nothing_by_the_name(tmp_path: Path, monkey
         convert.from_torch(convert.TorchFolder(folder), tmp_path / "made" / "step-000007", plan)
     assert not [*(tmp_path / "made").iterdir()]
     monkeypatch.setattr(convert, "Disk", Disk)
-    left = multiprocessing.get_context("fork").Process(target=_killed, args=(folder, tmp_path / "made", plan))
+    left = multiprocessing.get_context("fork").Process(
+        target=_killed, args=(folder, tmp_path / "made", plan)
+    )
     left.start()
     left.join()
     assert left.exitcode == -9
@@ -361,7 +436,9 @@ def test_a_full_disk_and_a_kill_leave_nothing_by_the_name(tmp_path: Path, monkey
 
 def test_a_kill_while_a_folder_is_written_leaves_none_by_its_name(tmp_path: Path) -> None:
     _, plan, values = _folder(tmp_path)
-    left = multiprocessing.get_context("fork").Process(target=_killed_writing, args=(tmp_path, plan))
+    left = multiprocessing.get_context("fork").Process(
+        target=_killed_writing, args=(tmp_path, plan)
+    )
     left.start()
     left.join()
     assert left.exitcode == -9

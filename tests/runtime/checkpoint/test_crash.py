@@ -1,4 +1,6 @@
-"""A save that is killed, at every write, fsync, rename and removal: what was whole stays, or the new one is."""
+"""A save that is killed, at every write, fsync, rename and removal: what was whole stays, or
+the new one is.
+"""
 
 import os
 import shutil
@@ -20,7 +22,18 @@ from scalec.runtime.checkpoint.background import Saver
 from scalec.runtime.checkpoint.saver import Keep
 from scalec.runtime.comm import c10d
 from scalec.runtime.comm.store import part
-from scalec.testing.faults import Action, Event, Fault, Point, Program, Remove, Scene, Truncate, fork, kill
+from scalec.testing.faults import (
+    Action,
+    Event,
+    Fault,
+    Point,
+    Program,
+    Remove,
+    Scene,
+    Truncate,
+    fork,
+    kill,
+)
 
 NEW = 3
 PARTS = "checkpoints/step-*.tmp/*"
@@ -30,7 +43,9 @@ Axes = dict[str, int]
 
 @dataclass(frozen=True)
 class Torn:
-    """A file of an unfinished save cut or gone, as one that the disk had not taken; then an end of all ranks."""
+    """A file of an unfinished save cut or gone, as one that the disk had not taken; then an end
+    of all ranks.
+    """
 
     tear: Action
     kill: Action
@@ -69,7 +84,9 @@ def _same(ours: TrainState, theirs: TrainState) -> bool:
 
 
 def _killed(before: Path, axes: Axes, rank: int, beside: bool) -> Iterator[Path]:
-    """The checkpoints after a save that was killed: at each event of this rank, whole or with a torn file."""
+    """The checkpoints after a save that was killed: at each event of this rank, whole or with a
+    torn file.
+    """
     dead = kill(*range(prod(axes.values())))
     tears: dict[Event, Action] = {"sync": Truncate(PARTS), "remove": Remove(PARTS)}
     for event, torn in product(EVENTS, (False, True)):
@@ -78,7 +95,9 @@ def _killed(before: Path, axes: Axes, rank: int, beside: bool) -> Iterator[Path]
         for nth in count():
             folder = shutil.copytree(before, before.with_name(f"{event}-{torn}-{nth}"))
             fault = Fault(Point(event, None, rank, nth), Torn(tears[event], dead) if torn else dead)
-            ended = fork(Program(folder, prod(axes.values())), fault, main=partial(_save, axes, beside)).wait(60)
+            ended = fork(
+                Program(folder, prod(axes.values())), fault, main=partial(_save, axes, beside)
+            ).wait(60)
             if not ended.strikes:
                 assert ended.succeeded, ended.err
                 break

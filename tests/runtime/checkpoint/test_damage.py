@@ -1,4 +1,6 @@
-"""Checkpoints that are not what was written: one line with file and key, on all ranks, and nothing is loaded."""
+"""Checkpoints that are not what was written: one line with file and key, on all ranks, and
+nothing is loaded.
+"""
 
 import json
 import shutil
@@ -92,8 +94,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         SECOND + " is not what was written: its hash differs",
     ),
     "cut": (_payload(lambda data: data[:100]), SECOND + " has 100 bytes, but "),
-    "file": (lambda folder: (folder / "rank-00001.safetensors").unlink(), SECOND + ": No such file or directory"),
-    "no_index": (lambda folder: (folder / "index.json").unlink(), "/index.json: No such file or directory"),
+    "file": (
+        lambda folder: (folder / "rank-00001.safetensors").unlink(),
+        SECOND + ": No such file or directory",
+    ),
+    "no_index": (
+        lambda folder: (folder / "index.json").unlink(),
+        "/index.json: No such file or directory",
+    ),
     "half_an_index": (lambda folder: (folder / "index.json").write_text("{"), NOT_OURS),
     "no_text": (lambda folder: (folder / "index.json").write_bytes(b"\xff"), NOT_OURS),
     "deep": (lambda folder: (folder / "index.json").write_text("[" * 100_000), NOT_OURS),
@@ -111,7 +119,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: _respaced(folder / "index.json"),
         NOT_OURS,
     ),
-    "renamed": (_index(lambda index: index.update(step=4)), f"/{STEP} holds step 4: it was saved as step-000004"),
+    "renamed": (
+        _index(lambda index: index.update(step=4)),
+        f"/{STEP} holds step 4: it was saved as step-000004",
+    ),
     "missing": (_index(lambda index: index["tensors"].pop("up")), f"/{STEP} lacks `up`"),
     "extra": (
         _index(lambda index: index["tensors"].update(bias=index["tensors"]["up"])),
@@ -125,7 +136,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         _index(lambda index: index["tensors"]["up"].update(dtype="BF16")),
         f"/{STEP}: `up` is bfloat16 [12, 8], but the plan's is float32 [12, 8]",
     ),
-    "gap": (_index(lambda index: _boxes(index).pop()), "/index.json: `up`: 48 of its 96 elements are in no part"),
+    "gap": (
+        _index(lambda index: _boxes(index).pop()),
+        "/index.json: `up`: 48 of its 96 elements are in no part",
+    ),
     "overlap": (
         _index(lambda index: _boxes(index)[1].update(offset=[5, 0])),
         "/index.json: `up`: its parts [0:6, 0:8] and [5:11, 0:8] overlap",
@@ -227,7 +241,9 @@ def _save_twice(folder: Path) -> str:
     return ""
 
 
-def test_a_full_disk_of_one_rank_is_one_line_on_all_and_the_next_save_clears_up(tmp_path: Path) -> None:
+def test_a_full_disk_of_one_rank_is_one_line_on_all_and_the_next_save_clears_up(
+    tmp_path: Path,
+) -> None:
     first, second = run_ranks(2, _save_twice, tmp_path)
     assert first == second
     assert "No space left on device" in first

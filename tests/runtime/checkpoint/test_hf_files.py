@@ -1,4 +1,6 @@
-"""Weights in and out: what comes out is bit for bit what went in; files that are not the plan's are one clear line."""
+"""Weights in and out: what comes out is bit for bit what went in; files that are not the plan's
+are one clear line.
+"""
 
 import json
 import re
@@ -31,7 +33,9 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "precision"), [(name, "bf16") for name in hf_models.CONFIGS] + [("llama", "fp32")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [(name, "bf16") for name in hf_models.CONFIGS] + [("llama", "fp32")]
+)
 def test_what_comes_out_is_what_went_in(name: str, precision: str, tmp_path: Path) -> None:
     hf_models.model(name, PRECISIONS[precision]).save_pretrained(tmp_path / "in")
     text = hf_models.plan(tmp_path / "in", "dp = 2  tp = 2", 2, precision)
@@ -40,10 +44,15 @@ def test_what_comes_out_is_what_went_in(name: str, precision: str, tmp_path: Pat
     export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
     masters = replace(module.PLAN.names, dtype=torch.float32)
     export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "masters", masters)
-    before, after, kept = (load_file(tmp_path / name / "model.safetensors") for name in ("in", "out", "masters"))
+    before, after, kept = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("in", "out", "masters")
+    )
     assert all(_bits(kept[key]) == _bits(before[key].float()) for key in before)
     assert before.keys() == after.keys()
-    assert all(_bits(before[key].float() if BIAS in key else before[key]) == _bits(after[key]) for key in before)
+    assert all(
+        _bits(before[key].float() if BIAS in key else before[key]) == _bits(after[key])
+        for key in before
+    )
 
 
 def _saved(module: ModuleType, weights: Path, checkpoints: Path) -> None:
@@ -56,8 +65,12 @@ def _bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
     return tensor.dtype, tensor.shape, tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From files in several pieces, over a training of two steps, to files that transformers reads."""
+def test_a_run_begins_with_weights_and_leaves_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From files in several pieces, over a training of two steps, to files that transformers
+    reads.
+    """
     hf_models.model("qwen3", torch.float32).save_pretrained(tmp_path / "in", max_shard_size="20KB")
     assert (tmp_path / "in" / INDEX).exists()
     plan = hf_models.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
@@ -66,12 +79,17 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
 
     assert "beginning with ../in" in _run(folder, "--init ../in --data ../corpus")
     again = _run(folder, "--resume --init ../in --data ../corpus", status=2)
-    assert again == "error: --init begins a run and --resume goes on with one: choose one, or --resume auto\n"
+    assert (
+        again == "error: --init begins a run and --resume goes on with one: choose one, or --resume"
+        " auto\n"
+    )
     _run(folder, "--export ../out")
     there = _run(folder, "--export ../out", status=2)
     assert there == "error: ../out is there already: name a new folder\n"
     below = _run(folder, "--export ../corpus/below", status=2)
-    assert re.fullmatch(r"error: cannot write to \.\./corpus/below: /.*/corpus: it is a file\n", below)
+    assert re.fullmatch(
+        r"error: cannot write to \.\./corpus/below: /.*/corpus: it is a file\n", below
+    )
 
     _run(folder, "--export ../half --export-dtype bf16")
     whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "half"))
@@ -79,7 +97,10 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     alone = _run(folder, "--export-dtype bf16", status=2)
     assert alone == "error: --export-dtype says how weights are written: it needs --export\n"
 
-    before, after = (transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32) for _ in "io")
+    before, after = (
+        transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32)
+        for _ in "io"
+    )
     after.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=False)
     assert before.model.norm.weight.shape == after.model.norm.weight.shape
     assert not torch.equal(before.model.norm.weight, after.model.norm.weight)
@@ -91,18 +112,26 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     (tmp_path / "pieces.tmp").mkdir()
     export.export(saved, tmp_path / "pieces", module.PLAN.names)
     assert (tmp_path / "pieces.tmp").is_dir()  # nobody's but the user's
-    assert {path.stat().st_mode for path in (tmp_path / "pieces").iterdir()} == {(tmp_path / "corpus").stat().st_mode}
+    assert {path.stat().st_mode for path in (tmp_path / "pieces").iterdir()} == {
+        (tmp_path / "corpus").stat().st_mode
+    }
     index = json.loads((tmp_path / "pieces" / INDEX).read_text())
     assert len({*index["weight_map"].values()}) > 1
-    assert index["metadata"]["total_size"] == sum(each.nbytes for each in after.state_dict().values()) - (
-        after.lm_head.weight.nbytes
+    assert index["metadata"]["total_size"] == sum(
+        each.nbytes for each in after.state_dict().values()
+    ) - (after.lm_head.weight.nbytes)
+    (tmp_path / "pieces" / "config.json").write_bytes(
+        (tmp_path / "in" / "config.json").read_bytes()
     )
-    (tmp_path / "pieces" / "config.json").write_bytes((tmp_path / "in" / "config.json").read_bytes())
     read = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "pieces", dtype=torch.float32)
-    assert all(torch.equal(value, after.state_dict()[name]) for name, value in read.state_dict().items())
+    assert all(
+        torch.equal(value, after.state_dict()[name]) for name, value in read.state_dict().items()
+    )
 
 
-def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path / "in")
     text = hf_models.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
     module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
@@ -129,8 +158,12 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
     """The published ones: names begin one word later, and causal masks stand among the weights."""
     model = hf_models.model("gpt2", torch.float64)
     model.save_pretrained(tmp_path)
-    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
-    bare = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
+    module = harness.imported(
+        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
+    )
+    bare = {
+        name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()
+    }
     del bare["lm_head.weight"]
     save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, tmp_path / "bare.safetensors")
     _, state = module.build(Mesh(module.PLAN.mesh))
@@ -144,7 +177,9 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
 def test_a_tied_head_may_be_stored_beside_its_embedding(tmp_path: Path) -> None:
     """Some programs save it twice; one that differs is another model's."""
     hf_models.model("gpt2", torch.float64).save_pretrained(tmp_path)
-    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    module = harness.imported(
+        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
+    )
     path, tensors = tmp_path / "model.safetensors", load_file(tmp_path / "model.safetensors")
     head = tensors["transformer.wte.weight"].clone()
     save_file({**tensors, "lm_head.weight": head}, path)
@@ -158,7 +193,9 @@ def test_a_tied_head_may_be_stored_beside_its_embedding(tmp_path: Path) -> None:
 def test_masks_and_frequencies_of_gpt_neox_are_no_weights(tmp_path: Path) -> None:
     """The published files have them; newer ones do not."""
     hf_models.model("gpt_neox", torch.float64).save_pretrained(tmp_path)
-    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    module = harness.imported(
+        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
+    )
     buffers = ("bias", "masked_bias", "rotary_emb.inv_freq")
     more = {f"gpt_neox.layers.0.attention.{name}": torch.ones(2) for name in buffers}
     save_file({**load_file(tmp_path / "model.safetensors"), **more}, tmp_path / "model.safetensors")
@@ -185,9 +222,13 @@ WRONG: list[tuple[Callable[[Tensors], object], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
-def test_files_that_are_not_the_plans(change: Callable[[Tensors], object], message: str, tmp_path: Path) -> None:
+def test_files_that_are_not_the_plans(
+    change: Callable[[Tensors], object], message: str, tmp_path: Path
+) -> None:
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path)
-    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    module = harness.imported(
+        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
+    )
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -219,7 +260,9 @@ def _renamed(folder: Path, rename: Callable[[str], str]) -> None:
 
 def _tied(folder: Path) -> None:
     file = folder / "model.safetensors"
-    save_file({name: value for name, value in load_file(file).items() if name != "lm_head.weight"}, file)
+    save_file(
+        {name: value for name, value in load_file(file).items() if name != "lm_head.weight"}, file
+    )
 
 
 def _pickled(folder: Path) -> None:
@@ -230,7 +273,10 @@ def _pickled(folder: Path) -> None:
 FOREIGN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "pointer": (
         lambda folder: (folder / "model.safetensors").write_bytes(POINTER),
-        ["model.safetensors: it is a pointer of Git LFS in place of the file itself", "git lfs pull"],
+        [
+            "model.safetensors: it is a pointer of Git LFS in place of the file itself",
+            "git lfs pull",
+        ],
     ),
     "page": (
         lambda folder: (folder / "model.safetensors").write_bytes(PAGE),
@@ -246,7 +292,10 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "one file by another name": (
         lambda folder: _moved(folder, "consolidated.safetensors"),
-        ["it has `consolidated.safetensors` in place of `model.safetensors`", "name that file by --init"],
+        [
+            "it has `consolidated.safetensors` in place of `model.safetensors`",
+            "name that file by --init",
+        ],
     ),
     "parts without an index": (
         lambda folder: (
@@ -281,7 +330,9 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_files_of_another_kind_are_said_with_what_to_do(name: str, tmp_path: Path) -> None:
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path)
-    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    module = harness.imported(
+        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
+    )
     change, words = FOREIGN[name]
     change(tmp_path)
     with pytest.raises(RunError) as caught:

@@ -23,11 +23,15 @@ Axes = dict[str, int]
 
 
 class _Rows(TrainState):
-    """As under ZeRO: where dp does not split a parameter, each of its ranks has some rows of it, unevenly, or none."""
+    """As under ZeRO: where dp does not split a parameter, each of its ranks has some rows of
+    it, unevenly, or none.
+    """
 
     def boxes(self) -> Iterator[Box]:
         for box in super().boxes():
-            split = {axis for axes in SPLITS.get(box.key.split("/")[-1], {}).values() for axis in axes}
+            split = {
+                axis for axes in SPLITS.get(box.key.split("/")[-1], {}).values() for axis in axes
+            }
             if box.tensor.dim() and "dp" not in split:
                 rows = self._rows(len(box.tensor), box.key)
                 offset = (box.offset[0] + rows.start, *box.offset[1:])
@@ -44,7 +48,10 @@ class _Rows(TrainState):
 
 
 def _save(
-    folder: Path, axes: Axes, kind: type[TrainState] = TrainState, dtype: torch.dtype = torch.float32
+    folder: Path,
+    axes: Axes,
+    kind: type[TrainState] = TrainState,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
     state = made(axes, 0, kind, dtype)
     for step in range(3):
@@ -104,14 +111,19 @@ def test_each_box_is_written_once_and_a_rank_without_any_writes_no_file(tmp_path
     index = json.loads((folder / "index.json").read_text())
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", *sorted(index["files"])]
     files = {name: load_file(folder / name) for name in index["files"]}  # others read them too
-    boxes = [(box["file"], box["name"]) for each in index["tensors"].values() for box in each["boxes"]]
-    assert sorted(boxes) == sorted((file, name) for file, tensors in files.items() for name in tensors)
+    boxes = [
+        (box["file"], box["name"]) for each in index["tensors"].values() for box in each["boxes"]
+    ]
+    assert sorted(boxes) == sorted(
+        (file, name) for file, tensors in files.items() for name in tensors
+    )
     assert index["tensors"]["norm"]["boxes"] == [
         {"offset": [0], "size": [8], "file": "rank-00002.safetensors", "name": "norm"}
     ]
     assert "up[4:6, 0:8]" not in files["rank-00000.safetensors"]
     run_ranks(4, _save, tmp_path / "copies", {"dp": 4}, functional=True)
-    assert len(load_file(tmp_path / "copies" / "step-000003" / "rank-00003.safetensors")) == 3  # its share of `both`
+    # its share of `both`
+    assert len(load_file(tmp_path / "copies" / "step-000003" / "rank-00003.safetensors")) == 3
 
 
 def test_masters_are_saved_and_working_copies_made_of_them(tmp_path: Path) -> None:
@@ -120,7 +132,10 @@ def test_masters_are_saved_and_working_copies_made_of_them(tmp_path: Path) -> No
     assert not torch.equal(saved["up"], saved["up"].bfloat16().float())
     model, state = modelled({"dp": 1}, 1, dtype=torch.bfloat16)
     saver.load(tmp_path / "step-000003", state)
-    assert all(torch.equal(parameter, saved[name].bfloat16()) for name, parameter in model.named_parameters())
+    assert all(
+        torch.equal(parameter, saved[name].bfloat16())
+        for name, parameter in model.named_parameters()
+    )
     loaded, _ = _load(tmp_path, {"dp": 1})
     assert all(torch.equal(loaded[key], saved[key]) for key in saved)
 
@@ -157,5 +172,7 @@ slow = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tens
 print([name for name in slow if name in sys.modules])
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd="tests", capture_output=True, text=True, timeout=HANGS, check=True)
+    done = subprocess.run(
+        command, cwd="tests", capture_output=True, text=True, timeout=HANGS, check=True
+    )
     assert done.stdout == "[]\n"

@@ -32,7 +32,9 @@ def test_tensors_are_those_that_torch_finds(written: bytes) -> None:
     ours, theirs = parsed(written), pickle.loads(written)
     kept = {key: each for key, each in theirs.state_dict_metadata.items() if key in ("a", "b.c")}
     assert ours.state_dict_metadata == kept
-    assert all(isinstance(each, TensorStorageMetadata) for each in ours.state_dict_metadata.values())
+    assert all(
+        isinstance(each, TensorStorageMetadata) for each in ours.state_dict_metadata.values()
+    )
     assert ours.storage_data == theirs.storage_data
 
 
@@ -48,8 +50,16 @@ class _Runs:
 
 def _hostile(canary: str) -> list[bytes]:
     touch = f"open({canary!r}, 'w')"
-    objects = [_Runs(os.system, f"touch {canary}"), _Runs(eval, touch), _Runs(exec, touch), _Runs(open, canary, "w")]
-    objects += [Metadata({}, storage_data=each) for each in (_Runs(eval, touch), _Runs(Path.touch, Path(canary)))]
+    objects = [
+        _Runs(os.system, f"touch {canary}"),
+        _Runs(eval, touch),
+        _Runs(exec, touch),
+        _Runs(open, canary, "w"),
+    ]
+    objects += [
+        Metadata({}, storage_data=each)
+        for each in (_Runs(eval, touch), _Runs(Path.touch, Path(canary)))
+    ]
     inside = (b"torch.distributed.checkpoint.metadata", b"Metadata.__init__.__globals__")
     named = [
         b"ctorch.distributed.checkpoint.metadata\nos\n.",
@@ -63,7 +73,9 @@ def _hostile(canary: str) -> list[bytes]:
 
 def test_a_pickle_that_names_anything_else_is_refused(tmp_path: Path) -> None:
     for data in _hostile(str(tmp_path / "canary")):
-        with pytest.raises(RunError, match=r"which is none of torch's own metadata: it is not read"):
+        with pytest.raises(
+            RunError, match=r"which is none of torch's own metadata: it is not read"
+        ):
             parsed(data)
     assert not [*tmp_path.iterdir()]
 
@@ -76,7 +88,9 @@ def test_numbers_in_it_take_no_memory_and_no_file_lies_elsewhere(written: bytes)
         b"",
         written[:-9],
     ):
-        with pytest.raises(RunError, match=r"is damaged, or no metadata of torch\.distributed\.checkpoint"):
+        with pytest.raises(
+            RunError, match=r"is damaged, or no metadata of torch\.distributed\.checkpoint"
+        ):
             parsed(data)
     name = next(iter(pickle.loads(written).storage_data.values())).relative_path.encode()
     for other in (b"/etc/passwd", b"../../x.pt"):

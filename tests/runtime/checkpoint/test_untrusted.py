@@ -29,14 +29,31 @@ from scalec.runtime.checkpoint.index import hashed
 
 STEP = "step-000003"
 PAYLOAD = "rank-00000.safetensors"
-NAMES = HFNames(torch.float32, {name: HFWeight(f"m.{name}", shape) for name, shape in SHAPES.items()}, repeats={})
+NAMES = HFNames(
+    torch.float32,
+    {name: HFWeight(f"m.{name}", shape) for name, shape in SHAPES.items()},
+    repeats={},
+)
 
 DEEP: list[Any] = []
 for _ in range(300):
     DEEP = [DEEP]
 HOSTILE: list[Any] = [
     *(-1, 0, 1, 7, 2**31, 2**62, 2**63, 2**64, 10**4000, -(10**30), 1.5, float("nan"), True, None),
-    *("", "\0", "a\nb\x1b[2J", "\ud800", "../x", "/etc/passwd", ".", "x" * 5000, "F64", "BF16", "I8", PAYLOAD),
+    *(
+        "",
+        "\0",
+        "a\nb\x1b[2J",
+        "\ud800",
+        "../x",
+        "/etc/passwd",
+        ".",
+        "x" * 5000,
+        "F64",
+        "BF16",
+        "I8",
+        PAYLOAD,
+    ),
     *([], {}, [-1], [2**62, 2**62], [2**70, 0], [1] * 100, [0, 2**63], ["0", "8"], DEEP, {"a": 1}),
 ]
 
@@ -51,8 +68,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {f"m.{name}": torch.ones(shape) for name, shape in SHAPES.items()}
     where = {name: f"{i % 2}.safetensors" for i, name in enumerate(tensors)}
     for file in set(where.values()):
-        save_file({name: tensors[name] for name, of in where.items() if of == file}, folder / "in" / file)
-    (folder / "in" / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": where}))
+        save_file(
+            {name: tensors[name] for name, of in where.items() if of == file}, folder / "in" / file
+        )
+    (folder / "in" / INDEX).write_text(
+        json.dumps({"metadata": {"total_size": 1}, "weight_map": where})
+    )
     return folder
 
 
@@ -106,7 +127,9 @@ def _changed_json(data: bytes, draw: random.Random) -> bytes:
         if change == 0 and holder is not root:
             del holder[key]
         elif change == 1 and isinstance(holder, dict):
-            holder[draw.choice(["", "\0", "../x", "optimizer/step", "\ud800", "m.up"])] = holder.pop(key)
+            holder[draw.choice(["", "\0", "../x", "optimizer/step", "\ud800", "m.up"])] = (
+                holder.pop(key)
+            )
         elif change == 2 and isinstance(holder, list) and holder is not root:
             holder.append(holder[key])
         else:
@@ -141,11 +164,15 @@ def _stamped(folder: Path) -> None:
     """The index has the size and the hash of the tensors' file as it is."""
     data = (folder / STEP / PAYLOAD).read_bytes()
     stamp = {"bytes": len(data), "blake2b": blake2b(data, digest_size=32).hexdigest()}
-    change_index(folder / STEP / "index.json", lambda index: index["files"].update({PAYLOAD: stamp}))
+    change_index(
+        folder / STEP / "index.json", lambda index: index["files"].update({PAYLOAD: stamp})
+    )
 
 
 CHECKPOINT = (_load, _export)
-KINDS: dict[str, tuple[str, Callable[[bytes, random.Random], bytes], tuple[Callable[[Path], None], ...]]] = {
+KINDS: dict[
+    str, tuple[str, Callable[[bytes, random.Random], bytes], tuple[Callable[[Path], None], ...]]
+] = {
     "index_bytes": (f"{STEP}/index.json", _changed_bytes, CHECKPOINT),
     "index": (f"{STEP}/index.json", _changed_content, CHECKPOINT),
     "tensors_bytes": (f"{STEP}/{PAYLOAD}", _changed_bytes, CHECKPOINT),
@@ -170,7 +197,9 @@ def test_whatever_is_changed_is_read_or_a_line(kind: str, good: Path, tmp_path: 
             try:
                 lines += bool(_line(read, tmp_path))
             except BaseException as error:
-                raise AssertionError(f"{kind}, seed {seed}, {read.__name__}: {error!r:.300}") from error
+                raise AssertionError(
+                    f"{kind}, seed {seed}, {read.__name__}: {error!r:.300}"
+                ) from error
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert lines > 20, "the changes change nothing"
 
@@ -222,11 +251,19 @@ def _mapped(value: object) -> Callable[[Path], object]:
 NOT_OURS = "index.json is damaged, or no index of a checkpoint"
 NO_INDEX = f"{INDEX} is damaged, or no index of weights"
 CASES: dict[str, tuple[Callable[[Path], object], Callable[[Path], None], str]] = {
-    "endless": (_instead(f"{STEP}/index.json", lambda path: path.symlink_to("/dev/zero")), _load, "it is no file"),
+    "endless": (
+        _instead(f"{STEP}/index.json", lambda path: path.symlink_to("/dev/zero")),
+        _load,
+        "it is no file",
+    ),
     "pipe": (_instead(f"{STEP}/index.json", os.mkfifo), _load, "it is no file"),
     "sparse": (_instead(f"{STEP}/index.json", _sparse), _load, "it is larger than any index"),
     "pipe_of_tensors": (_instead(f"{STEP}/{PAYLOAD}", os.mkfifo), _load, "it is no file"),
-    "no_header": (_nothing_stamped, _load, f"{PAYLOAD} is no file of tensors, though its hash is right"),
+    "no_header": (
+        _nothing_stamped,
+        _load,
+        f"{PAYLOAD} is no file of tensors, though its hash is right",
+    ),
     "nul_file": (_index(lambda index: _renamed(index, "a\0b")), _load, NOT_OURS),
     "parent": (_index(lambda index: _renamed(index, "..")), _load, NOT_OURS),
     "newline": (
@@ -234,9 +271,17 @@ CASES: dict[str, tuple[Callable[[Path], object], Callable[[Path], None], str]] =
         _load,
         "has `a\\nb`, which the plan has not",
     ),
-    "huge": (_index(lambda index: _huge(index, [1 << 55])), _export, f"{PAYLOAD} has no `up` that is float32 ["),
+    "huge": (
+        _index(lambda index: _huge(index, [1 << 55])),
+        _export,
+        f"{PAYLOAD} has no `up` that is float32 [",
+    ),
     "overflow": (_index(lambda index: _huge(index, [1 << 40, 1 << 40])), _export, NOT_OURS),
-    "other_shape": (_index(lambda index: _huge(index, [12, 7])), _export, "`up`: the plan's shapes are others"),
+    "other_shape": (
+        _index(lambda index: _huge(index, [12, 7])),
+        _export,
+        "`up`: the plan's shapes are others",
+    ),
     "lacking": (_index(lambda index: index["tensors"].pop("up")), _export, f"{STEP} lacks `up`"),
     "others": (
         _index(lambda index: index["tensors"].update(bias=index["tensors"]["up"])),
@@ -246,13 +291,19 @@ CASES: dict[str, tuple[Callable[[Path], object], Callable[[Path], None], str]] =
     "no_map": (_mapped(["0.safetensors"]), _init, NO_INDEX),
     "no_names": (_mapped({"m.up": 1}), _init, NO_INDEX),
     "no_object": (lambda folder: (folder / "in" / INDEX).write_text("[]"), _init, NO_INDEX),
-    "up": (_mapped({"m.up": "../in/0.safetensors"}), _init, "names `../in/0.safetensors`, which cannot be a file in"),
+    "up": (
+        _mapped({"m.up": "../in/0.safetensors"}),
+        _init,
+        "names `../in/0.safetensors`, which cannot be a file in",
+    ),
     "absolute": (_mapped({"m.up": "/etc/passwd"}), _init, "names `/etc/passwd`, which cannot be"),
     "nul": (_mapped({"m.up": "\0"}), _init, "names `\\x00`, which cannot be"),
     "pipe_of_weights": (_instead("in/0.safetensors", os.mkfifo), _init, "it is no file"),
     "folder_of_weights": (_instead("in/0.safetensors", Path.mkdir), _init, "it is no file"),
     "twice": (
-        lambda folder: shutil.copy(folder / "in" / "0.safetensors", folder / "in" / "1.safetensors"),
+        lambda folder: shutil.copy(
+            folder / "in" / "0.safetensors", folder / "in" / "1.safetensors"
+        ),
         _init,
         "more than one file has `m.",
     ),
@@ -261,7 +312,11 @@ CASES: dict[str, tuple[Callable[[Path], object], Callable[[Path], None], str]] =
 
 @pytest.mark.parametrize(("damage", "read", "message"), CASES.values(), ids=CASES)
 def test_each_is_told(
-    damage: Callable[[Path], object], read: Callable[[Path], None], message: str, good: Path, tmp_path: Path
+    damage: Callable[[Path], object],
+    read: Callable[[Path], None],
+    message: str,
+    good: Path,
+    tmp_path: Path,
 ) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     damage(tmp_path)
@@ -288,4 +343,6 @@ def test_a_disk_that_takes_no_more_is_told(good: Path, tmp_path: Path) -> None:
         line = _line(_export, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert re.match(rf"cannot write {re.escape(str(tmp_path))}/\.out\.\w+/model\.safetensors: ", line)
+    assert re.match(
+        rf"cannot write {re.escape(str(tmp_path))}/\.out\.\w+/model\.safetensors: ", line
+    )

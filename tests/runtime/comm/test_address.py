@@ -1,4 +1,6 @@
-"""The address of rank 0 is looked up before torch, which tries in silence for as long as a step may take."""
+"""The address of rank 0 is looked up before torch, which tries in silence for as long as a step
+may take.
+"""
 
 import socket
 from time import monotonic
@@ -17,9 +19,13 @@ def test_an_address_that_cannot_be_resolved_is_said_within_ten_seconds() -> None
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("says", [False, True])
-def test_such_an_address_is_said_once_and_given_up(says: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_such_an_address_is_said_once_and_given_up(
+    says: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     began = monotonic()
-    with pytest.raises(RunError, match=r"MASTER_ADDR is `nowhere\.invalid`, which this machine cannot resolve"):
+    with pytest.raises(
+        RunError, match=r"MASTER_ADDR is `nowhere\.invalid`, which this machine cannot resolve"
+    ):
         await_address("nowhere.invalid", says, said_after=1.0, longest=1.5)
     assert monotonic() - began < 5
     assert capsys.readouterr().err.count("warning: MASTER_ADDR is `nowhere.invalid`") == says
@@ -30,7 +36,9 @@ def test_a_resolver_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch
         socket.create_server(("127.0.0.1", 0)).accept()
 
     monkeypatch.setattr(socket, "getaddrinfo", sleep_on)
-    with pytest.raises(RunError, match="MASTER_ADDR is `somewhere`, for which no resolver has answered"):
+    with pytest.raises(
+        RunError, match="MASTER_ADDR is `somewhere`, for which no resolver has answered"
+    ):
         await_address("somewhere", False, said_after=0.1, longest=0.2)
 
 

@@ -1,4 +1,6 @@
-"""The undocumented methods of torch.distributed: that they are there, and what is asked of NCCL, which no CPU has."""
+"""The undocumented methods of torch.distributed: that they are there, and what is asked of
+NCCL, which no CPU has.
+"""
 
 import inspect
 import re
@@ -39,7 +41,9 @@ def test_methods_of_a_group_have_the_signatures_that_are_used(name: str) -> None
     said: str = getattr(dist.ProcessGroup, name).__doc__
     lines = [line for line in said.splitlines() if f"{name}(self" in line]
     asked = SIGNATURES[name]
-    assert any(PARAMETER.findall(line.split(" -> ")[0])[1:][: len(asked)] == asked for line in lines), said
+    assert any(
+        PARAMETER.findall(line.split(" -> ")[0])[1:][: len(asked)] == asked for line in lines
+    ), said
 
 
 def test_functions_have_the_parameters_that_are_used() -> None:
@@ -55,7 +59,9 @@ def test_functions_have_the_parameters_that_are_used() -> None:
 
 
 class _Nccl:
-    """Does at once, and gives no work, what is to be waited for, as ProcessGroupNCCL does since torch 2.8."""
+    """Does at once, and gives no work, what is to be waited for, as ProcessGroupNCCL does since
+    torch 2.8.
+    """
 
     def __init__(self) -> None:
         self.under_way = 0
@@ -112,32 +118,42 @@ def test_gloo_waits_all_the_same() -> None:
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda:1", "nccl")])
 def test_a_job_has_one_backend(device: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = dict[str, Any]()
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: asked.update(more, backend=backend))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, **more: asked.update(more, backend=backend)
+    )
     limit = timedelta(seconds=7)
     c10d.join(torch.device(device), limit)
     assert asked.pop("timeout") == limit
-    assert asked == {"backend": backend} | ({"device_id": torch.device(device)} if backend == "nccl" else {})
+    assert asked == {"backend": backend} | (
+        {"device_id": torch.device(device)} if backend == "nccl" else {}
+    )
 
 
 # ---- rows of a split
 
 
 def _merged(rows: list[list[int]]) -> list[int]:
-    """How many rows each communicator has, which has all ranks of a colour: torch's hash of a row's ranks."""
+    """How many rows each communicator has, which has all ranks of a colour: torch's hash of a
+    row's ranks.
+    """
     most = max(map(len, rows))
     mixed = np.zeros(len(rows), dtype=np.uint64)
     for at in range(most):
         there = np.array([len(row) > at for row in rows])
         rank = np.array([row[at] if len(row) > at else 0 for row in rows], dtype=np.uint64)
         with np.errstate(over="ignore"):
-            next_one = mixed ^ (rank + np.uint64(0x9E3779B9) + (mixed << np.uint64(6)) + (mixed >> np.uint64(2)))
+            next_one = mixed ^ (
+                rank + np.uint64(0x9E3779B9) + (mixed << np.uint64(6)) + (mixed >> np.uint64(2))
+            )
         mixed = np.where(there, next_one, mixed)
     colours = np.abs(mixed.astype(np.int64)) % (2**31 - 1)
     return np.unique(colours, return_counts=True)[1].tolist()
 
 
 def _demand_apart(rows: list[list[int]], most: int) -> int:
-    """Each call has each rank once and merges no rows, and each row is made once, in a few calls."""
+    """Each call has each rank once and merges no rows, and each row is made once, in a few
+    calls.
+    """
     ranks = sorted(rank for row in rows for rank in row)
     calls = [*c10d.apart(rows)]
     for some in calls:
@@ -153,12 +169,25 @@ def _demand_apart(rows: list[list[int]], most: int) -> int:
 def _rows(stages: int, inner: int, chosen: tuple[int, ...]) -> list[list[int]]:
     """Of each rank of some stages one row, and all others by themselves: `mesh.among`."""
     rows = [[stage * inner + at for stage in chosen] for at in range(inner)]
-    return [*rows, *([stage * inner + at] for stage in range(stages) if stage not in chosen for at in range(inner))]
+    return [
+        *rows,
+        *(
+            [stage * inner + at]
+            for stage in range(stages)
+            if stage not in chosen
+            for at in range(inner)
+        ),
+    ]
 
 
 def test_rows_of_16_384_ranks_are_not_merged() -> None:
-    """Two stages that share a weight, of 16 and of 8; pairs of neighbours.  One split would merge some of most."""
-    every = [_rows(16, 1024, pair) for pair in ((0, 15), (1, 10), (13, 15))] + [_rows(8, 2048, (0, 5))]
+    """Two stages that share a weight, of 16 and of 8; pairs of neighbours.
+
+    One split would merge some of most.
+    """
+    every = [_rows(16, 1024, pair) for pair in ((0, 15), (1, 10), (13, 15))] + [
+        _rows(8, 2048, (0, 5))
+    ]
     every.append([[rank, rank + 1] for rank in range(0, 16384, 2)])
     assert [sum(n - 1 for n in _merged(rows)) for rows in every] == [0, 29, 1, 16, 10]
     assert [_demand_apart(rows, 3) for rows in every] == [1, 2, 2, 2, 2]
@@ -174,9 +203,14 @@ def test_rows_of_any_ranks_are_not_merged(data: st.DataObject) -> None:
 def test_rows_of_one_colour_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a rank by itself has that of a row."""
     monkeypatch.setattr(
-        c10d, "_colour", lambda row: {(0, 1): 7, (2, 3): 7, (0, 2): 7, (4,): 7}.get(tuple(row), str(row))
+        c10d,
+        "_colour",
+        lambda row: {(0, 1): 7, (2, 3): 7, (0, 2): 7, (4,): 7}.get(tuple(row), str(row)),
     )
-    assert [*c10d.apart([[0, 1], [2, 3], [4], [5]])] == [[[0, 1], [2], [3], [4, 5]], [[2, 3], [0], [1], [4, 5]]]
+    assert [*c10d.apart([[0, 1], [2, 3], [4], [5]])] == [
+        [[0, 1], [2], [3], [4, 5]],
+        [[2, 3], [0], [1], [4, 5]],
+    ]
 
 
 def test_a_rank_gets_the_group_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,12 +259,16 @@ def _group(rows: list[list[int]], merged: list[int], splits: bool) -> str:
 
 @pytest.mark.parametrize("splits", [True, False])
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-def test_two_rows_in_one_communicator_are_an_error_on_all_their_ranks(rows: list[list[int]], splits: bool) -> None:
+def test_two_rows_in_one_communicator_are_an_error_on_all_their_ranks(
+    rows: list[list[int]], splits: bool
+) -> None:
     """As where torch's hash of rows is another than the one that `apart` knows."""
     lines = run_ranks(4, _group, rows, MERGING, splits)
     for rank, line in enumerate(lines):
         ranks = ", ".join(map(str, next(row for row in rows if rank in row)))
-        assert line.startswith(f"the communicator of dp for ranks {ranks} has other ranks than these: its sums would")
+        assert line.startswith(
+            f"the communicator of dp for ranks {ranks} has other ranks than these: its sums would"
+        )
 
 
 @pytest.mark.parametrize("splits", [True, False])
@@ -269,12 +307,16 @@ def test_without_a_job_a_process_is_the_first_of_one() -> None:
 NEWER = "note: torch {} is newer than those that scalec was tried with, up to 2.14"
 
 
-@pytest.mark.parametrize(("version", "note"), [("2.11.0", ""), ("2.14.1+cu130", ""), ("2.15.0", NEWER), ("3.0", NEWER)])
+@pytest.mark.parametrize(
+    ("version", "note"), [("2.11.0", ""), ("2.14.1+cu130", ""), ("2.15.0", NEWER), ("3.0", NEWER)]
+)
 def test_newer_versions_of_torch_than_were_tried_are_told(version: str, note: str) -> None:
     assert c10d.untried(version) == note.format(version)
 
 
 def test_a_torch_without_what_is_called_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(dist.distributed_c10d, "_set_pg_timeout")
-    with pytest.raises(RunError, match=r"torch 2\.15\.0 has no `_set_pg_timeout`, which .*: install torch 2\.14$"):
+    with pytest.raises(
+        RunError, match=r"torch 2\.15\.0 has no `_set_pg_timeout`, which .*: install torch 2\.14$"
+    ):
         c10d.untried("2.15.0")

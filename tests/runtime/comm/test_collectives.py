@@ -1,6 +1,8 @@
-"""Each coercion against the adjoint identity <g, Cx>_b = <C*g, x>_a, and `regather` against `all_gather`.
+"""Each coercion against the adjoint identity <g, Cx>_b = <C*g, x>_a, and `regather` against
+`all_gather`.
 
-<u, v>_p sums u · v over ranks, divided by their number where the placement p is I: an invariant counts once.
+<u, v>_p sums u · v over ranks, divided by their number where the placement p is I: an invariant
+counts once.
 """
 
 import time
@@ -51,16 +53,44 @@ TABLE: dict[str, tuple[Coercion, str, str]] = {
     "all_to_all 2 0": (lambda x, axis: all_to_all(x, axis, dim_from=2, dim_to=0), "S2", "S0"),
     "all_gather 0, zigzag": (lambda x, axis: all_gather(x, axis, dim=0, zigzag=True), "Z0", "R"),
     "all_gather 1, zigzag": (lambda x, axis: all_gather(x, axis, dim=1, zigzag=True), "Z1", "R"),
-    "reduce_scatter 0, zigzag": (lambda x, axis: reduce_scatter(x, axis, dim=0, zigzag=True), "P", "Z0"),
-    "reduce_scatter 1, zigzag": (lambda x, axis: reduce_scatter(x, axis, dim=1, zigzag=True), "P", "Z1"),
-    "all_gather_invariant, zigzag": (lambda x, axis: all_gather_invariant(x, axis, dim=1, zigzag=True), "Z1", "I"),
+    "reduce_scatter 0, zigzag": (
+        lambda x, axis: reduce_scatter(x, axis, dim=0, zigzag=True),
+        "P",
+        "Z0",
+    ),
+    "reduce_scatter 1, zigzag": (
+        lambda x, axis: reduce_scatter(x, axis, dim=1, zigzag=True),
+        "P",
+        "Z1",
+    ),
+    "all_gather_invariant, zigzag": (
+        lambda x, axis: all_gather_invariant(x, axis, dim=1, zigzag=True),
+        "Z1",
+        "I",
+    ),
     "shard, zigzag": (lambda x, axis: shard(x, axis, dim=1, zigzag=True), "I", "Z1"),
     "take_shard, zigzag": (lambda x, axis: take_shard(x, axis, dim=0, zigzag=True), "R", "Z0"),
     "pad_shard, zigzag": (lambda x, axis: pad_shard(x, axis, dim=1, zigzag=True), "Z1", "P"),
-    "all_to_all 0 2, from zigzag": (lambda x, axis: all_to_all(x, axis, 0, 2, zigzag_from=True), "Z0", "S2"),
-    "all_to_all 1 0, from zigzag": (lambda x, axis: all_to_all(x, axis, 1, 0, zigzag_from=True), "Z1", "S0"),
-    "all_to_all 2 1, to zigzag": (lambda x, axis: all_to_all(x, axis, 2, 1, zigzag_to=True), "S2", "Z1"),
-    "all_to_all 1 0, both zigzag": (lambda x, axis: all_to_all(x, axis, 1, 0, True, True), "Z1", "Z0"),
+    "all_to_all 0 2, from zigzag": (
+        lambda x, axis: all_to_all(x, axis, 0, 2, zigzag_from=True),
+        "Z0",
+        "S2",
+    ),
+    "all_to_all 1 0, from zigzag": (
+        lambda x, axis: all_to_all(x, axis, 1, 0, zigzag_from=True),
+        "Z1",
+        "S0",
+    ),
+    "all_to_all 2 1, to zigzag": (
+        lambda x, axis: all_to_all(x, axis, 2, 1, zigzag_to=True),
+        "S2",
+        "Z1",
+    ),
+    "all_to_all 1 0, both zigzag": (
+        lambda x, axis: all_to_all(x, axis, 1, 0, True, True),
+        "Z1",
+        "Z0",
+    ),
     "once": (once, "I", "P"),
     "invariant": (invariant, "R", "I"),
     "once_replicated": (once_replicated, "R", "P"),
@@ -83,7 +113,9 @@ def _value(placement: str, axis: Axis, seed: int) -> Tensor:
     own = seed * 100 + (axis.rank + 1 if placement == "P" else 0)
     whole = torch.randn(GLOBAL, dtype=torch.float64, generator=torch.Generator().manual_seed(own))
     if placement[0] == "Z":
-        return whole.index_select(dim := int(placement[1]), torch.tensor(_held(GLOBAL[dim], axis.size, axis.rank)))
+        return whole.index_select(
+            dim := int(placement[1]), torch.tensor(_held(GLOBAL[dim], axis.size, axis.rank))
+        )
     return whole.chunk(axis.size, int(placement[1]))[axis.rank] if placement[0] == "S" else whole
 
 
@@ -92,7 +124,11 @@ def _meaning(x: Tensor, placement: str, axis: Axis) -> Tensor:
     if placement[0] in "SZ":
         whole = all_gather(x, axis, dim := int(placement[1]))
         held = [at for rank in range(axis.size) for at in _held(GLOBAL[dim], axis.size, rank)]
-        return whole if placement[0] == "S" else torch.empty_like(whole).index_copy(dim, torch.tensor(held), whole)
+        return (
+            whole
+            if placement[0] == "S"
+            else torch.empty_like(whole).index_copy(dim, torch.tensor(held), whole)
+        )
     return all_reduce_(x.clone(), axis) if placement == "P" else x
 
 
@@ -106,14 +142,20 @@ def _check(name: str) -> None:
     coercion, before, after = TABLE[name]
     x = _value(before, axis, 1).requires_grad_()
     y = coercion(x, axis)
-    assert torch.allclose(_meaning(y.detach(), after, axis), _meaning(x.detach(), before, axis)), "another value"
+    assert torch.allclose(_meaning(y.detach(), after, axis), _meaning(x.detach(), before, axis)), (
+        "another value"
+    )
     g = _value(DUAL.get(after, after), axis, 2)
     y.backward(g)
     assert x.grad is not None
     assert x.grad.shape == x.shape
-    assert _inner(g, y.detach(), after, axis) == pytest.approx(_inner(x.grad, x.detach(), before, axis), rel=1e-12)
+    assert _inner(g, y.detach(), after, axis) == pytest.approx(
+        _inner(x.grad, x.detach(), before, axis), rel=1e-12
+    )
     expected = _meaning(g, DUAL.get(after, after), axis)
-    assert torch.allclose(_meaning(x.grad, DUAL.get(before, before), axis), expected), "another gradient"
+    assert torch.allclose(_meaning(x.grad, DUAL.get(before, before), axis), expected), (
+        "another gradient"
+    )
 
 
 def _check_all() -> None:
@@ -213,7 +255,9 @@ def test_regather_gathers_once_more_and_gives_the_same_gradients() -> None:
 
 
 def _lives(watched: weakref.ref[Tensor]) -> bool:
-    """Whether a tensor stays although gloo's own thread, which may hold it longer than we do, had time to let it go."""
+    """Whether a tensor stays although gloo's own thread, which may hold it longer than we do,
+    had time to let it go.
+    """
     deadline = time.monotonic() + HANGS
     while watched() is not None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -221,7 +265,9 @@ def _lives(watched: weakref.ref[Tensor]) -> bool:
 
 
 def _gathered_lives() -> tuple[bool, bool]:
-    """Whether the gathered tensor is there between forward and backward: (saved, to be gathered again)."""
+    """Whether the gathered tensor is there between forward and backward: (saved, to be gathered
+    again).
+    """
     axis = Mesh({"tp": 2}).axis("tp")
     x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
     saved = all_gather(x, axis, dim=0)

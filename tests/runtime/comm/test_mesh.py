@@ -35,7 +35,9 @@ def _peers(names: tuple[str, ...]) -> list[int]:
         (("pp", "dp", "tp"), [list(range(8))]),
     ],
 )
-def test_an_axis_is_its_ranks_in_row_major_order(names: tuple[str, ...], expected: list[list[int]]) -> None:
+def test_an_axis_is_its_ranks_in_row_major_order(
+    names: tuple[str, ...], expected: list[list[int]]
+) -> None:
     results = run_ranks(8, _peers, names)
     assert {tuple(peers) for peers in results} == {tuple(peers) for peers in expected}
     assert all(rank in peers for rank, peers in enumerate(results))
@@ -52,7 +54,11 @@ def test_one_rank_needs_no_process_group() -> None:
 
 def _groups() -> tuple[bool, bool, bool]:
     mesh = Mesh({"dp": 1, "tp": 2})
-    return mesh.axis("dp").group is None, mesh.axis("dp", "tp").size == 2, mesh.axis("tp") is mesh.axis("tp")
+    return (
+        mesh.axis("dp").group is None,
+        mesh.axis("dp", "tp").size == 2,
+        mesh.axis("tp") is mesh.axis("tp"),
+    )
 
 
 def test_axes_of_size_one_have_no_group() -> None:
@@ -88,7 +94,9 @@ class _Calls:
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Calls]:
     """A rank of 16,384, none of which is there."""
     with plain_groups():
-        dist.init_process_group("fake", rank=request.param, world_size=prod(LARGE.values()), store=FakeStore())
+        dist.init_process_group(
+            "fake", rank=request.param, world_size=prod(LARGE.values()), store=FakeStore()
+        )
         yield _Calls(monkeypatch)
         dist.destroy_process_group()
 
@@ -110,10 +118,18 @@ def test_each_group_of_16_384_ranks_is_one_split_of_the_whole_job(calls: _Calls)
     assert len(calls.splits) == len(["pp", "dp", "tp", "dp*tp", "pp messages", "pp[0, 15]"])
     assert not calls.made
     for rows in calls.splits:
-        assert sorted(rank for row in rows for rank in row) == [*range(16384)], "each rank has one row"
+        assert sorted(rank for row in rows for rank in row) == [*range(16384)], (
+            "each rank has one row"
+        )
         assert all(a < b for row in rows for a, b in pairwise(row)), "as torch sorts them"
     assert {len(rows) for rows in calls.splits} == {1024, 128, 2048, 16, 1024 * 15}
-    assert [len(axis.ranks()) for axis in axes] == [1024, 16384, 16, 2 if axes[3].size == 2 else 1, 1024]
+    assert [len(axis.ranks()) for axis in axes] == [
+        1024,
+        16384,
+        16,
+        2 if axes[3].size == 2 else 1,
+        1024,
+    ]
 
 
 def test_without_splits_a_rank_makes_its_own_groups_alone(calls: _Calls) -> None:
@@ -125,7 +141,9 @@ def test_torchs_own_mesh_has_the_same_groups(calls: _Calls) -> None:
     mesh = Mesh({"one": 1, **LARGE})
     made = calls.made
     assert mesh.device_mesh is not None
-    assert [mesh.device_mesh.get_group(name) for name in LARGE] == [mesh.axis(name).group for name in LARGE]
+    assert [mesh.device_mesh.get_group(name) for name in LARGE] == [
+        mesh.axis(name).group for name in LARGE
+    ]
     assert [*(mesh.device_mesh.get_coordinate() or ())] == [0, *(mesh.rank(name) for name in LARGE)]
     assert calls.made == made + 1, "of the axis of one rank, which else has none"
 

@@ -33,14 +33,22 @@ def _cuts() -> Iterator[tuple[int, tuple[Cut, ...]]]:
                 least *= 2 * ranks if zigzag else ranks
             for size in range(least, 25, least):
                 for own in product(*(range(ranks) for ranks, _ in cut)):
-                    yield size, tuple((n, rank, zigzag) for (n, zigzag), rank in zip(cut, own, strict=True))
+                    yield (
+                        size,
+                        tuple(
+                            (n, rank, zigzag) for (n, zigzag), rank in zip(cut, own, strict=True)
+                        ),
+                    )
 
 
 def test_chunks_are_those_of_index_arithmetic() -> None:
     number = 0
     for size, cuts in _cuts():
         held, runs = _held(size, cuts), chunks(size, cuts)
-        assert [at for start, length in runs for at in range(start, start + length)] == held, (size, cuts)
+        assert [at for start, length in runs for at in range(start, start + length)] == held, (
+            size,
+            cuts,
+        )
         assert all(length > 0 for _, length in runs)
         assert all(sum(one) != other[0] for one, other in pairwise(runs)), (size, cuts)
         number += 1

@@ -12,7 +12,11 @@ from scalec.runtime.errors import RunError
 
 def _words() -> list[object]:
     rank = dist.get_rank()
-    return [meet("a", f"word {rank // 2}"), meet("a", "same"), meet("b", "even" if rank % 2 == 0 else "odd")]
+    return [
+        meet("a", f"word {rank // 2}"),
+        meet("a", "same"),
+        meet("b", "even" if rank % 2 == 0 else "odd"),
+    ]
 
 
 def test_words_are_known_with_the_ranks_that_brought_them() -> None:
@@ -33,7 +37,9 @@ def test_the_store_does_not_grow() -> None:
 
 def _in_two_threads() -> list[object]:
     found, own = list[object](), job_store().clone()
-    other = threading.Thread(target=lambda: found.append([meet("other", str(number), own) for number in range(20)]))
+    other = threading.Thread(
+        target=lambda: found.append([meet("other", str(number), own) for number in range(20)])
+    )
     other.start()
     mine = [meet("a", str(number)) for number in range(20)]
     other.join()

@@ -1,4 +1,6 @@
-"""A corpus opened: files of other formats are refused, and a part of a single file is held out at a window."""
+"""A corpus opened: files of other formats are refused, and a part of a single file is held out
+at a window.
+"""
 
 import re
 from dataclasses import replace
@@ -55,7 +57,9 @@ def test_each_window_is_trained_on_or_held_out(
     training, held = opened(Tokens((str(path),), holdout=holdout), (), SEQ)
     assert held is not None
     streams = training.parts[0].stream, held.parts[0].stream
-    starts = [int(stream.window(number)[0]) for stream in streams for number in range(stream.windows)]
+    starts = [
+        int(stream.window(number)[0]) for stream in streams for number in range(stream.windows)
+    ]
     assert starts == [WIDTH * number for number in range(windows)]
     assert streams[1].windows == min(max(1, round(holdout * windows)), windows - 1)
 
@@ -97,7 +101,9 @@ def _tokens(path: str, split: dict[str, tuple[str, ...]], steps: int) -> list[li
 
 
 def test_training_never_sees_what_is_held_out_on_any_mesh(path: Path) -> None:
-    """Ten windows of fifty are held out; eight steps of eight samples pass over the others more than once."""
+    """Ten windows of fifty are held out; eight steps of eight samples pass over the others more
+    than once.
+    """
     alone = _tokens(str(path), {}, 8)
     ranks = run_ranks(2, _tokens, str(path), {"batch": ("dp",)}, 8)
     seen = {token for step in alone for token in step}
@@ -118,14 +124,19 @@ def test_a_file_of_another_format_is_refused_unless_it_is_meant(tmp_path: Path) 
         opened(corpus, (), SEQ)
     line, *remedy = str(refused.value).splitlines()
     assert line == f"{path} is a NumPy array (.npy), not raw token ids of uint16"
-    assert remedy[1:3] == ["  import numpy", f'  numpy.load({str(path)!r}).astype("uint16").tofile("corpus.bin")']
+    assert remedy[1:3] == [
+        "  import numpy",
+        f'  numpy.load({str(path)!r}).astype("uint16").tofile("corpus.bin")',
+    ]
     assert "--data-as-is" in remedy[-1]
     meant, _ = opened(replace(corpus, as_is=True), (), SEQ)
     unlooked, _ = opened(corpus, (), SEQ, looks=False)
     assert meant.samples == unlooked.samples > 0, "one rank of a node looks"
 
 
-@pytest.mark.parametrize("pattern", ["hf://datasets/a/b", "https://a.org/b.txt", "s3://bucket/a.bin"])
+@pytest.mark.parametrize(
+    "pattern", ["hf://datasets/a/b", "https://a.org/b.txt", "s3://bucket/a.bin"]
+)
 def test_an_address_is_no_path(pattern: str) -> None:
     with pytest.raises(RunError, match=f"`{pattern}` is an address"):
         opened(Text((pattern,)), (), SEQ)
@@ -147,7 +158,10 @@ def _ids(folder: Path, count: int, **others: int) -> Tokens:
 def test_an_id_beyond_the_vocabulary_is_named_before_the_first_step(tmp_path: Path) -> None:
     training, _ = opened(_ids(tmp_path, 3000, at_1234=100), (), SEQ)
     check_ids([training], 101, 0, 1)
-    said = f"{tmp_path}/b.bin: token 1,234, at byte 2,468, has token id 100, and the plan's vocab is 100"
+    said = (
+        f"{tmp_path}/b.bin: token 1,234, at byte 2,468, has token id 100, and the plan's vocab"
+        " is 100"
+    )
     with pytest.raises(RunError, match=f"^{re.escape(said)}\n"):
         check_ids([training], 100, 0, 1)
 
@@ -164,7 +178,9 @@ def test_ranks_together_look_at_all_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert len(found) == 1
 
 
-def test_of_large_data_a_sample_is_looked_at_with_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_data_a_sample_is_looked_at_with_both_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vocabulary, "PIECE", 64)
     monkeypatch.setattr(vocabulary, "MOST", 5)
     reads = list[int]()
@@ -178,7 +194,9 @@ def test_of_large_data_a_sample_is_looked_at_with_both_ends(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
-def test_the_step_that_would_train_on_it_names_the_same_place(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_the_step_that_would_train_on_it_names_the_same_place(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     ids = np.arange(90 * WIDTH) % 100
     ids[333] = ids[85 * WIDTH + 2] = 60_000
     ids.astype(str(dtype).removeprefix("torch.")).tofile(tmp_path / "a.bin")
@@ -187,13 +205,19 @@ def test_the_step_that_would_train_on_it_names_the_same_place(dtype: torch.dtype
     for mixture, token in zip(opened(corpus, (), SEQ), (333, 85 * WIDTH + 2), strict=True):
         assert mixture is not None
         rows = mixture.parts[0].stream.windows
-        loader = Loader(mixture, corpus, {"tokens": layout, "labels": layout}, Mesh({}), rows, 1, 100, seed=3)
+        loader = Loader(
+            mixture, corpus, {"tokens": layout, "labels": layout}, Mesh({}), rows, 1, 100, seed=3
+        )
         place = token * dtype.itemsize
-        with pytest.raises(RunError, match=rf"a\.bin: token {token}, at byte {place:,}, has token id 60,000"):
+        with pytest.raises(
+            RunError, match=rf"a\.bin: token {token}, at byte {place:,}, has token id 60,000"
+        ):
             loader.batch(0)
 
 
-def test_a_vocabulary_that_all_ids_are_below_needs_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocabulary_that_all_ids_are_below_needs_no_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training, _ = opened(_ids(tmp_path, 3000), (), SEQ)
     monkeypatch.setattr(training.parts[0].stream, "read", None)
     check_ids([training], 65_536, 0, 1)

@@ -1,4 +1,6 @@
-"""Corpora of many and of large files: descriptors are bounded, and nothing is read that is not asked for."""
+"""Corpora of many and of large files: descriptors are bounded, and nothing is read that is not
+asked for.
+"""
 
 import os
 from pathlib import Path
@@ -24,7 +26,9 @@ def test_descriptors_are_bounded_and_closed(tmp_path: Path) -> None:
     for _ in range(2):
         for number in range(stream.windows):
             start = 15 * number
-            assert stream.window(number).tolist() == [(at // 10) % 256 for at in range(start, start + 15)]
+            assert stream.window(number).tolist() == [
+                (at // 10) % 256 for at in range(start, start + 15)
+            ]
     assert _open_files() == before + MOST_OPEN
     del stream
     assert _open_files() == before
@@ -39,4 +43,7 @@ def test_a_file_larger_than_memory_is_read_where_it_is_asked_for(tmp_path: Path)
     stream = Stream([str(path)], torch.uint16, 4)
     assert stream.tokens == size // 2
     assert stream.window(stream.windows - 1).tolist() == [0, 0, 0x0201, 0x0403]
-    assert TokenFiles([str(path)], torch.uint32).read(0, size // 4 - 2, size // 4).tolist() == [0, 0x04030201]
+    assert TokenFiles([str(path)], torch.uint32).read(0, size // 4 - 2, size // 4).tolist() == [
+        0,
+        0x04030201,
+    ]

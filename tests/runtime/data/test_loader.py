@@ -1,4 +1,6 @@
-"""Files to batches: what is held out, the order of windows, and that the ranks share out the rows."""
+"""Files to batches: what is held out, the order of windows, and that the ranks share out the
+rows.
+"""
 
 import re
 from pathlib import Path
@@ -22,7 +24,9 @@ PLAIN = Windows()
 
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1))
 def test_the_shuffle_is_a_permutation(windows: int, key: int) -> None:
-    assert sorted(shuffled(position, windows, key) for position in range(windows)) == list(range(windows))
+    assert sorted(shuffled(position, windows, key) for position in range(windows)) == list(
+        range(windows)
+    )
 
 
 def test_the_shuffle_depends_on_its_key() -> None:
@@ -67,11 +71,22 @@ def test_a_file_that_ends_within_a_token_is_refused(tmp_path: Path) -> None:
     assert Stream([str(path)], torch.uint8, SEQ + 1).tokens == 1001
 
 
-def _batches(files: list[str], split: dict[str, tuple[str, ...]], microbatches: int, steps: int) -> list[Batch]:
+def _batches(
+    files: list[str], split: dict[str, tuple[str, ...]], microbatches: int, steps: int
+) -> list[Batch]:
     mesh = Mesh({"dp": 2, "tp": 2})
     layout = Input(("seq", "batch"), split)
     stream = Stream(files, torch.uint8, SEQ + 1)
-    loader = Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, mesh, BATCH, microbatches, 256, seed=0)
+    loader = Loader(
+        _alone(stream),
+        PLAIN,
+        {"tokens": layout, "labels": layout},
+        mesh,
+        BATCH,
+        microbatches,
+        256,
+        seed=0,
+    )
     return [loader.batch(step) for step in range(steps)]
 
 
@@ -82,7 +97,8 @@ def test_ranks_share_out_the_rows_and_each_pass_reads_every_window_once(tmp_path
     assert ranks[0][0].tokens.shape == (2, SEQ, BATCH // 4)
     assert torch.equal(ranks[0][0].tokens + 1, ranks[0][0].labels)
     starts = [
-        [int(row[0]) for dp in (0, 2) for m in ranks[dp][step].tokens for row in m.unbind(1)] for step in range(4)
+        [int(row[0]) for dp in (0, 2) for m in ranks[dp][step].tokens for row in m.unbind(1)]
+        for step in range(4)
     ]
     passes = starts[0] + starts[1], starts[2] + starts[3]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(0, 80, SEQ + 1))
@@ -93,9 +109,9 @@ def test_a_step_holds_the_same_rows_on_any_mesh(tmp_path: Path) -> None:
     files = _write(tmp_path, [(SEQ + 1) * 16])
     layout = Input(("batch", "seq"), {})
     stream = Stream(files, torch.uint8, SEQ + 1)
-    alone = Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), BATCH, 2, 256, seed=0).batch(
-        0
-    )
+    alone = Loader(
+        _alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), BATCH, 2, 256, seed=0
+    ).batch(0)
     ranks = run_ranks(4, _batches, files, {"batch": ("dp",), "seq": ("tp",)}, 2, 1)
     blocks = [rank[0].tokens.transpose(1, 2) for rank in ranks]
     halves = [torch.cat([blocks[dp], blocks[dp + 1]], dim=2) for dp in (0, 2)]
@@ -103,25 +119,43 @@ def test_a_step_holds_the_same_rows_on_any_mesh(tmp_path: Path) -> None:
     assert [tokens.shape for tokens, _ in alone.microbatches()] == [(BATCH // 2, SEQ)] * 2
 
 
-def _parts(files: list[str], split: tuple[str, ...], zigzag: tuple[str, ...]) -> tuple[list[list[int]], Any]:
+def _parts(
+    files: list[str], split: tuple[str, ...], zigzag: tuple[str, ...]
+) -> tuple[list[list[int]], Any]:
     """This rank's tokens of the first step, and what its `Positions` say."""
     mesh = Mesh({"cp": 2, "tp": 2})
     layout = Input(("seq", "batch"), {"seq": split}, zigzag)
     loader = Loader(
-        _alone(Stream(files, torch.uint8, 17)), PLAIN, {"tokens": layout, "labels": layout}, mesh, 2, 1, 256, 0
+        _alone(Stream(files, torch.uint8, 17)),
+        PLAIN,
+        {"tokens": layout, "labels": layout},
+        mesh,
+        2,
+        1,
+        256,
+        0,
     )
     return loader.batch(0).tokens[0].T.tolist(), Positions(mesh, 16, *split, zigzag=zigzag).chunks
 
 
-@pytest.mark.parametrize(("split", "first"), [(("cp", "tp"), [0, 1, 2, 3]), (("tp", "cp"), [0, 1, 6, 7])])
-def test_a_sequence_is_cut_by_nested_axes(split: tuple[str, ...], first: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("split", "first"), [(("cp", "tp"), [0, 1, 2, 3]), (("tp", "cp"), [0, 1, 6, 7])]
+)
+def test_a_sequence_is_cut_by_nested_axes(
+    split: tuple[str, ...], first: list[int], tmp_path: Path
+) -> None:
     """The first axis is the outermost, and cp a zigzag."""
     layout = Input(("seq", "batch"), {})
     stream = Stream(files := _write(tmp_path, [17 * 4]), torch.uint8, 17)
-    alone = Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 2, 1, 256, seed=0).batch(0)
+    alone = Loader(
+        _alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 2, 1, 256, seed=0
+    ).batch(0)
     rows = alone.tokens[0].T
     ranks = run_ranks(4, _parts, files, split, ("cp",))
-    held = [[at for start, length in chunks for at in range(start, start + length)] for _, chunks in ranks]
+    held = [
+        [at for start, length in chunks for at in range(start, start + length)]
+        for _, chunks in ranks
+    ]
     assert held[0] == first
     for (tokens, _), mine in zip(ranks, held, strict=True):
         assert tokens == rows[:, mine].tolist()
@@ -150,7 +184,9 @@ def test_what_is_wrong_with_data_is_said_in_one_line(tmp_path: Path) -> None:
     layout = Input(("seq", "batch"), {})
     stream = Stream(_write(tmp_path, [100]), torch.uint8, SEQ + 1)
     with pytest.raises(RunError, match="vocab is 50"):
-        Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 20, 1, 50, seed=0).batch(0)
+        Loader(
+            _alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 20, 1, 50, seed=0
+        ).batch(0)
 
 
 def test_the_standard_library_is_a_corpus() -> None:

@@ -27,14 +27,19 @@ def test_sets_are_spread_to_within_one_of_their_due(given: list[int]) -> None:
     counts, total, most = [0] * len(given), sum(given), 1 - 1 / max(1, 2 * len(given) - 2)
     for number, which in enumerate(spread(given), 1):
         counts[which] += 1
-        off = max(abs(count - number * weight / total) for count, weight in zip(counts, given, strict=True))
+        off = max(
+            abs(count - number * weight / total)
+            for count, weight in zip(counts, given, strict=True)
+        )
         assert off <= most + 1e-9
     assert counts == given
 
 
 @given(weights, st.integers(0, 2**63), st.integers(0, 5))
 def test_turns_number_the_samples_of_each_set(given: list[int], seed: int, cycles: int) -> None:
-    """Each set's numbers count up from 0; whole cycles have every set as often as its weight says."""
+    """Each set's numbers count up from 0; whole cycles have every set as often as its weight
+    says.
+    """
     turns, total, seen = Interleaving(given), sum(given), Counter[int]()
     for sample in range(cycles * total):
         which, number = turns.at(sample, seed)
@@ -69,7 +74,9 @@ def _corpus(folder: Path, weights: tuple[float, float] = (3, 1), holdout: float 
     for name, start, windows in (("low", 0, 24), ("high", 128, 6)):
         for part in range(2):
             path = folder / f"{name}{part}.bin"
-            path.write_bytes(bytes(start + (i // (SEQ + 1)) + 50 * part for i in range((SEQ + 1) * windows // 2)))
+            path.write_bytes(
+                bytes(start + (i // (SEQ + 1)) + 50 * part for i in range((SEQ + 1) * windows // 2))
+            )
     sets = (
         DataSet(name, (f"{folder}/{name}*",), each, holdout)
         for name, each in zip(("low", "high"), weights, strict=True)
@@ -77,11 +84,22 @@ def _corpus(folder: Path, weights: tuple[float, float] = (3, 1), holdout: float 
     return Text(sets=(*sets,), holdout=holdout)
 
 
-def _rows(corpus: Text, mesh: dict[str, int], microbatches: int, steps: range) -> list[list[list[int]]]:
+def _rows(
+    corpus: Text, mesh: dict[str, int], microbatches: int, steps: range
+) -> list[list[list[int]]]:
     """The first token of each of this rank's rows, by microbatch and step."""
     training, _ = opened(corpus, (), SEQ)
     layout = Input(("batch", "seq"), {"batch": (*mesh,)})
-    loader = Loader(training, corpus, {"tokens": layout, "labels": layout}, Mesh(mesh), BATCH, microbatches, 256, SEED)
+    loader = Loader(
+        training,
+        corpus,
+        {"tokens": layout, "labels": layout},
+        Mesh(mesh),
+        BATCH,
+        microbatches,
+        256,
+        SEED,
+    )
     return [[rows[:, 0].tolist() for rows in loader.batch(step).tokens] for step in steps]
 
 
@@ -97,7 +115,12 @@ def test_a_mixture_is_the_same_on_any_number_of_ranks_and_from_any_step(tmp_path
 
 
 def test_each_set_is_reshuffled_at_each_of_its_passes(tmp_path: Path) -> None:
-    rows = [token for step in _rows(_corpus(tmp_path), {}, 1, range(12)) for rows in step for token in rows]
+    rows = [
+        token
+        for step in _rows(_corpus(tmp_path), {}, 1, range(12))
+        for rows in step
+        for token in rows
+    ]
     low, high = [token for token in rows if token < 128], [token for token in rows if token >= 128]
     for tokens, windows in ((low, 24), (high, 6)):
         passes = [tokens[at : at + windows] for at in range(0, len(tokens), windows)]
@@ -110,8 +133,14 @@ def test_repeated_sets_are_told(tmp_path: Path) -> None:
     training, held = opened(_corpus(tmp_path), (), SEQ)
     assert held is None
     assert repeated(training, 1, BATCH) == []
-    assert repeated(training, 10, BATCH) == ["low is seen 2.5 times in 10 steps", "high is seen 3.3 times in 10 steps"]
-    assert too_few(training, 32) == "high: 30 tokens make 6 sequences of 5, fewer than the 8 of a global batch"
+    assert repeated(training, 10, BATCH) == [
+        "low is seen 2.5 times in 10 steps",
+        "high is seen 3.3 times in 10 steps",
+    ]
+    assert (
+        too_few(training, 32)
+        == "high: 30 tokens make 6 sequences of 5, fewer than the 8 of a global batch"
+    )
     alone, _ = opened(_corpus(tmp_path), (f"{tmp_path}/high*",), SEQ)  # in place of the sets
     assert repeated(alone, 3, BATCH) == ["the data is seen 4.0 times in 3 steps"]
     assert alone.samples == 6
@@ -129,7 +158,9 @@ def test_each_set_holds_out_files_of_its_own(tmp_path: Path) -> None:
 def test_a_file_to_validate_with_is_not_trained_on_in_another_set(tmp_path: Path) -> None:
     corpus = _corpus(tmp_path)
     sets = (DataSet("all", (f"{tmp_path}/*",)), DataSet("low", (f"{tmp_path}/low*",), holdout=0.5))
-    with pytest.raises(RunError, match=r"low\d.bin is held out of the set low and trained on in all"):
+    with pytest.raises(
+        RunError, match=r"low\d.bin is held out of the set low and trained on in all"
+    ):
         opened(Text(sets=sets), (), SEQ)
     (tmp_path / "tiny").write_bytes(b"abc")
     with pytest.raises(RunError, match="set tiny: too little data: 3 tokens in 1 file"):
@@ -149,16 +180,21 @@ def test_a_mixture_of_one_set_is_dealt_like_files_alone(tmp_path: Path) -> None:
     [
         (lambda path: path.write_bytes(b"a"), "(30 bytes then, 1 now)"),
         (lambda path: path.write_bytes(bytes(31)), "(30 bytes then, 31 now)"),
-        (lambda path: os.utime(path, ns=(0, 0)), "(30 bytes, written to since)"),  # as writing does, in another tick,
+        # as writing does, in another tick,
+        (lambda path: os.utime(path, ns=(0, 0)), "(30 bytes, written to since)"),
     ],
 )
-def test_a_file_that_changes_is_named(change: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+def test_a_file_that_changes_is_named(
+    change: Callable[[Path], object], said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(30)))
     training, _ = opened(Text((str(path),), holdout=0.0), (), SEQ)
     training.window(0, SEED)
     change(path)
-    with pytest.raises(RunError, match=f"^{re.escape(f'{path} is not as it was when the run began {said}')}"):
+    with pytest.raises(
+        RunError, match=f"^{re.escape(f'{path} is not as it was when the run began {said}')}"
+    ):
         [training.window(n, SEED) for n in range(6)]
 
 
@@ -167,5 +203,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     path.write_bytes(bytes(30))
     training, _ = opened(Text((str(path),), holdout=0.0), (), SEQ)
     path.unlink()
-    with pytest.raises(RunError, match=f"^cannot read {re.escape(str(path))}: No such file or directory$"):
+    with pytest.raises(
+        RunError, match=f"^cannot read {re.escape(str(path))}: No such file or directory$"
+    ):
         training.window(0, SEED)

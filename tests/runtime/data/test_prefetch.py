@@ -33,7 +33,11 @@ def test_the_thread_computes_alone_and_leaves_others_their_threads() -> None:
     try:
         with ahead(lambda _: torch.get_num_threads(), 2, CPU) as found:
             other = ThreadPoolExecutor(1)
-            assert (found.get_batch(0), torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (
+            assert (
+                found.get_batch(0),
+                torch.get_num_threads(),
+                other.submit(torch.get_num_threads).result(),
+            ) == (
                 1,
                 3,
                 3,
@@ -55,7 +59,9 @@ def test_an_error_is_told_in_the_step_that_needs_the_batch() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_whatever_ends_a_run_does_not_wait_for_a_file_that_does_not_answer(error: type[BaseException]) -> None:
+def test_whatever_ends_a_run_does_not_wait_for_a_file_that_does_not_answer(
+    error: type[BaseException],
+) -> None:
     began, answers = threading.Event(), threading.Event()
 
     def make(number: int) -> int:

@@ -41,7 +41,9 @@ def test_windows_are_one_longer_where_labels_are_the_next_tokens() -> None:
 MASKED = Windows(masked=0.15, mask_token=MASK, separator=SEPARATOR)
 
 
-def masked(seed: int = 0, first: int = 0, rows: int = 64, least: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+def masked(
+    seed: int = 0, first: int = 0, rows: int = 64, least: int = 4
+) -> tuple[Tensor, Tensor, Tensor]:
     """Windows of tokens from `least` on, and what becomes of them: tokens and labels."""
     windows = torch.randint(least, VOCAB, (rows, 512), generator=torch.Generator().manual_seed(1))
     found = MASKED.given(windows, list(range(first, first + rows)), VOCAB, seed)

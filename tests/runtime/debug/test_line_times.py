@@ -1,4 +1,6 @@
-"""The sums of a trace by plan line: of a GPU by its kernels, of a CPU by ops and threads of collectives."""
+"""The sums of a trace by plan line: of a GPU by its kernels, of a CPU by ops and threads of
+collectives.
+"""
 
 import json
 from collections import Counter
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 from scalec.runtime.debug.line_times import COMPUTE, EXPOSED, IDLE, line_times, longest
 
 RECORDED = Path(__file__).with_name("recorded_trace.json")
-"""The first half of a step of `helpers/bigram.py` on one of two ranks, as torch's profiler and `add_lines` left it."""
+"""The first half of a step of `helpers/bigram.py` on one of two ranks, as torch's profiler and
+`add_lines` left it.
+"""
 
 MAIN, GLOO, STREAM, NCCL = 1, 2, 7, 20
 
@@ -22,7 +26,16 @@ def _event(
     name: str, start: float, end: float, thread: int = MAIN, cat: str = "cpu_op", line: str = ""
 ) -> dict[str, Any]:
     args = {"line": line} if line else {}
-    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": end - start, "args": args}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": start,
+        "dur": end - start,
+        "args": args,
+    }
 
 
 def _step(number: int, start: float, end: float) -> dict[str, Any]:
@@ -31,11 +44,18 @@ def _step(number: int, start: float, end: float) -> dict[str, Any]:
 
 def _seconds(trace: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     lines = line_times({"traceEvents": trace})["lines"]
-    return {(line, kind): time * 1e6 for line, kinds in lines.items() for kind, time in kinds.items() if time}
+    return {
+        (line, kind): time * 1e6
+        for line, kinds in lines.items()
+        for kind, time in kinds.items()
+        if time
+    }
 
 
 def test_of_a_gpu_communication_is_exposed_where_no_other_kernel_runs() -> None:
-    """A gap counts to the kernel that ends it; of two streams that compute, the later kernel counts."""
+    """A gap counts to the kernel that ends it; of two streams that compute, the later kernel
+    counts.
+    """
     events = [
         _step(4, 0, 5),
         _event("gemm", 100, 120, STREAM, "kernel", "m.scale:1"),
@@ -61,7 +81,9 @@ def test_of_two_that_start_together_the_shorter_counts_and_of_equal_ones_the_las
 
 
 def test_of_a_cpu_communication_is_exposed_where_its_thread_hands_it_over_or_waits() -> None:
-    """What another thread does is hidden; time outside of steps is left out; two steps are averaged."""
+    """What another thread does is hidden; time outside of steps is left out; two steps are
+    averaged.
+    """
     step = [
         _step(4, 0, 100),
         _event("m.scale:1  y = x @ w", 10, 40, cat="user_annotation"),
@@ -81,21 +103,31 @@ def test_of_a_cpu_communication_is_exposed_where_its_thread_hands_it_over_or_wai
         ("m.scale:2", EXPOSED): 13, ("m.scale:2", COMPUTE): 16, ("m.scale:2", IDLE): 21,
     }  # fmt: skip
     assert _seconds([*step, *after]) == pytest.approx(once)
-    assert _seconds([*step, *after, *({**event, "ts": event["ts"] + 1000} for event in step)]) == pytest.approx(once)
+    assert _seconds(
+        [*step, *after, *({**event, "ts": event["ts"] + 1000} for event in step)]
+    ) == pytest.approx(once)
 
 
 def _one_by_one(events: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
-    """Each stretch in which nothing begins or ends, by all events: an independent way to the same sums."""
+    """Each stretch in which nothing begins or ends, by all events: an independent way to the
+    same sums.
+    """
     found = Counter[tuple[str, str]]()
     times = sorted({time for event in events for time in (event["ts"], event["ts"] + event["dur"])})
     for start, end in pairwise(times):
-        now = [event for event in events if event["ts"] <= start and end <= event["ts"] + event["dur"]]
+        now = [
+            event for event in events if event["ts"] <= start and end <= event["ts"] + event["dur"]
+        ]
         if not any(event["name"].startswith("step ") for event in now):
             continue
         own = [event for event in now if event["tid"] == MAIN]
         ops = [event["name"] for event in own if event["cat"] == "cpu_op"]
-        places = [event for event in own if event["cat"] == "user_annotation" and "  " in event["name"]]
-        line = max(places, key=lambda event: event["ts"])["name"].partition("  ")[0] if places else ""
+        places = [
+            event for event in own if event["cat"] == "user_annotation" and "  " in event["name"]
+        ]
+        line = (
+            max(places, key=lambda event: event["ts"])["name"].partition("  ")[0] if places else ""
+        )
         sends = any(event["name"].startswith("c10d::") or event["name"] == "wait" for event in own)
         kind = EXPOSED if sends else COMPUTE if ops else IDLE
         found[line.removeprefix("backward of "), kind] += end - start
@@ -108,13 +140,24 @@ def test_a_recorded_trace() -> None:
     assert found == pytest.approx(dict(_one_by_one(events)))
     assert sum(found.values()) == pytest.approx(events[0]["dur"])
     assert found["bigram.py:69", EXPOSED] > 0.8 * events[0]["dur"]  # an all-reduce of a few labels
-    assert {line for line, kind in found if kind == COMPUTE} == {f"bigram.py:{at}" for at in (57, 69, 70, 71, 73, 74)}
+    assert {line for line, kind in found if kind == COMPUTE} == {
+        f"bigram.py:{at}" for at in (57, 69, 70, 71, 73, 74)
+    }
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["aten::mm", "c10d::allreduce_", "wait", "gloo:send", "m.scale:1  a", "m.scale:2  b"]),
+            st.sampled_from(
+                [
+                    "aten::mm",
+                    "c10d::allreduce_",
+                    "wait",
+                    "gloo:send",
+                    "m.scale:1  a",
+                    "m.scale:2  b",
+                ]
+            ),
             st.integers(0, 40),
             st.integers(1, 30),
         ),

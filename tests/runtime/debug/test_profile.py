@@ -1,4 +1,6 @@
-"""The files of SCALEC_PROFILE: whose line each op of forward and backward is, in a trace that viewers can read."""
+"""The files of SCALEC_PROFILE: whose line each op of forward and backward is, in a trace that
+viewers can read.
+"""
 
 import json
 import sys
@@ -28,12 +30,19 @@ BACKWARD = "backward of "
 def _run(folder: Path, options: str = "") -> list[tuple[int, str]]:
     text_files(folder)
     options = f"--data text/*.txt --log-every 1 {options}"
-    return run_recorded(folder, PLAN, bigram.build, bigram.train_step, bigram.eval_step, options, record="")
+    return run_recorded(
+        folder, PLAN, bigram.build, bigram.train_step, bigram.eval_step, options, record=""
+    )
 
 
 def _losses(folder: Path) -> list[tuple[Any, ...]]:
-    lines = [json.loads(line) for line in (folder / "runs/bigram/log.jsonl").read_text().splitlines()]
-    return [tuple(value for name, value in line.items() if not name.startswith("tokens_per_s")) for line in lines]
+    lines = [
+        json.loads(line) for line in (folder / "runs/bigram/log.jsonl").read_text().splitlines()
+    ]
+    return [
+        tuple(value for name, value in line.items() if not name.startswith("tokens_per_s"))
+        for line in lines
+    ]
 
 
 def _spans(path: Path) -> list[dict[str, Any]]:
@@ -42,7 +51,9 @@ def _spans(path: Path) -> list[dict[str, Any]]:
     return sorted(spans, key=lambda span: span["ts"])
 
 
-def test_a_run_writes_the_steps_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_writes_the_steps_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of which it may have fewer."""
     assert _run(tmp_path / "off") == [(0, ""), (0, "")]
     monkeypatch.setenv("SCALEC_PROFILE", "profiled")
@@ -60,12 +71,19 @@ def test_a_run_writes_the_steps_that_are_asked_for(tmp_path: Path, monkeypatch: 
 
 
 def _check_sums(path: Path) -> None:
-    """The sums by line, beside a trace of two steps, are those of its steps; ranks wait for each other."""
-    sums, (norm, *_) = json.loads(path.with_name(f"{path.stem}-lines.json").read_text()), _spans_of(path, "norm = ")
+    """The sums by line, beside a trace of two steps, are those of its steps; ranks wait for
+    each other.
+    """
+    sums, (norm, *_) = (
+        json.loads(path.with_name(f"{path.stem}-lines.json").read_text()),
+        _spans_of(path, "norm = "),
+    )
     steps = [span["dur"] for span in _spans_of(path, "step ")]
     assert (sums["device"], sums["steps"]) == ("cpu", 2)
     assert sums["seconds"] == pytest.approx(sum(steps) / 2e6)
-    assert sums["seconds"] == pytest.approx(sum(sum(kinds.values()) for kinds in sums["lines"].values()))
+    assert sums["seconds"] == pytest.approx(
+        sum(sum(kinds.values()) for kinds in sums["lines"].values())
+    )
     assert sums["lines"][norm["name"].partition("  ")[0]]["exposed"] > 0
 
 
@@ -82,13 +100,19 @@ def _spans_of(path: Path, code: str) -> list[dict[str, Any]]:
 def test_steps_that_are_none(steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEC_PROFILE", "profiled")
     monkeypatch.setenv("SCALEC_PROFILE_STEPS", steps)
-    message = f"error: SCALEC_PROFILE_STEPS is `{steps}`: write the first and the last step of the run, as in 3-5\n"
+    message = (
+        f"error: SCALEC_PROFILE_STEPS is `{steps}`: write the first and the last step of the"
+        " run, as in 3-5\n"
+    )
     assert _run(tmp_path) == [(2, message), (2, "")]
 
 
 def test_steps_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEC_PROFILE_STEPS", "3-5")
-    message = "error: SCALEC_PROFILE_STEPS=3-5 says which steps are profiled: it needs SCALEC_PROFILE=FOLDER\n"
+    message = (
+        "error: SCALEC_PROFILE_STEPS=3-5 says which steps are profiled: it needs"
+        " SCALEC_PROFILE=FOLDER\n"
+    )
     assert _run(tmp_path) == [(2, message), (2, "")]
 
 
@@ -121,10 +145,14 @@ def test_lines_of_the_plan_in_forward_and_backward(path: Path) -> None:
     forward = [line for line in lines if line.startswith("llama.scale:")]
     around = ["llama.scale:20", *layer]
     assert forward == ["llama.scale:19", *around, *around, "llama.scale:30"] * microbatches
-    backward = [line.removeprefix(BACKWARD) for line in lines if line.startswith(f"{BACKWARD}llama.scale:")]
+    backward = [
+        line.removeprefix(BACKWARD) for line in lines if line.startswith(f"{BACKWARD}llama.scale:")
+    ]
     layers = ["llama.scale:30", *layer[::-1], *layer[::-1], "llama.scale:19"]
     assert backward == layers * microbatches
-    assert [span["name"] for span in spans if span["name"].startswith(("step ", "layers.", "Llama"))] == [
+    assert [
+        span["name"] for span in spans if span["name"].startswith(("step ", "layers.", "Llama"))
+    ] == [
         "step 12",
         *["Llama", "layers.0", "layers.1"] * microbatches,
     ]
@@ -135,14 +163,19 @@ def test_each_op_says_its_line(path: Path) -> None:
     ops = Counter((e["name"], e["args"].get("line")) for e in events if e.get("cat") == "cpu_op")
     assert ops["aten::embedding", "llama.scale:19"] == 4
     assert ops["aten::embedding_dense_backward", "llama.scale:19"] == 4
-    assert ops["aten::silu", "llama.scale:28"] == ops["aten::silu_backward", "llama.scale:28"] == 4 * 2
-    assert ops["aten::mm", "llama.scale:24"] == 3 * ops["aten::silu", "llama.scale:28"]  # x·w, dy·wᵀ, dyᵀ·x
+    assert (
+        ops["aten::silu", "llama.scale:28"] == ops["aten::silu_backward", "llama.scale:28"] == 4 * 2
+    )
+    # x·w, dy·wᵀ, dyᵀ·x
+    assert ops["aten::mm", "llama.scale:24"] == 3 * ops["aten::silu", "llama.scale:28"]
     assert sum(count for (name, _), count in ops.items() if name == "aten::mm") == 3 * (7 * 8 + 4)
 
 
 def test_spans_of_a_thread_are_nested(path: Path) -> None:
     events = json.loads(path.read_text())["traceEvents"]
-    timed = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("user_annotation", "cpu_op")]
+    timed = [
+        e for e in events if e.get("ph") == "X" and e.get("cat") in ("user_annotation", "cpu_op")
+    ]
     assert len(timed) > 1000
     for _, of_thread in groupby(sorted(timed, key=_place), key=lambda e: (e["pid"], e["tid"])):
         assert not list(_crossing(list(of_thread)))
@@ -177,11 +210,28 @@ def _event(
     name: str, thread: int, ts: float, dur: float, cat: str = "cpu_op", external: int | None = None
 ) -> dict[str, Any]:
     args = {} if external is None else {"External id": external}
-    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": thread, "ts": ts, "dur": dur, "args": args}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
 
 
 def _arrow(end: str, number: int, thread: int, ts: float) -> dict[str, Any]:
-    return {"ph": end, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 1, "tid": thread, "ts": ts}
+    return {
+        "ph": end,
+        "cat": "fwdbwd",
+        "name": "fwdbwd",
+        "id": number,
+        "pid": 1,
+        "tid": thread,
+        "ts": ts,
+    }
 
 
 def test_backward_in_a_thread_of_its_own_and_kernels() -> None:
@@ -204,13 +254,22 @@ def test_backward_in_a_thread_of_its_own_and_kernels() -> None:
         _event("gemm", 99, 150, 9, "kernel", external=5),
         _event(f"{node}Unknown", 2, 120, 2, external=7),
     ]
-    add_lines({"traceEvents": events}, {"a.scale:3  y = x @ w": "a.scale:3", "a.scale:4  z = relu(y)": "a.scale:4"})
-    assert [event["args"].get("line") for event in events if event["name"] == "gemm"] == ["a.scale:3"] * 2
-    assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["name"].startswith(BACKWARD)] == [
+    add_lines(
+        {"traceEvents": events},
+        {"a.scale:3  y = x @ w": "a.scale:3", "a.scale:4  z = relu(y)": "a.scale:4"},
+    )
+    assert [event["args"].get("line") for event in events if event["name"] == "gemm"] == [
+        "a.scale:3"
+    ] * 2
+    assert [
+        (e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["name"].startswith(BACKWARD)
+    ] == [
         ("backward of a.scale:4  z = relu(y)", 2, 100, 5),
         ("backward of a.scale:3  y = x @ w", 2, 105, 7),
     ]
-    assert "line" not in next(event for event in events if event["name"] == f"{node}Unknown")["args"]
+    assert (
+        "line" not in next(event for event in events if event["name"] == f"{node}Unknown")["args"]
+    )
 
 
 @pytest.mark.gpu

@@ -27,7 +27,9 @@ RUN = Path("runs/bigram")
 def _run(folder: Path, step: Any = train_step, options: str = "", record: str = "1") -> list[int]:
     text_files(folder)
     options = f"--data text/*.txt --log-every 1 {options}"
-    return [status for status, _ in run_recorded(folder, PLAN, build, step, eval_step, options, record)]
+    return [
+        status for status, _ in run_recorded(folder, PLAN, build, step, eval_step, options, record)
+    ]
 
 
 def _lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -37,7 +39,10 @@ def _lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 def _losses(folder: Path) -> list[tuple[Any, ...]]:
     lines = [json.loads(line) for line in (folder / RUN / "log.jsonl").read_text().splitlines()]
-    return [tuple(value for name, value in line.items() if not name.startswith("tokens_per_s")) for line in lines]
+    return [
+        tuple(value for name, value in line.items() if not name.startswith("tokens_per_s"))
+        for line in lines
+    ]
 
 
 def test_what_is_written(tmp_path: Path) -> None:
@@ -60,7 +65,9 @@ def test_what_is_written(tmp_path: Path) -> None:
         for step, began in ((1, 0), (2, 3)):
             assert steps[4 * step - 4 : 4 * step] == [
                 {"step": step, "phase": "train", "order": began} | count,
-                {"step": step, "phase": "train", "order": began + 1} | summed | {"shape": [65536], "dtype": "float32"},
+                {"step": step, "phase": "train", "order": began + 1}
+                | summed
+                | {"shape": [65536], "dtype": "float32"},
                 {"step": step, "phase": "train", "order": began + 2} | loss,
                 {"step": step, "phase": "train", "calls": 3},
             ]
@@ -98,7 +105,12 @@ def test_a_crash_loses_nothing_and_shows_the_call_that_waits(tmp_path: Path) -> 
 def test_a_resumed_run_records_its_own_steps(tmp_path: Path) -> None:
     assert _run(tmp_path) == [0, 0]
     assert _run(tmp_path, options="--resume --steps 3") == [0, 0]
-    assert [line["step"] for line in _lines(tmp_path) if line.get("phase") == "train"] == [3, 3, 3, 3]
+    assert [line["step"] for line in _lines(tmp_path) if line.get("phase") == "train"] == [
+        3,
+        3,
+        3,
+        3,
+    ]
 
 
 # ---- whoever calls

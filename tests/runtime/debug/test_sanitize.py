@@ -1,4 +1,6 @@
-"""Hashes, comparisons over an axis and the lines of programs: each by itself, with every difference planted."""
+"""Hashes, comparisons over an axis and the lines of programs: each by itself, with every
+difference planted.
+"""
 
 import subprocess
 import sys
@@ -12,7 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime import Axis, Mesh, all_gather, all_reduce, all_reduce_, reduce_scatter, regather, replicate, shard
+from scalec.runtime import (
+    Axis,
+    Mesh,
+    all_gather,
+    all_reduce,
+    all_reduce_,
+    reduce_scatter,
+    regather,
+    replicate,
+    shard,
+)
 from scalec.runtime.comm import collectives
 from scalec.runtime.debug.compare import BLOCK, Comparison, Difference
 from scalec.runtime.debug.sanitize import Sanitizer
@@ -43,7 +55,9 @@ def fingerprint() -> Hash:
 
 
 def _random(size: int, dtype: torch.dtype) -> Tensor:
-    bits = torch.randint(0, 2 if dtype is torch.bool else 256, (size * dtype.itemsize,), dtype=torch.uint8)
+    bits = torch.randint(
+        0, 2 if dtype is torch.bool else 256, (size * dtype.itemsize,), dtype=torch.uint8
+    )
     return bits.view(dtype)
 
 
@@ -99,7 +113,9 @@ def _compared(make: Callable[[int], list[Tensor]]) -> Difference | None:
     return Comparison(CPU).first(make(dist.get_rank()), axis)
 
 
-def _change(rank: int, index: int, value: float, size: int, dtype: torch.dtype = torch.float32) -> Any:
+def _change(
+    rank: int, index: int, value: float, size: int, dtype: torch.dtype = torch.float32
+) -> Any:
     def make(own: int) -> list[Tensor]:
         x = torch.arange(size).to(dtype)
         if own == rank:
@@ -115,17 +131,25 @@ def test_the_first_element_that_differs_and_the_odd_rank_are_named() -> None:
     words = f"rank 1 differs from the other 2, {float(at)} on rank 0 and -1.0 on rank 1"
     assert found == [Difference(1, at, words)] * 3
     found = run_ranks(2, _compared, _change(0, 5, 0, 9, torch.bfloat16))
-    assert found == [Difference(1, 5, "rank 0 differs from rank 1, 0.0 on rank 0 and 5.0 on rank 1")] * 2
+    assert (
+        found
+        == [Difference(1, 5, "rank 0 differs from rank 1, 0.0 on rank 0 and 5.0 on rank 1")] * 2
+    )
 
 
 def test_shapes_and_element_types_are_compared() -> None:
-    for make in (lambda rank: [torch.zeros(4 + rank)], lambda rank: [torch.zeros(4, dtype=DTYPES[rank])]):
+    for make in (
+        lambda rank: [torch.zeros(4 + rank)],
+        lambda rank: [torch.zeros(4, dtype=DTYPES[rank])],
+    ):
         (found, _) = run_ranks(2, _compared, make)
         assert found == Difference(0, None, "rank 0 differs from rank 1, in shape or element type")
 
 
 def test_equal_values_are_no_difference() -> None:
-    assert run_ranks(2, _compared, lambda rank: [torch.full((3,), torch.nan), torch.ones(2, 3).t()]) == [None, None]
+    assert run_ranks(
+        2, _compared, lambda rank: [torch.full((3,), torch.nan), torch.ones(2, 3).t()]
+    ) == [None, None]
 
 
 class _Calls(TorchDispatchMode):
@@ -155,7 +179,9 @@ def _seen() -> int:
 
 
 def _message(function: Callable[[Axis, Tensor], None]) -> str:
-    """What the sanitizer says when the function is called with an axis and a value, equal on both ranks."""
+    """What the sanitizer says when the function is called with an axis and a value, equal on
+    both ranks.
+    """
     mesh = Mesh({"tp": 2}, watch=Sanitizer(CPU))
     try:
         function(mesh.axis("tp"), torch.arange(4.0).requires_grad_())
@@ -187,7 +213,9 @@ def _gradient(tp: Axis, x: Tensor) -> None:
 
 
 def _conjugate(tp: Axis, x: Tensor) -> None:
-    collectives._reduce_scatter_gather = collectives._conjugate("Lost", "PS", collectives._scatter, _wrong_gather)
+    collectives._reduce_scatter_gather = collectives._conjugate(
+        "Lost", "PS", collectives._scatter, _wrong_gather
+    )
     a = reduce_scatter(x, tp, dim=0)  # [h]  P→S(h)  model.scale:7
     a.sum().backward()
 
@@ -212,7 +240,11 @@ def _in_place(tp: Axis, x: Tensor) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (_operand, "forward: `a` at [2] is not the same over tp: rank 0 differs from rank 1, 2.0 on rank 0 and 3.0 on"),
+        (
+            _operand,
+            "forward: `a` at [2] is not the same over tp: rank 0 differs from rank 1, 2.0 on"
+            " rank 0 and 3.0 on",
+        ),
         (_nested, "forward: `_odd(x)` at [2] is not the same over tp"),
         (_gradient, "backward: the gradient of `a` at [2] is not the same over tp"),
         (_conjugate, "backward: the gradient of `x` at [2] is not the same over tp"),
@@ -221,7 +253,9 @@ def _in_place(tp: Axis, x: Tensor) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_operands_and_results_of_coercions_are_compared(function: Callable[[Axis, Tensor], None], words: str) -> None:
+def test_operands_and_results_of_coercions_are_compared(
+    function: Callable[[Axis, Tensor], None], words: str
+) -> None:
     messages = run_ranks(2, _message, function)
     assert messages[0] == messages[1]
     assert messages[0].startswith(f"before the first step, {words}")
@@ -238,7 +272,10 @@ def _sharded(tp: Axis, x: Tensor) -> None:
 
 
 def test_without_the_sanitizer_nothing_of_it_is_loaded() -> None:
-    code = "import sys, scalec.runtime; print([m for m in sys.modules if 'sanitize' in m or 'fingerprint' in m])"
+    code = (
+        "import sys, scalec.runtime; print([m for m in sys.modules if 'sanitize' in m or"
+        " 'fingerprint' in m])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

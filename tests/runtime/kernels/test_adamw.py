@@ -17,9 +17,15 @@ def test_in_float64_it_equals_torchs_optimizer(layers: int, size: int, scale: fl
     check_steps(made(layers, size, WIDE, "cpu", torch.float32), AdamW((0.9, 0.95)), WIDE, scale)
 
 
-@pytest.mark.parametrize(("dtype", "master"), [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize(
+    ("dtype", "master"), [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)]
+)
 def test_a_state_has_the_same_names_and_bits(dtype: torch.dtype, master: torch.dtype) -> None:
-    (model, ours), (other, theirs) = (states(made, "cpu", dtype, master) for made in (AdamW(), optimizers.AdamW()))
+    (model, ours), (other, theirs) = (
+        states(made, "cpu", dtype, master) for made in (AdamW(), optimizers.AdamW())
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True)
+    )

@@ -1,4 +1,6 @@
-"""Attention without a GPU: plain torch in the kernels' place, what it keeps, and which backend a call takes."""
+"""Attention without a GPU: plain torch in the kernels' place, what it keeps, and which backend
+a call takes.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +29,10 @@ LENGTH = 300
 def _operands(seq: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     rows = (LENGTH, 2) if seq == 0 else (2, LENGTH)
     draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(*rows, heads, 8, dtype=dtype, generator=draw).requires_grad_() for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(*rows, heads, 8, dtype=dtype, generator=draw).requires_grad_()
+        for heads in (4, 2, 2)
+    )
     return q, k, v
 
 
@@ -49,8 +54,12 @@ def test_plain_torch_is_exact_in_float64(options: dict[str, Any]) -> None:
     qkv = _operands(options["layout"].index("s"))
     actual, expected = _partial(*qkv, options)[0], attention(*qkv, **_given(options))
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
-    gradient = torch.randn(actual.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for one, other in zip(*(torch.autograd.grad(it, qkv, gradient) for it in (actual, expected)), strict=True):
+    gradient = torch.randn(
+        actual.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    for one, other in zip(
+        *(torch.autograd.grad(it, qkv, gradient) for it in (actual, expected)), strict=True
+    ):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
@@ -64,8 +73,15 @@ def test_a_call_is_the_runtime_s_attention(options: dict[str, Any]) -> None:
 
 def test_dropout_is_the_runtime_s() -> None:
     qkv = _operands(1)
-    given: dict[str, Any] = {"layout": "bshd", "draws": torch.tensor([3, 4]), "dropout": 0.5, "site": 1}
-    torch.testing.assert_close(Attention({8: SMALL})(*qkv, **given), attention(*qkv, **given), atol=0, rtol=0)
+    given: dict[str, Any] = {
+        "layout": "bshd",
+        "draws": torch.tensor([3, 4]),
+        "dropout": 0.5,
+        "site": 1,
+    }
+    torch.testing.assert_close(
+        Attention({8: SMALL})(*qkv, **given), attention(*qkv, **given), atol=0, rtol=0
+    )
 
 
 def _kept(run: Any) -> list[Tensor]:
@@ -104,7 +120,9 @@ def test_queries_that_see_nothing() -> None:
 
 def _on_gpu(dim: int, dtype: torch.dtype, heads: int = 2) -> Tensor:
     """What a choice of backend sees of a tensor on a GPU, on a machine without one."""
-    return cast(Tensor, SimpleNamespace(is_cuda=True, is_meta=False, dtype=dtype, shape=(4, 1, heads, dim)))
+    return cast(
+        Tensor, SimpleNamespace(is_cuda=True, is_meta=False, dtype=dtype, shape=(4, 1, heads, dim))
+    )
 
 
 HALF, FULL, DOUBLE = torch.bfloat16, torch.float32, torch.float64
@@ -137,14 +155,17 @@ def test_which_backend_a_call_takes_on_a_gpu(
 
 
 @pytest.mark.parametrize(("dim", "expected"), [(128, "triton"), (64, "torch")])
-def test_float32_with_fewer_heads_of_keys_takes_our_kernel_where_it_has_blocks(dim: int, expected: str) -> None:
+def test_float32_with_fewer_heads_of_keys_takes_our_kernel_where_it_has_blocks(
+    dim: int, expected: str
+) -> None:
     """torch would hold all scores."""
     q, k, blocks = _on_gpu(dim, FULL, heads=4), _on_gpu(dim, FULL), {128: SMALL}
     assert backend(Attention(blocks), q, k, k, special=False, drops=False) == expected
 
 
 @pytest.mark.parametrize(
-    ("special", "drops", "expected"), [(False, False, "torch"), (True, False, "plain"), (True, True, "torch")]
+    ("special", "drops", "expected"),
+    [(False, False, "torch"), (True, False, "plain"), (True, True, "torch")],
 )
 def test_which_backend_a_call_takes_on_a_cpu(special: bool, drops: bool, expected: str) -> None:
     q = torch.empty(4, 1, 2, 128)

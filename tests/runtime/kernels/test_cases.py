@@ -1,4 +1,6 @@
-"""Every case of every kernel: under Triton's interpreter in float32, and on a GPU in all element types."""
+"""Every case of every kernel: under Triton's interpreter in float32, and on a GPU in all
+element types.
+"""
 
 import ast
 import importlib
@@ -12,7 +14,12 @@ HALVES = tuple(MODULES[::2]), tuple(MODULES[1::2])
 """Each is interpreted in one process."""
 
 CASES = [
-    pytest.param(module, node.name, id=f"{module}-{node.name}", marks=pytest.mark.xdist_group(f"interpreted {half[0]}"))
+    pytest.param(
+        module,
+        node.name,
+        id=f"{module}-{node.name}",
+        marks=pytest.mark.xdist_group(f"interpreted {half[0]}"),
+    )
     for half in HALVES
     for module in half
     for node in ast.parse((FOLDER / f"{module}.py").read_text()).body

@@ -1,4 +1,6 @@
-"""A route of experts by kernels, on the meta device: which start, how often, and that backward needs no others."""
+"""A route of experts by kernels, on the meta device: which start, how often, and that backward
+needs no others.
+"""
 
 from collections import Counter
 
@@ -36,11 +38,15 @@ def _started(exchanged: bool) -> tuple[Counter[str], int]:
     x = torch.empty(2, 6, WIDTH, device="meta", requires_grad=True)
     weight = torch.empty(experts.held, WIDTH, WIDTH, device="meta", requires_grad=True)
     with recorded() as launches:
-        gates, ids = TopK({COUNT: TILE})(torch.empty(2, 6, COUNT, device="meta", requires_grad=True), 2)
+        gates, ids = TopK({COUNT: TILE})(
+            torch.empty(2, 6, COUNT, device="meta", requires_grad=True), 2
+        )
         order = SortByExpert({COUNT: CHUNK})(ids, experts)
         held = ExchangeCounts({COUNT: CHUNK})(order)
         rows = Exchange({WIDTH: TILE})(Dispatch({WIDTH: TILE})(x, order), held)
-        rows = ExchangeBack({WIDTH: TILE})(GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight, held), held)
+        rows = ExchangeBack({WIDTH: TILE})(
+            GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight, held), held
+        )
         out = Combine({WIDTH: TILE})(rows, gates, order)
         torch.autograd.backward([out], [torch.empty_like(out)])
     assert out.shape == x.shape
@@ -70,19 +76,27 @@ def test_a_route_starts_each_kernel_once_forward_and_once_backward() -> None:
 
 
 def test_padded_rows_are_multiplied_and_exchanged_by_torch() -> None:
-    """Each expert has 5 rows of each of 4 ranks: the sizes of all is known without what is chosen."""
+    """Each expert has 5 rows of each of 4 ranks: the sizes of all is known without what is
+    chosen.
+    """
     with pretended(4, 1):
         mesh = Mesh({"ep": 4}, "meta")
         x = torch.empty(2, 6, WIDTH, device="meta", requires_grad=True)
         weight = torch.empty(2, WIDTH, WIDTH, device="meta", requires_grad=True)
         with recorded() as launches:
             ids = torch.empty(2, 6, 2, device="meta", dtype=torch.int64)
-            order = SortByExpert({COUNT: CHUNK})(ids, Experts(mesh, COUNT, "ep", tokens=["ep"]), padded=5)
-            rows = all_to_all(Dispatch({WIDTH: TILE})(x, order), mesh.axis("ep"), dim_from=1, dim_to=0)
+            order = SortByExpert({COUNT: CHUNK})(
+                ids, Experts(mesh, COUNT, "ep", tokens=["ep"]), padded=5
+            )
+            rows = all_to_all(
+                Dispatch({WIDTH: TILE})(x, order), mesh.axis("ep"), dim_from=1, dim_to=0
+            )
             assert rows.shape == (2, 20, WIDTH)
             rows = GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight)
             back = all_to_all(rows, mesh.axis("ep"), dim_from=0, dim_to=1)
-            Combine({WIDTH: TILE})(back, torch.empty(2, 6, 2, device="meta"), order).sum().backward()
+            Combine({WIDTH: TILE})(
+                back, torch.empty(2, 6, 2, device="meta"), order
+            ).sum().backward()
     assert x.grad is not None
     assert weight.grad is not None
     names = Counter(launch.kernel.__name__ for launch in launches)
@@ -92,7 +106,9 @@ def test_padded_rows_are_multiplied_and_exchanged_by_torch() -> None:
 
 @pytest.mark.gpu
 def test_a_route_waits_for_the_gpu_once() -> None:
-    """To read how many rows each expert has; nothing else waits, forward or backward, once kernels are compiled."""
+    """To read how many rows each expert has; nothing else waits, forward or backward, once
+    kernels are compiled.
+    """
     experts, block = Experts(Mesh({}, "cuda"), COUNT), Product(16, 16, 16, warps=4, stages=1)
     x = torch.randn(64, WIDTH, device="cuda", requires_grad=True)
     weight = torch.randn(COUNT, WIDTH, WIDTH, device="cuda", requires_grad=True)
@@ -107,7 +123,9 @@ def test_a_route_waits_for_the_gpu_once() -> None:
         torch.cuda.set_sync_debug_mode("default")
         assert order.total == 128
         torch.cuda.set_sync_debug_mode(before)
-        rows = GroupedLinear({WIDTH: Products(block, block)})(Dispatch({WIDTH: TILE})(x, order), weight, order)
+        rows = GroupedLinear({WIDTH: Products(block, block)})(
+            Dispatch({WIDTH: TILE})(x, order), weight, order
+        )
         (Combine({WIDTH: TILE})(rows, gates, order).sum() + losses).backward()
 
     route()

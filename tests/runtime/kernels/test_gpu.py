@@ -1,7 +1,8 @@
-"""A program with kernels on one device: its losses are those of the same program with torch's ops, and no step waits.
+"""A program with kernels on one device: its losses are those of the same program with torch's ops,
+and no step waits.
 
-The kernels' own cases on a GPU, in every element type, are in `test_cases`.  On the CPU, where each kernel has a twin
-in torch, the same programs show that what differs on a GPU is the kernels.
+The kernels' own cases on a GPU, in every element type, are in `test_cases`.  On the CPU, where each
+kernel has a twin in torch, the same programs show that what differs on a GPU is the kernels.
 """
 
 from typing import Any
@@ -24,8 +25,9 @@ train {{
 }}"""
 
 RTOL = {"fp32": (1e-5, 1e-4), "bf16": (1e-3, 1e-3)}
-"""How far losses may be apart in the first step and in later ones: sums are taken in another order, and in few bits
-rounded elsewhere; AdamW, which divides by a gradient's size, makes more of it from step to step."""
+"""How far losses may be apart in the first step and in later ones: sums are taken in another order,
+and in few bits rounded elsewhere; AdamW, which divides by a gradient's size, makes more of it from
+step to step."""
 
 
 class _Run:

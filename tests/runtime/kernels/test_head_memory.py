@@ -1,4 +1,6 @@
-"""The bytes and products of an 8B-shaped model's head, in bfloat16, counted on a device without memory."""
+"""The bytes and products of an 8B-shaped model's head, in bfloat16, counted on a device without
+memory.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scalec.runtime import token_loss
-from scalec.runtime.kernels import CrossEntropy, LinearCrossEntropy, LinearSoftmaxStats, Tile, launching
+from scalec.runtime.kernels import (
+    CrossEntropy,
+    LinearCrossEntropy,
+    LinearSoftmaxStats,
+    Tile,
+    launching,
+)
 from scalec.runtime.ops.delayed_wgrad import Part, set_apart
 
 TOKENS, HIDDEN, CLASSES = 8192, 4096, 128256
@@ -28,7 +36,9 @@ Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Counted(TorchDispatchMode):
-    """The bytes that are allocated within it, and the most at once; how often each weight was multiplied."""
+    """The bytes that are allocated within it, and the most at once; how often each weight was
+    multiplied.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,14 +46,20 @@ class Counted(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         before = {it.untyped_storage()._cdata for it in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
             if storage._cdata not in before:
-                self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+                self._storages.setdefault(
+                    storage._cdata, (StorageWeakRef(storage), storage.nbytes())
+                )
         if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
             a, b = _tensors(args)[-2:]
             self.flop += 2 * a.shape[0] * a.shape[1] * b.shape[1]
@@ -62,7 +78,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes between forward and backward, and the most at once; products as large as that of x and the weight."""
+    """Bytes between forward and backward, and the most at once; products as large as that of x
+    and the weight.
+    """
 
     kept: int
     most: int
@@ -86,14 +104,18 @@ def _cost(head: Head, later: bool = False) -> Cost:
         else:
             loss.backward()
     assert bool(parts) == later
-    return Cost(kept, counted.most - OF_X - OF_WEIGHT, counted.flop / (2 * TOKENS * HIDDEN * CLASSES))
+    return Cost(
+        kept, counted.most - OF_X - OF_WEIGHT, counted.flop / (2 * TOKENS * HIDDEN * CLASSES)
+    )
 
 
 def _no_kernel(*args: Any, **options: Any) -> None:
     """Kernels allocate nothing."""
 
 
-def _unfused(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def _unfused(
+    loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, labels: Tensor
+) -> Tensor:
     return loss(F.linear(x, weight), labels)
 
 
@@ -140,7 +162,8 @@ def test_by_tokens_gradients_are_kept_and_logits_are_made_once() -> None:
 @pytest.mark.parametrize(("head", "products"), [(_by_classes, 5), (_by_tokens, 3)])
 def test_a_gradient_that_is_put_off_may_need_logits_again(head: Head, products: int) -> None:
     assert _cost(head, later=True).products == products
-    assert _cost(_biased(head), later=True).products == products  # those of weight and bias need the same
+    # those of weight and bias need the same
+    assert _cost(_biased(head), later=True).products == products
 
 
 @pytest.mark.parametrize("head", [_by_classes, _by_tokens])

@@ -1,4 +1,6 @@
-"""A program of experts whose kernels all run, two steps on two ranks: what comes is that of one process in float64."""
+"""A program of experts whose kernels all run, two steps on two ranks: what comes is that of one
+process in float64.
+"""
 
 import pytest
 
@@ -24,7 +26,9 @@ RAGGED = {
     "grouped_rows_kernel",
     "grouped_weight_kernel",
 }
-"""Those where experts, of which a rank has several, have unequal numbers of rows; and of a second loss."""
+"""Those where experts, of which a rank has several, have unequal numbers of rows; and of a
+second loss.
+"""
 
 
 @pytest.mark.sample(1)

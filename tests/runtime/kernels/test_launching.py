@@ -24,10 +24,14 @@ def _on_a_gpu(dtype: torch.dtype) -> Any:
 
 def test_a_gpu_has_kernels_for_three_element_types_and_the_sizes_of_the_table() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert tile_for(Op(), TILES, 8, _on_a_gpu(dtype), None, _on_a_gpu(torch.float32)) is TILES[8]
+        assert (
+            tile_for(Op(), TILES, 8, _on_a_gpu(dtype), None, _on_a_gpu(torch.float32)) is TILES[8]
+        )
 
 
-def test_the_log_says_once_for_each_op_and_reason_that_torch_serves(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_once_for_each_op_and_reason_that_torch_serves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     for _ in range(3):
         assert tile_for(Op(), TILES, 8, _on_a_gpu(torch.float32), _on_a_gpu(torch.float64)) is None
         assert tile_for(Op(), TILES, 9, _on_a_gpu(torch.float32)) is None
@@ -52,7 +56,13 @@ def test_an_empty_grid_starts_nothing() -> None:
 
 def test_matrices_are_views_where_rows_are_evenly_spaced() -> None:
     x = torch.arange(48).view(2, 3, 8)
-    for view, copied in ((x, False), (x[..., 2:6], False), (x[:, ::2], True), (x.mT, True), (x[..., ::2], True)):
+    for view, copied in (
+        (x, False),
+        (x[..., 2:6], False),
+        (x[:, ::2], True),
+        (x.mT, True),
+        (x[..., ::2], True),
+    ):
         width = view.shape[-1]
         rows = matrix(view, width)
         assert torch.equal(rows, view.reshape(-1, width))
@@ -67,5 +77,7 @@ def test_blocks_and_powers_of_two() -> None:
 
 def test_the_runtime_needs_no_triton() -> None:
     script = "import sys; sys.modules['triton'] = None; import scalec.runtime"
-    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr

@@ -32,19 +32,29 @@ TWICE = {("norm_kernels.norm_backward", "s"), ("norm_kernels.norm_backward", "da
 
 
 def test_kernels_move_each_operand_and_result_once() -> None:
-    large = [(kernel, name, each) for kernel, times in traffic() for name, each in times.items() if name not in CACHED]
+    large = [
+        (kernel, name, each)
+        for kernel, times in traffic()
+        for name, each in times.items()
+        if name not in CACHED
+    ]
     assert {kernel.partition(".")[0] for kernel, *_ in large} == {
         *("accumulate", "adamw", "gates", "logit_kernels", "norm_kernels", "rope", "rows")
     }
     again = {(kernel, name) for kernel, name, (loaded, _) in large if loaded == 2}
     assert again == TWICE
     once = {(1, 0), (0, 1), (1, 1)}  # the last in place
-    odd = [it for it in large if (round(it[2][0], 1), it[2][1]) not in once and (*it[:2],) not in again]
+    odd = [
+        it for it in large if (round(it[2][0], 1), it[2][1]) not in once and (*it[:2],) not in again
+    ]
     assert not odd
 
 
 def test_sizes_that_16_does_not_divide_are_read_wide_but_for_the_rest() -> None:
-    total, x = torch.empty(10**6 + 4, device="meta"), torch.empty(10**6 + 4, device="meta", dtype=torch.bfloat16)
+    total, x = (
+        torch.empty(10**6 + 4, device="meta"),
+        torch.empty(10**6 + 4, device="meta", dtype=torch.bfloat16),
+    )
     with recorded() as launches:
         Accumulate()(total, x)
     wide = [read(launch, compile_for(launch, 90), CHIPS[90]).wide for launch in launches]

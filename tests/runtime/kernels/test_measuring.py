@@ -1,4 +1,7 @@
-"""One failure ends no table of `benchmarks/one_gpu.py`; sizes can be chosen.  Without a GPU, where nothing is timed."""
+"""One failure ends no table of `benchmarks/one_gpu.py`; sizes can be chosen.
+
+Without a GPU, where nothing is timed.
+"""
 
 import importlib
 import subprocess
@@ -41,7 +44,9 @@ def test_a_program_that_fails_is_a_row(measuring: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(steps, "_made", _failing)
     machine = gpu.Machine(torch.device("cpu"), toy=True, repeats=1)
     rows = [*steps.step_rows(machine, "1B")]
-    assert [row[2] for row in rows] == [each.name for each in (*steps.PROGRAMS[1:], steps.PROGRAMS[0])]
+    assert [row[2] for row in rows] == [
+        each.name for each in (*steps.PROGRAMS[1:], steps.PROGRAMS[0])
+    ]
     assert {row[3] for row in rows} == {"failed: ValueError: no such kernel"}
     assert {len(row) for row in rows} == {len(steps.STEPS)}
     assert {len(row) for row in steps.op_rows(machine, "1B")} == {len(steps.OPS)}

@@ -11,7 +11,9 @@ MULTIPROCESSORS, REGISTERS = 132, 65536
 """Of an H100, and of each of its multiprocessors."""
 
 
-@pytest.mark.skipif(not TUNED, reason="from Triton 3.8 on they take more registers than their tiles were chosen for")
+@pytest.mark.skipif(
+    not TUNED, reason="from Triton 3.8 on they take more registers than their tiles were chosen for"
+)
 def test_the_programs_of_backward_are_on_the_chip_together() -> None:
     """One that waits for another to end would begin when the others are half done.
 
@@ -19,7 +21,9 @@ def test_the_programs_of_backward_are_on_the_chip_together() -> None:
     """
     with recorded() as launches:
         examples("meta", torch.bfloat16)
-    backward = {str(launch): launch for launch in launches if launch.kernel is norm_kernels.norm_backward}
+    backward = {
+        str(launch): launch for launch in launches if launch.kernel is norm_kernels.norm_backward
+    }
     for text, launch in backward.items():
         each = compile_for(launch, 90).registers * 32 * launch.options["num_warps"]
         places = MULTIPROCESSORS * (REGISTERS // each)

@@ -1,4 +1,5 @@
-"""Every kernel that the programs of plans start, as they start it, compiles for every chip and fits it.  Without a GPU.
+"""Every kernel that the programs of plans start, as they start it, compiles for every chip and fits
+it.  Without a GPU.
 
 What differs in sizes alone is one kernel to the compiler, but for whether 16 divides them.
 """
@@ -45,7 +46,9 @@ def _blocks(tile: dict[str, dict[str, int]]) -> Blocks:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("capability", "dim", "dtype"), BLOCKS, ids=str)
-def test_the_blocks_of_attention_fit_the_chip_with_every_mask(capability: int, dim: int, dtype: torch.dtype) -> None:
+def test_the_blocks_of_attention_fit_the_chip_with_every_mask(
+    capability: int, dim: int, dtype: torch.dtype
+) -> None:
     name = "Attention" if dtype == torch.bfloat16 else "Attention32"
     attention = Attention({dim: _blocks(TILES[f"sm_{capability}"][name][str(dim)])})
     with recorded() as started:
@@ -55,7 +58,9 @@ def test_the_blocks_of_attention_fit_the_chip_with_every_mask(capability: int, d
         assert (name, capability) != ("Attention32", 80) or code.shared <= SHARED[86], (
             f"{launch}: sm_86 has those of sm_80"
         )
-        assert "mma" in code.ptx or launch.kernel.__name__ not in PRODUCTS, f"{launch}: no tensor cores"
+        assert "mma" in code.ptx or launch.kernel.__name__ not in PRODUCTS, (
+            f"{launch}: no tensor cores"
+        )
 
 
 @pytest.mark.sample(2)

@@ -1,4 +1,6 @@
-"""The file of tiles beside a program: tiles by class and size, blocks of attention, the one of an optimizer."""
+"""The file of tiles beside a program: tiles by class and size, blocks of attention, the one of
+an optimizer.
+"""
 
 import json
 from hashlib import sha256
@@ -21,7 +23,9 @@ def test_tiles_are_read_as_kernels_take_them(tmp_path: Path) -> None:
     text = json.dumps({"written_by": "scalec", "chip": "sm_90", "tiles": TILES})
     (tmp_path / "tiles.json").write_text(text)
     block = Block(**BLOCK)
-    assert read_tiles("tiles.json", str(tmp_path / "train.py"), sha256(text.encode()).hexdigest()) == {
+    assert read_tiles(
+        "tiles.json", str(tmp_path / "train.py"), sha256(text.encode()).hexdigest()
+    ) == {
         "RMSNorm": {64: Tile(rows=16, warps=4, programs=1056)},
         "Attention": {128: Blocks(block, block, block)},
         "GroupedLinear": {768: Products(Product(**PRODUCT), Product(**PRODUCT))},

@@ -1,4 +1,6 @@
-"""Times and tiles that `benchmarks/tune_kernels.py` writes and `benchmarks/gpu.py` reads, without a GPU."""
+"""Times and tiles that `benchmarks/tune_kernels.py` writes and `benchmarks/gpu.py` reads,
+without a GPU.
+"""
 
 import importlib
 import subprocess
@@ -19,7 +21,9 @@ from scalec.runtime.kernels import Tile
 SCRIPT = Path(__file__).parents[3] / "benchmarks/tune_kernels.py"
 FIRST = {
     "Attention": kernels.Blocks(*(kernels.Block(32, 64, warps=4, stages=2) for _ in range(3))),
-    "GroupedLinear": kernels.Products(*(kernels.Product(64, 64, 32, warps=2, stages=2) for _ in range(2))),
+    "GroupedLinear": kernels.Products(
+        *(kernels.Product(64, 64, 32, warps=2, stages=2) for _ in range(2))
+    ),
     # Of few rows it takes no more warps than have 16 bytes each.
     "Rope": Tile(rows=16, warps=2),
     "RopePair": Tile(rows=16, warps=2),
@@ -29,7 +33,10 @@ FIRST = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
 def test_without_a_gpu_it_says_so() -> None:
     ended = subprocess.run([sys.executable, SCRIPT], check=False, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (1, "error: tiles are measured on a GPU, and this machine has none\n")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: tiles are measured on a GPU, and this machine has none\n",
+    )
 
 
 def test_the_table_is_sorted_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +86,13 @@ def test_benchmarks_have_the_tiles_of_programs(chip: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_each_kernel_has_a_name_by_which_a_profile_groups_it(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kernel_has_a_name_by_which_a_profile_groups_it(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(SCRIPT.parent)
     steps = imported(SCRIPT.with_name("gpu_steps.py"))
     with recorded() as launches:
         importlib.import_module(f"helpers.kernels.{module}").examples("meta", torch.bfloat16)
-    assert not [name for launch in launches if steps.group_of(name := launch.kernel.__name__) == "others"]
+    assert not [
+        name for launch in launches if steps.group_of(name := launch.kernel.__name__) == "others"
+    ]

@@ -1,4 +1,6 @@
-"""Attention of the queries at some positions against those rows of attention on the whole, one rank after another."""
+"""Attention of the queries at some positions against those rows of attention on the whole, one
+rank after another.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -53,22 +55,32 @@ def _ways() -> Iterator[tuple[str, int, bool]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda it: " ".join(it) + f" {it.get('window', '')}")
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda it: " ".join(it) + f" {it.get('window', '')}"
+)
 def test_rows_are_those_of_the_whole(options: dict[str, Any], backend: str) -> None:
     """And gradients of all ranks are, together, those of the whole."""
     for layout, ranks, zigzag in _ways():
         seq, given = layout.index("s"), _given(options, layout)
         qkv = [_whole(layout, heads, seed) for seed, heads in enumerate((4, 2, 2))]
         expected = BACKENDS["torch"](*qkv, **given)
-        slope = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+        slope = torch.randn(
+            expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9)
+        )
         gradients = torch.autograd.grad(expected, qkv, slope)
         sums = [torch.zeros_like(it) for it in qkv]
         for rank in range(ranks):
             places = positions_at(SEQ, rank, ranks, zigzag)
             held = places.indices(torch.device("cpu"))
-            out = BACKENDS[backend](qkv[0].index_select(seq, held), *qkv[1:], **given, positions=places)
-            torch.testing.assert_close(out, expected.index_select(seq, held), atol=1e-12, rtol=1e-12)
-            for total, part in zip(sums, torch.autograd.grad(out, qkv, slope.index_select(seq, held)), strict=True):
+            out = BACKENDS[backend](
+                qkv[0].index_select(seq, held), *qkv[1:], **given, positions=places
+            )
+            torch.testing.assert_close(
+                out, expected.index_select(seq, held), atol=1e-12, rtol=1e-12
+            )
+            for total, part in zip(
+                sums, torch.autograd.grad(out, qkv, slope.index_select(seq, held)), strict=True
+            ):
                 total += part
         for actual, wanted in zip(sums, gradients, strict=True):
             torch.testing.assert_close(actual, wanted, atol=1e-12, rtol=1e-12)
@@ -80,7 +92,9 @@ def _calls(positions: Positions, **options: Any) -> list[tuple[int, int]]:
     calls: list[tuple[int, int]] = []
 
     class Watch(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func is torch.nn.functional.scaled_dot_product_attention:
                 calls.append((args[0].shape[-2], args[1].shape[-2]))
             return func(*args, **(kwargs or {}))
@@ -106,7 +120,8 @@ def test_a_chunk_is_a_call_on_the_keys_that_it_sees() -> None:
 def test_it_is_the_same_in_a_graph(options: dict[str, Any]) -> None:
     places = positions_at(SEQ, 0, 2, True)
     q, k, v = (
-        _whole("bshd", heads, seed)[:, :length] for seed, (heads, length) in enumerate(((4, 12), (2, 24), (2, 24)))
+        _whole("bshd", heads, seed)[:, :length]
+        for seed, (heads, length) in enumerate(((4, 12), (2, 24), (2, 24)))
     )
     torch.compiler.reset()  # pyright: ignore[reportUnknownMemberType]
     for backend in BACKENDS.values():
@@ -126,6 +141,8 @@ def test_a_gpu_aligns_a_prefix_at_its_lower_right(dtype: torch.dtype, dim: int) 
     for device, kind in (("cpu", torch.float64), ("cuda", dtype)):
         q, k, v = (it.to(device, kind) for it in qkv)
         out = attention(q[:, places.indices(q.device)], k, v, positions=places)
-        results.append([it.double().cpu() for it in (out, *torch.autograd.grad(out.sin().sum(), qkv))])
+        results.append(
+            [it.double().cpu() for it in (out, *torch.autograd.grad(out.sin().sum(), qkv))]
+        )
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)

@@ -1,4 +1,6 @@
-"""Weight gradients set apart: the same in two parts as in one, added where autograd adds them, nothing kept behind."""
+"""Weight gradients set apart: the same in two parts as in one, added where autograd adds them,
+nothing kept behind.
+"""
 
 import weakref
 from typing import Any
@@ -36,13 +38,17 @@ def _randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Tied(nn.Module):
-    """Rows of a table, a layer done again in backward if asked for, and the table once more as the head."""
+    """Rows of a table, a layer done again in backward if asked for, and the table once more as
+    the head.
+    """
 
     def __init__(self, again: bool = False, device: str = "cpu") -> None:
         super().__init__()
         self.table, self.inner = nn.Parameter(_randn(7, 4).to(device)), _Inner(device)
         self.norm, self.again = nn.Parameter(_randn(4, seed=2).to(device)), again
-        self.flat = torch.zeros(sum(each.numel() for each in self.parameters()), dtype=torch.float64, device=device)
+        self.flat = torch.zeros(
+            sum(each.numel() for each in self.parameters()), dtype=torch.float64, device=device
+        )
         pieces = self.flat.split([each.numel() for each in self.parameters()])
         for parameter, piece in zip(self.parameters(), pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
@@ -126,7 +132,9 @@ def test_of_a_weight_that_is_made_of_a_parameter_nothing_is_set_apart() -> None:
         split_linear(x, 2 * w).sum().backward()
         split_embedding(TOKENS % 5, 2 * w).sum().backward()
     assert parts == []
-    (expected,) = torch.autograd.grad(F.linear(x, 2 * w).sum() + F.embedding(TOKENS % 5, 2 * w).sum(), w)
+    (expected,) = torch.autograd.grad(
+        F.linear(x, 2 * w).sum() + F.embedding(TOKENS % 5, 2 * w).sum(), w
+    )
     torch.testing.assert_close(w.grad, expected, rtol=1e-13, atol=1e-13)
 
 
@@ -149,7 +157,14 @@ def _wide_gradient(splits: bool) -> Tensor:
     """Of a model that computes in bfloat16, in float32."""
     mesh, model = Mesh({}), nn.Module()
     model.w = weight(mesh, 5, 4, init=normal(1.0))
-    state = TrainState(model, mesh, {"all": Bucket(ParamGroup("w"))}, SGD(), dtype=torch.bfloat16, master=torch.float32)
+    state = TrainState(
+        model,
+        mesh,
+        {"all": Bucket(ParamGroup("w"))},
+        SGD(),
+        dtype=torch.bfloat16,
+        master=torch.float32,
+    )
     state.initialise(seed=1)
     for seed in range(2):
         x, parts = _randn(8, 4, seed=seed).bfloat16(), list[Part]()

@@ -1,4 +1,6 @@
-"""Deterministic kernels for some ops of a step: torch's switch is on while these run, forward and backward."""
+"""Deterministic kernels for some ops of a step: torch's switch is on while these run, forward
+and backward.
+"""
 
 from typing import Any, cast
 
@@ -66,12 +68,18 @@ def test_the_switch_goes_back_where_an_op_fails() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["flash", "none"])  # those that torch has on CPUs
-def test_attention_is_of_a_kernel_that_can_be_deterministic(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_of_a_kernel_that_can_be_deterministic(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if the device had it; results and gradients are those of torch's attention."""
     for name in ("flash", "efficient"):
-        monkeypatch.setattr(torch.backends.cuda, f"can_use_{name}_attention", lambda _, name=name: name == kernel)
+        monkeypatch.setattr(
+            torch.backends.cuda, f"can_use_{name}_attention", lambda _, name=name: name == kernel
+        )
     given = [torch.randn(2, 3, 8, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    out = deterministic.attention(*given, attn_mask=None, is_causal=True, scale=None, enable_gqa=False)
+    out = deterministic.attention(
+        *given, attn_mask=None, is_causal=True, scale=None, enable_gqa=False
+    )
     due = F.scaled_dot_product_attention(given[0], given[1], given[2], is_causal=True)
     torch.testing.assert_close(out, due)
     gradients = [torch.autograd.grad(each.square().sum(), given) for each in (out, due)]

@@ -1,4 +1,5 @@
-"""Dropout by global index: how much is dropped, and that seed, sample, site and place alone say what.
+"""Dropout by global index: how much is dropped, and that seed, sample, site and place alone say
+what.
 
 What the function is, and emitted programs on ranks: `tests/end_to_end/test_dropout.py`.
 """
@@ -45,7 +46,12 @@ def test_parts_of_ranks_are_parts_of_the_whole() -> None:
     for i in range(2):
         for j in range(4):
             for k in range(3):
-                box = (slice(4 * i, 4 * i + 4), slice(2 * k, 2 * k + 2), slice(None), slice(3 * j, 3 * j + 3))
+                box = (
+                    slice(4 * i, 4 * i + 4),
+                    slice(2 * k, 2 * k + 2),
+                    slice(None),
+                    slice(3 * j, 3 * j + 3),
+                )
                 split = {0: axis_at(i, 2), 3: axis_at(j, 4)}
                 part = dropout(x[box], DRAWS[2 * k : 2 * k + 2], 0.3, site=2, batch=1, split=split)
                 assert torch.equal(part, whole[box])
@@ -59,13 +65,17 @@ def test_positions_drop_what_they_drop_of_the_whole(zigzag: bool) -> None:
         for j in range(3):
             places = positions_at(12, j, 3, zigzag)
             held = places.indices(torch.device("cpu"))
-            part = dropout(x[4 * i : 4 * i + 4, :, held], DRAWS, 0.3, 2, 1, {0: axis_at(i, 2), 2: places})
+            part = dropout(
+                x[4 * i : 4 * i + 4, :, held], DRAWS, 0.3, 2, 1, {0: axis_at(i, 2), 2: places}
+            )
             assert torch.equal(part, whole[4 * i : 4 * i + 4, :, held])
 
 
 def test_where_samples_lie_does_not_matter() -> None:
     x = torch.randn(6, 5, 7)
-    ours, theirs = (dropout(each, DRAWS, 0.3, 1, batch) for each, batch in ((x, 0), (x.transpose(0, 1), 1)))
+    ours, theirs = (
+        dropout(each, DRAWS, 0.3, 1, batch) for each, batch in ((x, 0), (x.transpose(0, 1), 1))
+    )
     assert torch.equal(ours, theirs.transpose(0, 1))
 
 
@@ -85,9 +95,13 @@ def test_far_indices_are_told_apart() -> None:
     """Of samples of 2^60 elements, the parts of the first and of the last ranks."""
     x, size = torch.ones(6, 2, 2, 1 << 10), 1 << 25
     parts = [
-        dropout(x, DRAWS, 0.5, 1, 0, {1: axis_at(i, size), 3: axis_at(j, size)}) for i in (0, size - 1) for j in (0, 1)
+        dropout(x, DRAWS, 0.5, 1, 0, {1: axis_at(i, size), 3: axis_at(j, size)})
+        for i in (0, size - 1)
+        for j in (0, 1)
     ]
-    parts.append(dropout(x, DRAWS, 0.5, 1, 0, {1: axis_at(size - 1, size), 3: axis_at(size - 1, size)}))
+    parts.append(
+        dropout(x, DRAWS, 0.5, 1, 0, {1: axis_at(size - 1, size), 3: axis_at(size - 1, size)})
+    )
     rows = torch.stack(parts).flatten(1) - 1
     assert (rows @ rows.T / rows.shape[1] - torch.eye(len(rows))).abs().max() < 0.05
 
@@ -102,7 +116,9 @@ def test_backward_drops_the_same() -> None:
 
 def test_nothing_of_the_operands_size_is_kept_for_backward() -> None:
     sizes: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: sizes.append(x.numel()) or x, lambda x: x
+    ):
         dropout(torch.randn(6, 1000, requires_grad=True), DRAWS, 0.3, 1, 0)
     assert sizes == [len(DRAWS)]
 
@@ -149,7 +165,9 @@ def _heads(number: int, **shape: int) -> Tensor:
 
 
 def test_attention_drops_weights() -> None:
-    """In the order of head, query and key; each part of the heads drops what it drops of the whole."""
+    """In the order of head, query and key; each part of the heads drops what it drops of the
+    whole.
+    """
     q, k, v = _heads(0, heads=4), _heads(1, heads=2), _heads(2, heads=2)
     got = attention(q, k, v, layout="bshd", draws=DRAWS, dropout=0.3, site=2)
     scores = torch.einsum("bsnd,btnd->bnst", q, k.repeat_interleave(2, 2)) / 8**0.5
@@ -160,12 +178,20 @@ def test_attention_drops_weights() -> None:
     for i in range(2):
         mine, few = slice(2 * i, 2 * i + 2), slice(i, i + 1)
         part = attention(
-            q[:, :, mine], k[:, :, few], v[:, :, few], draws=DRAWS, dropout=0.3, site=2, heads=axis_at(i, 2)
+            q[:, :, mine],
+            k[:, :, few],
+            v[:, :, few],
+            draws=DRAWS,
+            dropout=0.3,
+            site=2,
+            heads=axis_at(i, 2),
         )
         torch.testing.assert_close(part, want[:, :, mine], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 2}, {"softcap": 2.0}, {"scale": 0.2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": False}, {"window": 2}, {"softcap": 2.0}, {"scale": 0.2}]
+)
 def test_attention_that_drops_next_to_nothing_is_attention(options: dict[str, float]) -> None:
     q, k, v = _heads(0, heads=4), _heads(1, heads=2), _heads(2, heads=2)
     documents = torch.arange(30).view(6, 5) // 3
@@ -185,7 +211,14 @@ def _draws(folder: Path, split: dict[str, tuple[str, ...]], microbatches: int) -
     tokens, draws = (Input(dims, split) for dims in (("batch", "seq"), ("batch",)))
     inputs = {"tokens": tokens, "labels": tokens, "draws": draws}
     loader = Loader(
-        Mixture([Part("", stream)]), Windows(), inputs, Mesh({"dp": 2, "tp": 2}), 8, microbatches, 256, seed=3
+        Mixture([Part("", stream)]),
+        Windows(),
+        inputs,
+        Mesh({"dp": 2, "tp": 2}),
+        8,
+        microbatches,
+        256,
+        seed=3,
     )
     found = [loader.batch(step).draws for step in range(2)]
     return torch.cat([each for each in found if each is not None])
@@ -197,5 +230,7 @@ def test_draws_follow_the_samples_number_on_any_mesh(tmp_path: Path) -> None:
     ranks: list[Tensor] = run_ranks(4, _draws, tmp_path, {"batch": ("dp",)}, 2)
     for i, found in enumerate(ranks):
         assert torch.equal(found, want.view(4, 2, 2)[:, i // 2])
-    assert all(torch.equal(found.flatten(), want) for found in run_ranks(4, _draws, tmp_path, {}, 4))
+    assert all(
+        torch.equal(found.flatten(), want) for found in run_ranks(4, _draws, tmp_path, {}, 4)
+    )
     assert len({*want.tolist(), *draws_of(range(16), seed=4).tolist()}) == 32

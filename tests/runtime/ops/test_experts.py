@@ -1,4 +1,6 @@
-"""A mixture of experts on gloo ranks against the dense formula y = Σₑ gₑ(x) · fₑ(x) in one process, in float64."""
+"""A mixture of experts on gloo ranks against the dense formula y = Σₑ gₑ(x) · fₑ(x) in one
+process, in float64.
+"""
 
 import json
 from itertools import product
@@ -51,7 +53,9 @@ LAYOUTS: list[Layout] = [
     ({"dp": 2, "tp": 2}, ("tp", "dp"), ("dp",)),
     ({"dp": 2, "tp": 2}, ("tp",), ()),
 ]
-"""A mesh, the axes of experts, and those of them over which tokens are sharded, as they are over dp, cp and ep."""
+"""A mesh, the axes of experts, and those of them over which tokens are sharded, as they are
+over dp, cp and ep.
+"""
 COPIES = ("tp",)
 H, F = 5, 3
 
@@ -69,17 +73,27 @@ def _weights(count: int) -> list[Tensor]:
 def _dense(x: Tensor, gates: Tensor, ids: Tensor, weights: list[Tensor]) -> Tensor:
     """Every expert of every token, of which most weigh nothing."""
     gate, up, bias, down = weights
-    each = torch.zeros((*ids.shape[:-1], len(gate) + 1), dtype=x.dtype).scatter(-1, ids % (len(gate) + 1), gates)
-    inner = silu(torch.einsum("...h,efh->...ef", x, gate)) * (torch.einsum("...h,efh->...ef", x, up) + bias)
+    each = torch.zeros((*ids.shape[:-1], len(gate) + 1), dtype=x.dtype).scatter(
+        -1, ids % (len(gate) + 1), gates
+    )
+    inner = silu(torch.einsum("...h,efh->...ef", x, gate)) * (
+        torch.einsum("...h,efh->...ef", x, up) + bias
+    )
     return torch.einsum("...e,...ef,ehf->...h", each[..., :-1], inner, down)
 
 
-def _experts(y: Tensor, held: Groups | None, gate: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
-    inner = silu(grouped_linear(y, gate, held)) * grouped_bias(grouped_linear(y, up, held), bias, held)
+def _experts(
+    y: Tensor, held: Groups | None, gate: Tensor, up: Tensor, bias: Tensor, down: Tensor
+) -> Tensor:
+    inner = silu(grouped_linear(y, gate, held)) * grouped_bias(
+        grouped_linear(y, up, held), bias, held
+    )
     return grouped_linear(inner, down, held)
 
 
-def _padded(x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: bool, *weights: Tensor) -> Tensor:
+def _padded(
+    x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: bool, *weights: Tensor
+) -> Tensor:
     """Each expert has as many rows as there are tokens."""
     order, axis = sort_by_expert(ids, experts, padded=ids.shape[:-1].numel()), experts.axis
     if not exchanged:
@@ -88,7 +102,9 @@ def _padded(x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: 
     return combine(all_to_all(y, axis, dim_from=0, dim_to=1), gates, order)
 
 
-def _route(x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: bool, *weights: Tensor) -> Tensor:
+def _route(
+    x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: bool, *weights: Tensor
+) -> Tensor:
     order = sort_by_expert(ids, experts)
     if not exchanged:
         return combine(_experts(dispatch(x, order), order, *weights), gates, order)
@@ -116,7 +132,9 @@ CASES: list[Case] = [
     ((4, 2), 2, "some"),
     ((4,), 2, "none"),
 ]
-"""The shape of a rank's tokens, k, and what they choose: all one expert, the first, none in places, none at all."""
+"""The shape of a rank's tokens, k, and what they choose: all one expert, the first, none in
+places, none at all.
+"""
 
 
 def _ids(shape: tuple[int, ...], k: int, count: int, kind: str, seed: int) -> Tensor:
@@ -135,7 +153,10 @@ def _check(layout: Layout, case: Case, again: bool, padded: bool) -> None:
     axes, over, tokens = layout
     shape, k, kind = case
     mesh, count = Mesh(axes), 12
-    experts, data = Experts(mesh, count, *over, tokens=tokens), [name for name in axes if name not in COPIES]
+    experts, data = (
+        Experts(mesh, count, *over, tokens=tokens),
+        [name for name in axes if name not in COPIES],
+    )
     ranks, mine = mesh.size(*data), mesh.rank(*data)
     xs = [_draw(*shape, H, seed=20 + rank).requires_grad_() for rank in range(ranks)]
     gates = [_draw(*shape, k, seed=30 + rank).requires_grad_() for rank in range(ranks)]
@@ -155,11 +176,15 @@ def _check(layout: Layout, case: Case, again: bool, padded: bool) -> None:
     assert len(reads) == (not padded), f"the host waits for {reads}"
     for one, other in zip(found[:2], expected[:2], strict=True):
         torch.testing.assert_close(all_reduce_(one.clone(), partial), other, atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(all_reduce_(actual.detach().clone(), partial), dense[mine], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        all_reduce_(actual.detach().clone(), partial), dense[mine], atol=1e-12, rtol=1e-12
+    )
     left = mesh.axis(*(name for name in data if name not in over))
     for one, other in zip(found[2:], expected[2:], strict=True):
         whole_gradient = all_reduce_(one.contiguous(), left)
-        torch.testing.assert_close(whole_gradient, other[_mine(mesh, over, count)], atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(
+            whole_gradient, other[_mine(mesh, over, count)], atol=1e-12, rtol=1e-12
+        )
 
 
 def _check_all(layout: Layout) -> None:
@@ -167,7 +192,9 @@ def _check_all(layout: Layout) -> None:
         try:
             _check(layout, case, again, padded)
         except Exception as error:
-            raise AssertionError(f"{layout}, {case}, again {again}, padded {padded}: {error}") from error
+            raise AssertionError(
+                f"{layout}, {case}, again {again}, padded {padded}: {error}"
+            ) from error
 
 
 @pytest.mark.sample(1)
@@ -178,7 +205,9 @@ def test_a_route_is_the_dense_formula(layout: Layout) -> None:
 
 
 def test_what_is_saved() -> None:
-    """Rows that enter products, rows and gates that are combined, weights: nothing else that has gradients."""
+    """Rows that enter products, rows and gates that are combined, weights: nothing else that
+    has gradients.
+    """
     order = sort_by_expert(torch.tensor([[0, 1], [1, 2]]), Experts(Mesh({}), 3))
     x, gates, bias = (_draw(*shape).requires_grad_() for shape in ((2, H), (2, 2), (3, F)))
     up, down = _draw(3, F, H).requires_grad_(), _draw(3, H, F).requires_grad_()
@@ -191,7 +220,9 @@ def test_what_is_saved() -> None:
         return combine(made[2], gates, order)
 
     saved = saved_by(route)
-    assert [it.data_ptr() for it in saved] == [it.data_ptr() for it in (made[0], up, made[1], down, made[2], gates)]
+    assert [it.data_ptr() for it in saved] == [
+        it.data_ptr() for it in (made[0], up, made[1], down, made[2], gates)
+    ]
 
 
 def _by_torch(x: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
@@ -200,7 +231,9 @@ def _by_torch(x: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
     return [out, *torch.autograd.grad(out.sum(), [x, weight])]  # of which the gradient is expanded
 
 
-def test_where_torch_has_products_of_groups_they_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torch_has_products_of_groups_they_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With experts without rows, and rows that are no whole 16 bytes, which it does not take."""
     for width, served in ((16, True), (12, False)):
         calls: list[bool] = []
@@ -210,19 +243,26 @@ def test_where_torch_has_products_of_groups_they_are_the_same(monkeypatch: pytes
             return calls[-1]
 
         monkeypatch.setattr(module, "is_torchs", is_torchs)
-        x, weight = _draw(6, width).bfloat16().requires_grad_(), _draw(5, 8, width, seed=1).bfloat16().requires_grad_()
+        x, weight = (
+            _draw(6, width).bfloat16().requires_grad_(),
+            _draw(5, 8, width, seed=1).bfloat16().requires_grad_(),
+        )
         ids = torch.tensor([[1], [3], [3], [1], [1], [3]])
         found = _by_torch(x, weight, ids)
         assert calls == [served] * 3
         monkeypatch.undo()
-        wanted = _by_torch(x.detach().double().requires_grad_(), weight.detach().double().requires_grad_(), ids)
+        wanted = _by_torch(
+            x.detach().double().requires_grad_(), weight.detach().double().requires_grad_(), ids
+        )
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one.double(), other, atol=0.1, rtol=0.02)
         assert not found[-1][[0, 2, 4]].any()
 
 
 def _of_peers(tokens: int) -> tuple[list[list[int]], list[int], list[list[int]]]:
-    """(source rank, token, expert) of the rows that this rank has, how many each expert got, and what came back."""
+    """(source rank, token, expert) of the rows that this rank has, how many each expert got,
+    and what came back.
+    """
     mesh = Mesh({"ep": dist.get_world_size()})
     experts, rank = Experts(mesh, 6, "ep", tokens=("ep",)), mesh.rank("ep")
     ids = _ids((tokens,), 2, 6, "any", rank)
@@ -266,7 +306,9 @@ def _recorded(folder: Path) -> tuple[list[Any], list[Any]]:
     ):
         with Recorder(folder, bigram.PLAN, 0) as recorder:
             recorder.of("train", step)()
-        lines = [json.loads(line) for line in (folder / f"rank{rank:05}.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (folder / f"rank{rank:05}.jsonl").read_text().splitlines()
+        ]
         calls = [line for line in lines if line.get("op")]
         assert all((line["op"], line["group"]) == ("all_to_all", [0, 1, 2, 3]) for line in calls)
         found.append([(line["shape"], line["dtype"], line.get("splits")) for line in calls])
@@ -274,10 +316,14 @@ def _recorded(folder: Path) -> tuple[list[Any], list[Any]]:
 
 
 def test_calls_are_recorded_with_their_splits(tmp_path: Path) -> None:
-    """Backward exchanges what it recomputes, but no counts: gates' gradients need the rows that came back."""
+    """Backward exchanges what it recomputes, but no counts: gates' gradients need the rows that
+    came back.
+    """
     for rank, (forward, backward) in enumerate(run_ranks(4, _recorded, tmp_path)):
         sent = [sum(expert == peer for expert in (0, rank, 3)) for peer in range(4)]
-        came = {0: [2, 1, 1, 1], 3: [1, 1, 1, 2]}.get(rank, [int(peer == rank) for peer in range(4)])
+        came = {0: [2, 1, 1, 1], 3: [1, 1, 1, 2]}.get(
+            rank, [int(peer == rank) for peer in range(4)]
+        )
         there = ([3, H], "float64", [sent, came])
         back = ([sum(came), H], "float64", [came, sent])
         assert forward == [([4], "int64", None), there, back]

@@ -1,4 +1,6 @@
-"""The calls that torch's flash attention takes, its private operators' signatures, and merging by log-sum-exp."""
+"""The calls that torch's flash attention takes, its private operators' signatures, and merging
+by log-sum-exp.
+"""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -16,14 +18,18 @@ BACK = "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Te
 GRADIENTS = "float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"
 SCHEMAS = {
     "cpu": (
-        f"{GIVEN}*, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)",
+        f"{GIVEN}*, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor"
+        " logsumexp)",
         f"{BACK}float dropout_p, bool is_causal, *, Tensor? attn_mask=None, {GRADIENTS}",
     ),
     "cuda": (
-        f"{GIVEN}bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor "
-        "cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, Tensor "
+        f"{GIVEN}bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor"
+        " logsumexp, Tensor "
+        "cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor"
+        " unused, Tensor "
         "debug_attn_mask)",
-        f"{BACK}Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, "
+        f"{BACK}Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float"
+        " dropout_p, bool is_causal, "
         f"Tensor philox_seed, Tensor philox_offset, *, {GRADIENTS}",
     ),
 }
@@ -81,11 +87,14 @@ def test_it_is_plain_attention(seq: int, how: Setting, keys: int, dtype: torch.d
     """With gradients by a result and a log-sum-exp that other keys have a part in."""
     how, close = replace(how, seq=seq), 1e-12 if dtype == torch.float64 else 1e-5
     given = (*_drawn(dtype, keys=keys, seq=seq), None, None)
-    found, expected = (it.forward(*given, how, dtype=wide(dtype)) for it in (flash_attention, plain_attention))
+    found, expected = (
+        it.forward(*given, how, dtype=wide(dtype)) for it in (flash_attention, plain_attention)
+    )
     slope = torch.randn(found[0].shape, generator=SLOPE).to(dtype)
     merged = (expected[0].to(dtype) * 0.9, expected[1] + 0.4)
     of_flash, of_plain = (
-        it.backward((*given, *merged), slope, how, dtype=wide(dtype)) for it in (flash_attention, plain_attention)
+        it.backward((*given, *merged), slope, how, dtype=wide(dtype))
+        for it in (flash_attention, plain_attention)
     )
     for one, other in zip((*found, *of_flash), (*expected, *of_plain), strict=True):
         torch.testing.assert_close(one, other, atol=close, rtol=close)
@@ -96,7 +105,16 @@ def test_operators_for_cuda_take_what_they_are_given(how: Setting) -> None:
     """On the meta device: shapes and element types alone."""
     given = (*_drawn(torch.bfloat16, device="meta"), None, None)
     out, lse = flash_attention.forward(*given, how, dtype=torch.float32)
-    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (given[0].shape, torch.float32, (2, 4, 6), torch.float32)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (
+        given[0].shape,
+        torch.float32,
+        (2, 4, 6),
+        torch.float32,
+    )
     slope = torch.empty_like(given[0])
-    gradients = flash_attention.backward((*given, out.bfloat16(), lse), slope, how, dtype=torch.float32)
-    assert [(it.shape, it.dtype) for it in gradients] == [(it.shape, torch.float32) for it in given[:3]]
+    gradients = flash_attention.backward(
+        (*given, out.bfloat16(), lse), slope, how, dtype=torch.float32
+    )
+    assert [(it.shape, it.dtype) for it in gradients] == [
+        (it.shape, torch.float32) for it in given[:3]
+    ]

@@ -41,14 +41,19 @@ def _check_equal(actual: Tensor | None, expected: Tensor) -> None:
 
 
 def _labels() -> Tensor:
-    """[5, 3] with ignored ones, and none in the last third of the vocabulary: that rank holds no target."""
+    """[5, 3] with ignored ones, and none in the last third of the vocabulary: that rank holds
+    no target.
+    """
     labels = torch.randint(0, 8, (5, 3), generator=torch.Generator().manual_seed(1))
     labels[0, 0], labels[4, 1] = -1, -100
     return labels
 
 
 def _logits(dtype: torch.dtype = torch.float64) -> Tensor:
-    return (30 * torch.randn(5, 3, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(2))).to(dtype)
+    return (
+        30
+        * torch.randn(5, 3, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    ).to(dtype)
 
 
 def _expected(
@@ -56,7 +61,9 @@ def _expected(
 ) -> tuple[Tensor, Tensor]:
     logits = logits.detach().clone().requires_grad_()
     flat, real = labels.masked_fill(labels < 0, -100).flatten(), logits.flatten(0, 1)[:, :classes]
-    loss = F.cross_entropy(real, flat, ignore_index=-100, reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(
+        real, flat, ignore_index=-100, reduction="sum", label_smoothing=smoothing
+    )
     loss = loss + z * real.logsumexp(-1)[flat >= 0].square().sum()
     (gradient,) = torch.autograd.grad(3 * loss, logits)
     return loss.detach(), gradient
@@ -100,7 +107,9 @@ def test_cross_entropy_in_float64(classes: int, smoothing: float, z: float) -> N
 
 
 @pytest.mark.parametrize(("classes", "smoothing", "z"), LOSSES)
-def test_cross_entropy_of_bfloat16_is_summed_in_float32(classes: int, smoothing: float, z: float) -> None:
+def test_cross_entropy_of_bfloat16_is_summed_in_float32(
+    classes: int, smoothing: float, z: float
+) -> None:
     logits = _logits(torch.bfloat16).requires_grad_()
     loss = cross_entropy(logits, _labels(), classes, smoothing, z)
     loss.backward()
@@ -126,7 +135,9 @@ def test_a_step_without_valid_tokens_has_loss_and_gradient_zero() -> None:
 
 def _vocabulary_parallel_embedding() -> None:
     axis = Mesh({"tp": 2}).axis("tp")
-    table = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    table = torch.randn(
+        VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     tokens = torch.tensor([[0, 5], [6, 11], [5, 5]])
     whole = table.clone().requires_grad_()
     F.embedding(tokens, whole).square().sum().backward()
@@ -149,23 +160,31 @@ def test_rms_norm_computes_inside_in_float32_at_least(dtype: torch.dtype) -> Non
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     assert rms_norm(x, weight, eps=1e-5).dtype == dtype
     tolerance = 2**-8 if dtype == torch.bfloat16 else 1e-12
-    torch.testing.assert_close(rms_norm(x, weight, eps=1e-5).double(), expected, atol=0, rtol=tolerance)
+    torch.testing.assert_close(
+        rms_norm(x, weight, eps=1e-5).double(), expected, atol=0, rtol=tolerance
+    )
 
 
 def test_rope_rotates_halves_by_position() -> None:
     table = rope_frequencies(6, HIDDEN, theta=100.0, mesh=Mesh({}), seq_dim=-4, dtype=torch.float64)
     x = torch.randn(6, 2, 3, HIDDEN, dtype=torch.float64)
     pairs = torch.complex(x[..., : HIDDEN // 2], x[..., HIDDEN // 2 :])
-    angles = torch.tensor([[s * 100.0 ** (-2 * i / HIDDEN) for i in range(HIDDEN // 2)] for s in range(6)])
+    angles = torch.tensor(
+        [[s * 100.0 ** (-2 * i / HIDDEN) for i in range(HIDDEN // 2)] for s in range(6)]
+    )
     turned = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())[:, None, None]
-    torch.testing.assert_close(rope(x, table), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        rope(x, table), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=0
+    )
     batch_first = rope_frequencies(6, HIDDEN, theta=100.0, mesh=Mesh({}), dtype=torch.float64)
     assert torch.equal(rope(x.transpose(0, 1), batch_first), rope(x, table).transpose(0, 1))
 
 
 def test_a_rank_s_rope_table_has_its_positions() -> None:
     whole = rope_frequencies(8, HIDDEN, theta=100.0, mesh=Mesh({}), seq_dim=-4)
-    own = rope_frequencies(8, HIDDEN, 100.0, Mesh({}), positions=positions_at(8, 0, 2, zigzag=True), seq_dim=-4)
+    own = rope_frequencies(
+        8, HIDDEN, 100.0, Mesh({}), positions=positions_at(8, 0, 2, zigzag=True), seq_dim=-4
+    )
     assert torch.equal(own, whole[:, [0, 1, 6, 7]])
 
 
@@ -188,7 +207,8 @@ def test_attention_is_causal_and_groups_queries(kv_heads: int, width: int) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": False}, {"window": 2}, {"softcap": 1.5}, {"causal": False, "window": 3}]
+    "options",
+    [{}, {"causal": False}, {"window": 2}, {"softcap": 1.5}, {"causal": False, "window": 3}],
 )
 def test_attention_among_documents_is_that_of_each_alone(options: dict[str, Any]) -> None:
     """Ids need not be in order: what is alike is one document."""
@@ -198,14 +218,18 @@ def test_attention_among_documents_is_that_of_each_alone(options: dict[str, Any]
     alone = torch.empty(7, 2, 4, 5, dtype=torch.float64)
     for row, pieces in enumerate([(0, 3, 5, 7), (0, 7)]):
         for part in (slice(*ends) for ends in pairwise(pieces)):
-            alone[part, row] = attention(*(x[part, row : row + 1] for x in (q, k, v)), layout="sbhd", **options)[:, 0]
+            alone[part, row] = attention(
+                *(x[part, row : row + 1] for x in (q, k, v)), layout="sbhd", **options
+            )[:, 0]
     found = attention(q, k, v, layout="sbhd", documents=documents, **options)
     _check_equal(found, alone)
     dy = torch.randn_like(found)
     grads = zip(*(torch.autograd.grad(y, (q, k, v), dy) for y in (found, alone)), strict=True)
     for got, expected in grads:
         _check_equal(got, expected)
-    swapped = attention(*(x.transpose(0, 1) for x in (q, k, v)), layout="bshd", documents=documents.T, **options)
+    swapped = attention(
+        *(x.transpose(0, 1) for x in (q, k, v)), layout="bshd", documents=documents.T, **options
+    )
     _check_equal(swapped.transpose(0, 1), found)
 
 
@@ -214,7 +238,9 @@ def test_sum_of_squares_and_clipping_are_those_of_torch() -> None:
     a.grad, b.grad = torch.tensor([3.0, 0, 1]).double(), torch.tensor([0, -4.0, 2]).double()
     gradients = [a.grad.clone(), b.grad.clone()]
     norm = sum_squares(*gradients).sqrt()
-    assert norm.item() == pytest.approx(torch.nn.utils.clip_grad_norm_([a, b], 2.0).item(), rel=1e-15)
+    assert norm.item() == pytest.approx(
+        torch.nn.utils.clip_grad_norm_([a, b], 2.0).item(), rel=1e-15
+    )
     _check_equal(gradients[0] * clip_scale(norm, 2.0), a.grad)
     assert clip_scale(norm, 100.0).item() == 1
     assert sum_squares(torch.full((1 << 12,), 3e2, dtype=torch.bfloat16)).item() == 9e4 * (1 << 12)
@@ -233,15 +259,22 @@ def test_f_and_g_of_megatron_sum_over_ranks() -> None:
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))
+    ).to(dtype)
 
 
-@pytest.mark.parametrize("weight", [_random(HIDDEN), _random(3, HIDDEN)], ids=["one dim", "two dims"])
+@pytest.mark.parametrize(
+    "weight", [_random(HIDDEN), _random(3, HIDDEN)], ids=["one dim", "two dims"]
+)
 @pytest.mark.parametrize("biased", [True, False])
 def test_layer_norm_is_the_formula(weight: Tensor, biased: bool) -> None:
     x, over = _random(2, 5, 3, HIDDEN) + 7, tuple(range(-weight.dim(), 0))
     centred = x - x.mean(over, keepdim=True)
-    expected = centred / (centred.square().mean(over, keepdim=True) + 0.1).sqrt() * weight + biased * weight
+    expected = (
+        centred / (centred.square().mean(over, keepdim=True) + 0.1).sqrt() * weight
+        + biased * weight
+    )
     _check_equal(layer_norm(x, weight, *[weight] * biased, eps=0.1), expected)
 
 
@@ -252,7 +285,10 @@ def test_means_divide_by_the_global_size() -> None:
     _check_equal(mean(x, dim=1, size=5), x.mean(1))
     _check_equal(mean(x, dim=(0, 2), size=2 * HIDDEN), x.mean((0, 2)))
     _check_equal(mean(left, dim=2, size=HIDDEN) + mean(right, dim=2, size=HIDDEN), x.mean(2))
-    _check_equal(mean_square(left, dim=2, size=HIDDEN) + mean_square(right, dim=2, size=HIDDEN), x.square().mean(2))
+    _check_equal(
+        mean_square(left, dim=2, size=HIDDEN) + mean_square(right, dim=2, size=HIDDEN),
+        x.square().mean(2),
+    )
 
 
 def _norm_over_a_sharded_dim() -> None:
@@ -266,7 +302,9 @@ def _norm_over_a_sharded_dim() -> None:
     expected = rms_norm(whole, weight, eps=0.1)
     _check_equal(y.detach(), expected.detach().chunk(axis.size, -2)[axis.rank])
     y.backward(part[2])
-    for found, wanted in zip((x, w), torch.autograd.grad(expected, (whole, weight), dy), strict=True):
+    for found, wanted in zip(
+        (x, w), torch.autograd.grad(expected, (whole, weight), dy), strict=True
+    ):
         _check_equal(found.grad, wanted.chunk(axis.size, -2)[axis.rank])
 
 
@@ -278,7 +316,10 @@ def test_a_norm_over_a_sharded_dim_is_the_whole_norm(world: int) -> None:
 def test_concat_joins_last_dims() -> None:
     x, y = _random(2, 5, 3), _random(2, 5, 4)
     _check_equal(concat(x, y, x), torch.cat([x, y, x], -1))
-    _check_equal(concat(x, y[0], x[:, :1]), torch.cat([x, y[:1].repeat(2, 1, 1), x[:, :1].repeat(1, 5, 1)], -1))
+    _check_equal(
+        concat(x, y[0], x[:, :1]),
+        torch.cat([x, y[:1].repeat(2, 1, 1), x[:, :1].repeat(1, 5, 1)], -1),
+    )
 
 
 def test_bfloat16_comes_out_as_it_went_in_and_is_summed_in_float32() -> None:

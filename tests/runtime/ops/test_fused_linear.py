@@ -15,12 +15,24 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn.functional import linear, silu
 
 from helpers.counted_products import products
-from scalec.runtime import AdamW, Bucket, Mesh, ParamGroup, TrainState, fused_linear, kernels, normal, weight
+from scalec.runtime import (
+    AdamW,
+    Bucket,
+    Mesh,
+    ParamGroup,
+    TrainState,
+    fused_linear,
+    kernels,
+    normal,
+    weight,
+)
 from scalec.runtime.ops.delayed_wgrad import Part, set_apart
 
 SIZES = (6, 2, 2)
 NARROW, WIDE = 4, 5
-"""Of weights: backward is a product for each weight where Σn = 10 is more than 2 · k, for all where it is no more."""
+"""Of weights: backward is a product for each weight where Σn = 10 is more than 2 · k, for all
+where it is no more.
+"""
 
 
 class _Model(nn.Module):
@@ -55,7 +67,9 @@ GROUPS = (
 def _layers(width: int, **options: Any) -> tuple[TrainState, list[nn.Module]]:
     mesh = Mesh({})
     model = _Model(mesh, width)
-    state = TrainState(model, mesh, {"all": Bucket(*GROUPS, **options)}, AdamW(), torch.float64, torch.float64)
+    state = TrainState(
+        model, mesh, {"all": Bucket(*GROUPS, **options)}, AdamW(), torch.float64, torch.float64
+    )
     state.initialise(seed=0)
     return state, [*model.layers]
 
@@ -75,20 +89,28 @@ def _separate(x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_results_and_gradients_are_those_of_products_by_themselves(width: int, per_layer: bool) -> None:
+def test_results_and_gradients_are_those_of_products_by_themselves(
+    width: int, per_layer: bool
+) -> None:
     _, layers = _layers(width, per_layer=per_layer)
     for layer in layers:
         x, weights = _x(width), _weights(layer)
         q, k, v = fused_linear(x, *weights, into=((3, 2), (1, 2), (2,)), apart=(2,))
         assert [it.shape for it in (q, k, v)] == [(3, 5, 3, 2), (3, 5, 1, 2), (3, 5, 2)]
-        assert q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() != v.untyped_storage().data_ptr()
+        assert (
+            q.untyped_storage().data_ptr()
+            == k.untyped_storage().data_ptr()
+            != v.untyped_storage().data_ptr()
+        )
         found = torch.autograd.grad(_loss(q, k, v), [x, *weights])
         expected = torch.autograd.grad(_loss(*_separate(x, weights)), [x, *weights])
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("width", "backward"), [(NARROW, 6), (WIDE, 2)])
-def test_forward_is_one_product_and_backward_is_two_where_a_copy_costs_no_more(width: int, backward: int) -> None:
+def test_forward_is_one_product_and_backward_is_two_where_a_copy_costs_no_more(
+    width: int, backward: int
+) -> None:
     _, (layer, _) = _layers(width)
     with products() as forward:
         loss = layer(_x(width))
@@ -99,7 +121,9 @@ def test_forward_is_one_product_and_backward_is_two_where_a_copy_costs_no_more(w
 
 
 def test_gradients_that_are_slices_of_one_are_not_copied() -> None:
-    """Those of a gate whose halves are slices of one product; with others between them they are by themselves."""
+    """Those of a gate whose halves are slices of one product; with others between them they are
+    by themselves.
+    """
     flat = nn.Parameter(torch.randn(24, 3, dtype=torch.float64))
     gate, up = (nn.Parameter(part) for part in flat.data.split(12))
     cast(Any, gate).whole = flat.data
@@ -201,6 +225,8 @@ def test_in_a_graph_it_is_one_product_too(width: int, count: int) -> None:
         found[name] = [str(node.target) for node in graph.graph.nodes if "mm" in str(node.target)]
         return make_boxed_func(graph)
 
-    backend = aot_autograd(fw_compiler=partial(keep, "forward"), bw_compiler=partial(keep, "backward"))
+    backend = aot_autograd(
+        fw_compiler=partial(keep, "forward"), bw_compiler=partial(keep, "backward")
+    )
     _compiled(backend, width)
     assert (len(found["forward"]), len(found["backward"])) == (1, count), found

@@ -21,7 +21,11 @@ APART = {
 
 
 def test_slices_are_joined_to_what_they_are_of() -> None:
-    for parts in (WHOLE.split([4, 5, 1], -1), WHOLE[1:].split([3, 7], -1), WHOLE[..., 2:8].split([4, 2], -1)):
+    for parts in (
+        WHOLE.split([4, 5, 1], -1),
+        WHOLE[1:].split([3, 7], -1),
+        WHOLE[..., 2:8].split([4, 2], -1),
+    ):
         found = joint(parts)
         assert found is not None
         assert torch.equal(found, torch.cat(parts, -1))

@@ -1,4 +1,6 @@
-"""Ring attention on gloo ranks against attention on the whole sequence in one process, in float64."""
+"""Ring attention on gloo ranks against attention on the whole sequence in one process, in
+float64.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -35,7 +37,9 @@ def _parts(ranks: int, each: int, zigzag: bool) -> tuple[Any, ...]:
 
 def _rings() -> Iterator[tuple[int, int, bool, bool, int]]:
     """Ranks, positions of each, zigzag, causal, window."""
-    for ranks, zigzag, causal, window in product(range(1, 6), (False, True), (False, True), WINDOWS):
+    for ranks, zigzag, causal, window in product(
+        range(1, 6), (False, True), (False, True), WINDOWS
+    ):
         yield ranks, 4, zigzag, causal, window if window < 4 * ranks else 0
 
 
@@ -48,17 +52,31 @@ def test_calls_are_those_pairs_that_see_each_other() -> None:
     """Each pair in one call, which is told apart by `shift` alone; no call is without any pair."""
     for ranks, each, zigzag, causal, window in _rings():
         parts = _parts(ranks, each, zigzag)
-        places = [torch.tensor([at for start, size in part for at in range(start, start + size)]) for part in parts]
+        places = [
+            torch.tensor([at for start, size in part for at in range(start, start + size)])
+            for part in parts
+        ]
         for own, theirs in product(range(ranks), repeat=2):
             found = torch.zeros(each, each, dtype=torch.int64)
             for call in calls(parts[own], parts[theirs], causal, window):
                 (row, rows), (column, columns) = call.rows, call.columns
                 far = torch.arange(rows).unsqueeze(1) + call.shift - torch.arange(columns)
-                pairs = _seen(causal, window, far) if call.masked else torch.ones_like(far, dtype=torch.bool)
+                pairs = (
+                    _seen(causal, window, far)
+                    if call.masked
+                    else torch.ones_like(far, dtype=torch.bool)
+                )
                 assert pairs.any()
                 found[row : row + rows, column : column + columns] += pairs
             far = places[own].unsqueeze(1) - places[theirs]
-            assert torch.equal(found, _seen(causal, window, far).long()), (ranks, zigzag, causal, window, own, theirs)
+            assert torch.equal(found, _seen(causal, window, far).long()), (
+                ranks,
+                zigzag,
+                causal,
+                window,
+                own,
+                theirs,
+            )
 
 
 def test_a_ring_ends_with_the_furthest_keys_that_any_rank_sees() -> None:
@@ -68,7 +86,12 @@ def test_a_ring_ends_with_the_furthest_keys_that_any_rank_sees() -> None:
             least = 0
         elif window and causal and not zigzag:
             least = min(least, -(-(window - 1) // each))
-        assert hops(_parts(ranks, each, zigzag), causal, window) == least, (ranks, zigzag, causal, window)
+        assert hops(_parts(ranks, each, zigzag), causal, window) == least, (
+            ranks,
+            zigzag,
+            causal,
+            window,
+        )
 
 
 @pytest.mark.parametrize("ranks", range(2, 6))
@@ -101,7 +124,9 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def _documents(kind: Any, size: int, batch: int, layout: str) -> Tensor | None:
-    """Of some tokens, other ones in each sample, so that they end inside of chunks; `alone`, each token of its own."""
+    """Of some tokens, other ones in each sample, so that they end inside of chunks; `alone`,
+    each token of its own.
+    """
     if kind is None:
         return None
     each = [1 if kind == "alone" else 3 + 2 * row for row in range(batch)]
@@ -110,13 +135,21 @@ def _documents(kind: Any, size: int, batch: int, layout: str) -> Tensor | None:
 
 
 def _check(
-    ring: Callable[..., Tensor], axis: Axis, mesh: Mesh, number: int, zigzag: bool, given: dict[str, Any]
+    ring: Callable[..., Tensor],
+    axis: Axis,
+    mesh: Mesh,
+    number: int,
+    zigzag: bool,
+    given: dict[str, Any],
 ) -> None:
     """Layout, heads and strides of operands differ from case to case."""
     layout, apart, grouped = (("bshd", "sbhd")[number % 2], number % 3 == 0, number % 4 < 2)
     options = dict(given)
     seq, size, batch = layout.index("s"), 8 * axis.size, options.pop("batch", 1)
-    options |= {"documents": _documents(options.get("documents"), size, batch, layout), "layout": layout}
+    options |= {
+        "documents": _documents(options.get("documents"), size, batch, layout),
+        "layout": layout,
+    }
     heads = (4, 2, 2) if grouped else (2, 2, 2)
     widths = (DIM, DIM, options.pop("values", DIM))
     draw = torch.Generator().manual_seed(number)
@@ -127,7 +160,9 @@ def _check(
     mine = [it.detach().index_select(seq, held) for it in whole]
     mine = [(torch.stack([it, it], -1)[..., 0] if apart else it).requires_grad_() for it in mine]
     expected = cast(Any, attention)(*whole, **options)
-    slope = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    slope = torch.randn(
+        expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9)
+    )
     actual = ring(*mine, axis, **options, zigzag=zigzag)
     torch.testing.assert_close(actual, expected.index_select(seq, held), atol=1e-12, rtol=1e-12)
     found = torch.autograd.grad(actual, mine, slope.index_select(seq, held))
@@ -140,7 +175,9 @@ def _again(*args: Any, **options: Any) -> Tensor:
 
 
 def _check_all() -> None:
-    """On three ranks by a group that is late, which finds what is waited for too late or written too early."""
+    """On three ranks by a group that is late, which finds what is waited for too late or
+    written too early.
+    """
     mesh = Mesh({"cp": dist.get_world_size()})
     axis = Link().late(mesh.axis("cp")) if mesh.size("cp") == 3 else mesh.axis("cp")
     rings = (ring_attention, RingAttention({DIM: SMALL}), _again)
@@ -161,7 +198,9 @@ def test_a_ring_is_attention_on_the_whole(world: int) -> None:
 def test_on_one_rank_it_is_attention() -> None:
     q, k, v = (torch.randn(2, 6, 2, DIM, dtype=torch.float64) for _ in range(3))
     for ring, plain in ((ring_attention, attention), (RingAttention({}), Attention({}))):
-        assert torch.equal(ring(q, k, v, axis_at(0, 1), window=3, zigzag=True), plain(q, k, v, window=3))
+        assert torch.equal(
+            ring(q, k, v, axis_at(0, 1), window=3, zigzag=True), plain(q, k, v, window=3)
+        )
 
 
 # ---- what it sends
@@ -170,7 +209,9 @@ def test_on_one_rank_it_is_attention() -> None:
 def _sent(folder: Path, case: dict[str, Any], dtype: torch.dtype) -> list[list[tuple[Any, ...]]]:
     """Forward's and backward's calls on this rank: (elements, dtype, to which rank, from which)."""
     axis = Mesh({"cp": dist.get_world_size()}).axis("cp")
-    q, k, v = (torch.randn(1, 4, heads, DIM, dtype=dtype, requires_grad=True) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(1, 4, heads, DIM, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)
+    )
     found: list[list[tuple[Any, ...]]] = []
     results: list[Tensor] = []
 
@@ -180,19 +221,36 @@ def _sent(folder: Path, case: dict[str, Any], dtype: torch.dtype) -> list[list[t
     for step in (forward, lambda: results[0].sum().backward()):
         with Recorder(folder, bigram.PLAN, 0) as recorder:
             recorder.of("train", step)()
-        lines = [json.loads(it) for it in (folder / f"rank{axis.rank:05}.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(it) for it in (folder / f"rank{axis.rank:05}.jsonl").read_text().splitlines()
+        ]
         calls = [line for line in lines if line.get("op")]
         assert {line["op"] for line in calls} <= {"all_to_all"}
         for line in calls:
-            assert line["shape"] == [sum(part) for part in line["splits"]][:1] == [max(line["splits"][1])]
+            assert (
+                line["shape"]
+                == [sum(part) for part in line["splits"]][:1]
+                == [max(line["splits"][1])]
+            )
         ends = [[part.index(max(part)) for part in line["splits"]] for line in calls]
-        found.append([(*line["shape"], line["dtype"], *end) for line, end in zip(calls, ends, strict=True)])
+        found.append(
+            [(*line["shape"], line["dtype"], *end) for line, end in zip(calls, ends, strict=True)]
+        )
     return found
 
 
 def _sent_all(folder: Path) -> list[Any]:
-    cases = ({}, {"zigzag": True}, {"causal": False}, {"window": 6}, {"window": 3, "causal": False}, {"window": 1})
-    return [_sent(folder, case, torch.bfloat16) for case in cases] + [_sent(folder, {}, torch.float64)]
+    cases = (
+        {},
+        {"zigzag": True},
+        {"causal": False},
+        {"window": 6},
+        {"window": 3, "causal": False},
+        {"window": 1},
+    )
+    return [_sent(folder, case, torch.bfloat16) for case in cases] + [
+        _sent(folder, {}, torch.float64)
+    ]
 
 
 def test_calls_are_those_that_the_module_says(tmp_path: Path) -> None:
@@ -229,7 +287,8 @@ def _events() -> list[str]:
 def test_rotations_are_under_way_while_ranks_compute() -> None:
     forward = "begin 0, compute, wait 0, begin 1, compute, wait 1, compute"
     backward = (
-        "begin 2, compute, begin 3, wait 2, begin 4, compute, wait 3, begin 5, wait 4, compute, wait 5, begin 6, wait 6"
+        "begin 2, compute, begin 3, wait 2, begin 4, compute, wait 3, begin 5, wait 4,"
+        " compute, wait 5, begin 6, wait 6"
     )
     for events in run_ranks(3, _events):
         assert ", ".join(events) == f"{forward}, {backward}"
@@ -238,7 +297,10 @@ def test_rotations_are_under_way_while_ranks_compute() -> None:
 def _in(dtype: torch.dtype, axis: Axis) -> list[Tensor]:
     """The result and v's gradient, of operands that bfloat16 has exactly, rounded to it."""
     draw = torch.Generator().manual_seed(axis.rank)
-    q, k, v = (torch.randn(1, 16, 2, DIM, generator=draw).bfloat16().to(dtype).requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.randn(1, 16, 2, DIM, generator=draw).bfloat16().to(dtype).requires_grad_()
+        for _ in range(3)
+    )
     out = ring_attention(q, k, v, axis, zigzag=True)
     return [it.bfloat16() for it in (out, *torch.autograd.grad(out, [v], torch.ones_like(out)))]
 

@@ -47,7 +47,11 @@ def _draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def _scores(logits: Tensor, score: str) -> Tensor:
-    return logits.sigmoid() if score == "sigmoid" else logits.exp() / logits.exp().sum(-1, keepdim=True)
+    return (
+        logits.sigmoid()
+        if score == "sigmoid"
+        else logits.exp() / logits.exp().sum(-1, keepdim=True)
+    )
 
 
 def _first(values: list[float], k: int) -> list[int]:
@@ -59,7 +63,9 @@ def _chosen(scores: list[float], k: int, groups: int, from_groups: int) -> list[
     each = len(scores) // groups
     two = [sum(sorted(scores[first : first + each])[-2:]) for first in range(0, len(scores), each)]
     open_groups = _first(two, from_groups)
-    return _first([it if i // each in open_groups else -torch.inf for i, it in enumerate(scores)], k)
+    return _first(
+        [it if i // each in open_groups else -torch.inf for i, it in enumerate(scores)], k
+    )
 
 
 def _textbook(
@@ -74,7 +80,9 @@ def _textbook(
 ) -> tuple[Tensor, Tensor]:
     scores = _scores(logits, score)
     biased = (scores if bias is None else scores + bias).reshape(-1, EXPERTS).tolist()
-    ids = torch.tensor([_chosen(token, k, groups, from_groups) for token in biased]).view(*logits.shape[:-1], k)
+    ids = torch.tensor([_chosen(token, k, groups, from_groups) for token in biased]).view(
+        *logits.shape[:-1], k
+    )
     gates = scores.gather(-1, ids)
     return scale * (gates / gates.sum(-1, keepdim=True) if normalise else gates), ids
 
@@ -84,7 +92,10 @@ def test_gates_ids_and_gradients(score: Any, how: dict[str, Any]) -> None:
     options: dict[str, Any] = how | ({"bias": _draw(EXPERTS, seed=1)} if how.get("bias") else {})
     for number, shape in enumerate(((2, 5), (7,), (1,), (2, 3, 2))):
         logits = (3 * _draw(*shape, EXPERTS, seed=number)).requires_grad_()
-        (gates, ids), (want, choices) = top_k(logits, score=score, **options), _textbook(logits, score=score, **options)
+        (gates, ids), (want, choices) = (
+            top_k(logits, score=score, **options),
+            _textbook(logits, score=score, **options),
+        )
         assert torch.equal(ids, choices)
         assert (ids.dtype, gates.dtype) == (torch.int64, torch.float64)
         torch.testing.assert_close(gates, want, atol=1e-14, rtol=1e-12)
@@ -99,12 +110,16 @@ def test_equal_logits_choose_the_lower_index(score: Any) -> None:
     bias = torch.tensor([0.0, 1.0, 0.0, 1.0])
     assert top_k(torch.zeros(1, 4), 3, score, bias=bias)[1].tolist() == [[1, 3, 0]]
     assert top_k(torch.zeros(1, 8), 2, score, groups=4, from_groups=2)[1].tolist() == [[0, 1]]
-    assert top_k(torch.tensor([[200.0, 100.0, 199.0]]), 2, score)[1].tolist() == [[0, 2]], "scores are rounded"
+    assert top_k(torch.tensor([[200.0, 100.0, 199.0]]), 2, score)[1].tolist() == [[0, 2]], (
+        "scores are rounded"
+    )
 
 
 def test_gates_are_in_float32_at_least() -> None:
     logits = (3 * _draw(64, EXPERTS)).bfloat16()
-    (gates, ids), (want, choices) = (top_k(it, 3, "sigmoid", normalise=True) for it in (logits, logits.double()))
+    (gates, ids), (want, choices) = (
+        top_k(it, 3, "sigmoid", normalise=True) for it in (logits, logits.double())
+    )
     assert gates.dtype == torch.float32
     assert torch.equal(ids, choices)
     torch.testing.assert_close(gates.double(), want, atol=1e-7, rtol=1e-6)
@@ -120,7 +135,9 @@ def test_a_loss_of_no_router_is_handed_on_as_any() -> None:
 def test_small_scores_are_divided_by_their_sum() -> None:
     for score in ("softmax", "sigmoid"):
         gates, _ = top_k(torch.tensor([[-300.0, -301.0, -1000.0]]), 2, score, normalise=True)
-        torch.testing.assert_close(gates, torch.tensor([[1.0, -1.0]]).softmax(-1).new_tensor([[0.7310586, 0.2689414]]))
+        torch.testing.assert_close(
+            gates, torch.tensor([[1.0, -1.0]]).softmax(-1).new_tensor([[0.7310586, 0.2689414]])
+        )
 
 
 @pytest.mark.parametrize(("score", "seq"), [*product(("softmax", "sigmoid"), (0, 1))])
@@ -166,7 +183,9 @@ def _of_transformers(layers: list[Tensor], rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("sequences", [1, 2, 4])
 def test_the_auxiliary_loss_is_that_of_transformers(sequences: int) -> None:
-    """The mean over forwards of so many sequences of its function, which is given the logits of all layers."""
+    """The mean over forwards of so many sequences of its function, which is given the logits of
+    all layers.
+    """
     layers = [_draw(4, 6, EXPERTS, seed=seed).requires_grad_() for seed in range(3)]
     tokens = torch.zeros(4, 6, dtype=torch.int64)
     scores, choices = no_scores(tokens, EXPERTS, double=True), no_choices(tokens, EXPERTS)
@@ -249,11 +268,15 @@ def test_a_sequence_over_ranks_has_the_same_capacity_and_balance(case: Any) -> N
 
 @pytest.mark.parametrize("shape", [(3, EXPERTS), (3, 1, EXPERTS), (EXPERTS,)], ids=str)
 def test_a_load_has_a_row_of_counts_for_each_layer(shape: tuple[int, ...]) -> None:
-    layers = [torch.randint(-1, EXPERTS, (2, 5, 2), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    layers = [
+        torch.randint(-1, EXPERTS, (2, 5, 2), generator=torch.Generator().manual_seed(i))
+        for i in range(3)
+    ]
     layers = layers[: prod(shape[:-1])]
     load = no_load(layers[0], *shape)
     for ids in layers:
-        ids[..., 1] = torch.where(ids[..., 1] == ids[..., 0], -1, ids[..., 1])  # a token chooses an expert once
+        # a token chooses an expert once
+        ids[..., 1] = torch.where(ids[..., 1] == ids[..., 0], -1, ids[..., 1])
         load = add_load(load, ids)
     want = [[int((ids == expert).sum()) for expert in range(EXPERTS)] for ids in layers]
     assert load.dtype == torch.int64

@@ -1,4 +1,6 @@
-"""Rows of every schedule on gloo ranks against the same model on one: numbers, waits, memory, what is recorded."""
+"""Rows of every schedule on gloo ranks against the same model on one: numbers, waits, memory,
+what is recorded.
+"""
 
 import gc
 import weakref
@@ -16,7 +18,18 @@ from torch.autograd import Function
 from helpers.bigram import PLAN
 from helpers.forked_ranks import run_ranks
 from helpers.late_process_group import Link
-from helpers.staged_model import CARRIED, ROWS, SEQ, SHARE, WIDTH, Model, data, pipeline, schedules, whole
+from helpers.staged_model import (
+    CARRIED,
+    ROWS,
+    SEQ,
+    SHARE,
+    WIDTH,
+    Model,
+    data,
+    pipeline,
+    schedules,
+    whole,
+)
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import Keeps, high_water
 from scalec.runtime import Axis, Mesh, Pipeline, StageInput
@@ -50,7 +63,9 @@ class WatchedMesh(Mesh):
 
 
 def _steps(mesh: Mesh, schedule: Schedule) -> Result:
-    """Losses of two steps, and of evaluations between them; gradients; whether all was waited for."""
+    """Losses of two steps, and of evaluations between them; gradients; whether all was waited
+    for.
+    """
     ours, model = pipeline(schedule), Model(schedule.stages_of(mesh.rank("pp")), schedule.stages)
     losses, evaluated = list[Tensor](), list[Tensor]()
     for seed in range(2):
@@ -66,12 +81,17 @@ def _all_steps(kind: type[Mesh], every: Sequence[Schedule]) -> list[Result]:
 
 
 def _check(schedule: Schedule, ranks: Sequence[Result]) -> None:
-    losses, gradients = whole(schedule.stages, [data(seed, schedule.microbatches) for seed in range(2)])
+    losses, gradients = whole(
+        schedule.stages, [data(seed, schedule.microbatches) for seed in range(2)]
+    )
     own = {name: gradient for _, _, part, _ in ranks for name, gradient in part.items()}
     assert own.keys() == gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, rtol=1e-12, atol=1e-12, msg=name)
-    for each in zip(*[rank[0] for rank in ranks], strict=True), zip(*[rank[1] for rank in ranks], strict=True):
+    for each in (
+        zip(*[rank[0] for rank in ranks], strict=True),
+        zip(*[rank[1] for rank in ranks], strict=True),
+    ):
         for parts, loss in zip(each, losses, strict=True):
             torch.testing.assert_close(torch.stack(parts).sum(), loss, rtol=1e-12, atol=0)
             assert sum(bool(part) for part in parts) == 1  # the last stage's rank alone has one
@@ -82,7 +102,9 @@ def _check(schedule: Schedule, ranks: Sequence[Result]) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Mesh, LateMesh, WatchedMesh])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_every_schedule_gives_the_single_process_loss_and_gradients(ranks: int, kind: type[Mesh]) -> None:
+def test_every_schedule_gives_the_single_process_loss_and_gradients(
+    ranks: int, kind: type[Mesh]
+) -> None:
     every = [schedule for _, schedule in schedules(ranks, MICROBATCHES)]
     assert len(every) > 30
     for schedule, *results in zip(every, *run_ranks(ranks, _all_steps, kind, every), strict=True):
@@ -91,7 +113,11 @@ def test_every_schedule_gives_the_single_process_loss_and_gradients(ranks: int, 
 
 def test_one_rank_needs_no_group() -> None:
     """Two stages hand over what they make; I and W are apart."""
-    every = [schedule for name, schedule in schedules(1, [1, 3]) if name in ("1f1b", "breadth_first", "zbv")]
+    every = [
+        schedule
+        for name, schedule in schedules(1, [1, 3])
+        if name in ("1f1b", "breadth_first", "zbv")
+    ]
     assert len(every) == 6
     for schedule, result in zip(every, _all_steps(Mesh, every), strict=True):
         _check(schedule, [result])
@@ -114,7 +140,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_lie_as_what_was_received(layout: str) -> None:
-    """However backward makes them, autograd gives a leaf's gradient the leaf's layout: they are sent without a copy."""
+    """However backward makes them, autograd gives a leaf's gradient the leaf's layout: they are
+    sent without a copy.
+    """
     model: Any = lambda _stage, x: LAYOUTS[layout](x)  # noqa: E731
     x, dx = Slot(), Slot()
     x.put((torch.ones(3, 4),))
@@ -128,7 +156,9 @@ def test_gradients_lie_as_what_was_received(layout: str) -> None:
 
 
 def _unwaited(every: Sequence[Schedule], ends: bool) -> bool:
-    """Whether all is as it should be if nothing waits where values are taken, or sends at the end alone."""
+    """Whether all is as it should be if nothing waits where values are taken, or sends at the
+    end alone.
+    """
     take = Slot.take
 
     def hasty(self: Slot) -> Any:
@@ -249,7 +279,9 @@ class _Counted(Function):
 
 
 class _CountedModel(Model):
-    """Counts the graphs that are kept, and the values of a boundary's size that Python sees when a stage begins."""
+    """Counts the graphs that are kept, and the values of a boundary's size that Python sees
+    when a stage begins.
+    """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         super().__init__(schedule.stages_of(rank), schedule.stages)
@@ -268,7 +300,9 @@ class _CountedModel(Model):
 
 
 def _boundaries() -> int:
-    seen = [each for each in gc.get_objects() if type(each) is Tensor and each.shape == CARRIED[2].shape]
+    seen = [
+        each for each in gc.get_objects() if type(each) is Tensor and each.shape == CARRIED[2].shape
+    ]
     return len({each.untyped_storage()._cdata for each in seen})
 
 
@@ -298,7 +332,9 @@ def test_graphs_are_kept_no_longer_than_until_backward(ranks: int) -> None:
 
 
 def test_values_are_kept_no_longer_than_they_are_needed() -> None:
-    """With more microbatches no more of them; a first stage has what it sends, and what it is about to take."""
+    """With more microbatches no more of them; a first stage has what it sends, and what it is
+    about to take.
+    """
     named = list(schedules(2, [6, 8]))
     held = run_ranks(2, _held, [schedule for _, schedule in named])
     values = {
@@ -322,7 +358,9 @@ def _recorded(folder: Path, schedule: Schedule) -> list[tuple[Any, ...]]:
         recorder.of("train", lambda: ours.run(model, data(0, 1), SHARE, mesh))()
     lines = (folder / f"rank{dist.get_rank():05}.jsonl").read_text().splitlines()
     calls = [json.loads(line) for line in lines[1:-1]]
-    return [(call["op"], call["peer"], call["group"], call["shape"], call["dtype"]) for call in calls]
+    return [
+        (call["op"], call["peer"], call["group"], call["shape"], call["dtype"]) for call in calls
+    ]
 
 
 def test_messages_are_recorded(tmp_path: Path) -> None:
@@ -331,4 +369,8 @@ def test_messages_are_recorded(tmp_path: Path) -> None:
     back = [ahead[0], ahead[2]]
     for rank, recorded in enumerate(run_ranks(2, _recorded, tmp_path, schedule)):
         first, second = ("receive", "send") if rank else ("send", "receive")
-        assert recorded == [(op, 1 - rank, [0, 1], *of) for op, ofs in ((first, ahead), (second, back)) for of in ofs]
+        assert recorded == [
+            (op, 1 - rank, [0, 1], *of)
+            for op, ofs in ((first, ahead), (second, back))
+            for of in ofs
+        ]

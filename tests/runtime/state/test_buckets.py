@@ -1,4 +1,6 @@
-"""Buckets that ranks share out: whole rows, every element on one rank, and the update that an unshared bucket makes."""
+"""Buckets that ranks share out: whole rows, every element on one rank, and the update that an
+unshared bucket makes.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -10,7 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime import AdamW, Bucket, Mesh, ParamGroup, TrainState, all_gather_, normal, reduce_scatter_, weight
+from scalec.runtime import (
+    AdamW,
+    Bucket,
+    Mesh,
+    ParamGroup,
+    TrainState,
+    all_gather_,
+    normal,
+    reduce_scatter_,
+    weight,
+)
 from scalec.runtime.state.layout import Piece
 from scalec.runtime.state.shards import Extent, fault
 
@@ -25,7 +37,10 @@ class _Model(nn.Module):
 
 
 def _state(
-    mesh: Mesh, shapes: tuple[tuple[int, ...], ...], shared: bool, dtype: torch.dtype = torch.float64
+    mesh: Mesh,
+    shapes: tuple[tuple[int, ...], ...],
+    shared: bool,
+    dtype: torch.dtype = torch.float64,
 ) -> TrainState:
     model = _Model(mesh, shapes)
     names = [f"w{i}" for i in range(len(shapes))]
@@ -53,10 +68,14 @@ class _Seen(Mesh):
 
 
 @given(
-    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple), min_size=1, max_size=6).map(tuple),
+    st.lists(
+        st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple), min_size=1, max_size=6
+    ).map(tuple),
     st.integers(2, 7),
 )
-def test_ranks_hold_whole_rows_and_each_element_once(shapes: tuple[tuple[int, ...], ...], ranks: int) -> None:
+def test_ranks_hold_whole_rows_and_each_element_once(
+    shapes: tuple[tuple[int, ...], ...], ranks: int
+) -> None:
     boxes = [list(_state(_Seen(ranks, rank), shapes, shared=True).boxes()) for rank in range(ranks)]
     for i, shape in enumerate(shapes):
         held = [box for rank in boxes for box in rank if box.key == f"w{i}"]
@@ -76,7 +95,9 @@ def test_working_copies_are_those_of_an_unshared_bucket() -> None:
 
 
 def _gathered(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Three updates by gradients that differ between ranks, shared out and not: pairs that should be the same."""
+    """Three updates by gradients that differ between ranks, shared out and not: pairs that
+    should be the same.
+    """
     size = torch.distributed.get_world_size()
     mesh = Mesh({"dp": size})
     axis = mesh.axis("dp")
@@ -94,7 +115,9 @@ def _gathered(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         flat = shared.gradients()
         flat["all"] = reduce_scatter_(flat["all"], axis)
         for state in (shared, plain):
-            state.update(0.1, skip=torch.tensor(step == 1), scale=torch.tensor(0.5, dtype=torch.float64))
+            state.update(
+                0.1, skip=torch.tensor(step == 1), scale=torch.tensor(0.5, dtype=torch.float64)
+            )
         all_gather_(shared.weights()["all"], axis)
         pairs += zip(_parameters(shared), _parameters(plain), strict=True)
     return pairs

@@ -1,4 +1,6 @@
-"""Values that a state is to take: its own views, or others of the same form; else one line, and nothing has changed."""
+"""Values that a state is to take: its own views, or others of the same form; else one line, and
+nothing has changed.
+"""
 
 import pytest
 import torch
@@ -16,9 +18,13 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing() -> None:
         ({"up": None}, "the state to load lacks `up`: it is another plan's, or a part of one"),
         (
             {"up": torch.zeros(2, 2)},
-            "the state to load has `up` as float32 [2, 2] on this rank, but the plan's is float32 [12, 8]",
+            "the state to load has `up` as float32 [2, 2] on this rank, but the plan's is"
+            " float32 [12, 8]",
         ),
-        ({"up": values["up"].double()}, "the state to load has `up` as float64 [12, 8] on this rank, but"),
+        (
+            {"up": values["up"].double()},
+            "the state to load has `up` as float64 [12, 8] on this rank, but",
+        ),
     ):
         given = {key: value for key, value in {**values, **wrong}.items() if value is not None}
         with pytest.raises(RunError) as caught:

@@ -42,7 +42,9 @@ class _Model(nn.Module):
         return (x @ self.out.T @ self.tied).square().sum()
 
 
-def _made(optimizer: AdamW | SGD, dtype: torch.dtype = torch.float64, master: torch.dtype = torch.float64):
+def _made(
+    optimizer: AdamW | SGD, dtype: torch.dtype = torch.float64, master: torch.dtype = torch.float64
+):
     mesh = Mesh({})
     model = _Model(mesh)
     state = TrainState(model, mesh, BUCKETS, optimizer, dtype, master)
@@ -51,7 +53,9 @@ def _made(optimizer: AdamW | SGD, dtype: torch.dtype = torch.float64, master: to
 
 
 def _input(step: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step)).to(dtype)
+    return torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step)).to(
+        dtype
+    )
 
 
 def _gather(model: nn.Module, step: int, dtype: torch.dtype = torch.float64) -> None:
@@ -60,28 +64,46 @@ def _gather(model: nn.Module, step: int, dtype: torch.dtype = torch.float64) -> 
 
 
 def _update(
-    model: nn.Module, state: TrainState, step: int, dtype: torch.dtype = torch.float64, skip: bool = False
+    model: nn.Module,
+    state: TrainState,
+    step: int,
+    dtype: torch.dtype = torch.float64,
+    skip: bool = False,
 ) -> None:
     _gather(model, step, dtype)
-    state.update(0.1 / (step + 1), scale=torch.tensor(0.25, dtype=torch.float64), skip=torch.tensor(skip))
+    state.update(
+        0.1 / (step + 1), scale=torch.tensor(0.25, dtype=torch.float64), skip=torch.tensor(skip)
+    )
 
 
-def _plain(parameters: dict[str, Tensor], optimizer: AdamW | SGD, dtype: torch.dtype) -> dict[str, Tensor]:
+def _plain(
+    parameters: dict[str, Tensor], optimizer: AdamW | SGD, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Three steps of torch's optimizer, not fused, on separate parameters."""
     model = _Model(Mesh({}))
-    own: dict[str, Tensor] = {name: nn.Parameter(value.clone()) for name, value in parameters.items()}
+    own: dict[str, Tensor] = {
+        name: nn.Parameter(value.clone()) for name, value in parameters.items()
+    }
     groups = [
-        {"params": [p], "scale": 0.5 if name == "out" else 1.0, "weight_decay": 0.1 if name.endswith(".w") else 0.0}
+        {
+            "params": [p],
+            "scale": 0.5 if name == "out" else 1.0,
+            "weight_decay": 0.1 if name.endswith(".w") else 0.0,
+        }
         for name, p in own.items()
     ]
     if isinstance(optimizer, AdamW):
-        torchs: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps)
+        torchs: torch.optim.Optimizer = torch.optim.AdamW(
+            groups, betas=optimizer.betas, eps=optimizer.eps
+        )
     else:
         torchs = torch.optim.SGD(groups, momentum=optimizer.momentum)
     for step in range(3):
         tied = {**own, "tied": own["out"]}
         for microbatch in range(2):
-            torch.func.functional_call(model, tied, (_input(2 * step + microbatch, dtype),)).backward()
+            torch.func.functional_call(
+                model, tied, (_input(2 * step + microbatch, dtype),)
+            ).backward()
         for group in torchs.param_groups:
             group["lr"] = 0.1 / (step + 1) * group["scale"]
             for p in group["params"]:
@@ -96,7 +118,9 @@ OPTIMIZERS = [AdamW(betas=(0.9, 0.95)), SGD(), SGD(momentum=0.9)]
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_three_steps_equal_torchs_optimizer(optimizer: AdamW | SGD, dtype: torch.dtype, tolerance: float) -> None:
+def test_three_steps_equal_torchs_optimizer(
+    optimizer: AdamW | SGD, dtype: torch.dtype, tolerance: float
+) -> None:
     model, state = _made(optimizer, dtype, dtype)
     expected = _plain({name: p.detach() for name, p in model.named_parameters()}, optimizer, dtype)
     for step in range(3):
@@ -104,7 +128,9 @@ def test_three_steps_equal_torchs_optimizer(optimizer: AdamW | SGD, dtype: torch
         if step == 1:
             _update(model, state, step, dtype)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), expected[name], atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            parameter.detach(), expected[name], atol=tolerance, rtol=tolerance
+        )
 
 
 def test_without_a_scale_gradients_count_as_they_are() -> None:
@@ -114,7 +140,9 @@ def test_without_a_scale_gradients_count_as_they_are() -> None:
         _gather(other, step)
         state.update(0.1, skip=torch.tensor(False))
         scaled.update(0.1, skip=torch.tensor(False), scale=torch.tensor(1.0))
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True)
+    )
     assert not any(gradient.any() for gradient in state.gradients().values())
 
 
@@ -142,7 +170,9 @@ def test_parameters_and_gradients_are_views_of_flat_buckets() -> None:
     model(_input(0)).backward()
     parameters = dict(model.named_parameters())
     in_order = ["out", "layers.0.w", "layers.1.w"]
-    assert torch.equal(torch.cat([_gradient(parameters[name]) for name in in_order]), gradients["rest"])
+    assert torch.equal(
+        torch.cat([_gradient(parameters[name]) for name in in_order]), gradients["rest"]
+    )
     assert gradients["rest"].any()
     state.zero()
     assert not gradients["rest"].any()
@@ -177,9 +207,16 @@ def test_bfloat16_trains_float32_masters_and_accumulates_in_float32() -> None:
     ("buckets", "message"),
     [
         ({"a": Bucket(ParamGroup("layers.*.norm", "layers.*.w"))}, "in no bucket: out"),
-        ({"a": Bucket(ParamGroup("layers.*.norm", "layers.*.w", "out", "head"))}, "`head` matches no"),
-        ({"a": Bucket(ParamGroup("layers.*.*", "out")), "b": Bucket(ParamGroup("out"))}, "`out` matches no"),
-        ({"a": Bucket(ParamGroup("*"))}, "in no bucket: layers"),  # `*` stands for one part of a name
+        (
+            {"a": Bucket(ParamGroup("layers.*.norm", "layers.*.w", "out", "head"))},
+            "`head` matches no",
+        ),
+        (
+            {"a": Bucket(ParamGroup("layers.*.*", "out")), "b": Bucket(ParamGroup("out"))},
+            "`out` matches no",
+        ),
+        # `*` stands for one part of a name
+        ({"a": Bucket(ParamGroup("*"))}, "in no bucket: layers"),
     ],
 )
 def test_buckets_share_out_all_parameters(buckets: dict[str, Bucket], message: str) -> None:
@@ -212,5 +249,11 @@ print(sorted(sys.modules.keys() & {"sympy", "torch._dynamo", "torch.distributed.
 
 
 def test_a_step_imports_nothing_slow() -> None:
-    done = subprocess.run([sys.executable, "-c", SMALL_STEP], capture_output=True, text=True, timeout=HANGS, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL_STEP],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        check=True,
+    )
     assert done.stdout == "[]\n"

@@ -1,4 +1,6 @@
-"""State that is shared out layer by layer: the plain model's update in every way to share, and after failed passes."""
+"""State that is shared out layer by layer: the plain model's update in every way to share, and
+after failed passes.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -11,7 +13,18 @@ import torch.distributed as dist
 
 from helpers.forked_ranks import run_ranks
 from helpers.late_process_group import Link
-from helpers.layered_model import F64, LAYERS, WAYS, ZERO, Dtypes, Way, data, furthest, plain, shared
+from helpers.layered_model import (
+    F64,
+    LAYERS,
+    WAYS,
+    ZERO,
+    Dtypes,
+    Way,
+    data,
+    furthest,
+    plain,
+    shared,
+)
 from scalec.runtime import SGD, AdamW, Mesh
 from scalec.runtime.state.shards import Extent, fault
 
@@ -21,7 +34,9 @@ pytestmark = pytest.mark.usefixtures("calls_uncompared")
 def _compared(
     way: Way, microbatches: int, dtypes: Dtypes, optimizer: AdamW | SGD, mesh: Mesh, link: Link
 ) -> list[float]:
-    """How far three steps, one of them skipped, are from the plain model's: state, norms, and evaluations between."""
+    """How far three steps, one of them skipped, are from the plain model's: state, norms, and
+    evaluations between.
+    """
     ours, theirs = shared(way, mesh, optimizer, dtypes, link.late), plain(way, optimizer, dtypes)
     found: list[float] = []
     for run in (ours, theirs):
@@ -39,7 +54,11 @@ def _compared(
 
 
 def _each(
-    ways: list[Way], dtypes: Dtypes, optimizer: AdamW | SGD, axes: dict[str, int], of: tuple[int, ...] = (1, 3)
+    ways: list[Way],
+    dtypes: Dtypes,
+    optimizer: AdamW | SGD,
+    axes: dict[str, int],
+    of: tuple[int, ...] = (1, 3),
 ) -> dict[str, float]:
     """The largest difference by way and number of microbatches."""
     found: dict[str, float] = {}
@@ -47,7 +66,9 @@ def _each(
     link.poison()
     for way, microbatches in product(ways, of):
         differences = _compared(way, microbatches, dtypes, optimizer, mesh, link)
-        found[f"{way}, {microbatches} microbatches"] = max(map(abs, differences), key=lambda it: (it != it, it))
+        found[f"{way}, {microbatches} microbatches"] = max(
+            map(abs, differences), key=lambda it: (it != it, it)
+        )
     return found
 
 
@@ -59,7 +80,10 @@ def _assert_close(world: int, tolerance: float, *args: object) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_update_is_that_of_the_plain_model(way: Way) -> None:
-    ways = [replace(way, nested=nested, again=again) for nested, again in product((False, True), repeat=2)]
+    ways = [
+        replace(way, nested=nested, again=again)
+        for nested, again in product((False, True), repeat=2)
+    ]
     _assert_close(2, 1e-12, ways, F64, AdamW(), {"dp": 2, "replica": 1})
 
 
@@ -68,15 +92,27 @@ def test_the_update_is_that_of_the_plain_model(way: Way) -> None:
 @pytest.mark.parametrize("axes", [{"dp": 4, "replica": 1}, {"replica": 2, "dp": 2}], ids=str)
 def test_on_four_ranks_too_and_where_two_hold_the_same_part(axes: dict[str, int], way: Way) -> None:
     """Groups alone differ from two ranks, where each way is also tried with one microbatch."""
-    _assert_close(4, 1e-12, [replace(way, nested=True, again=True)], F64, AdamW(), {"dp": 1, "replica": 1} | axes, (3,))
+    _assert_close(
+        4,
+        1e-12,
+        [replace(way, nested=True, again=True)],
+        F64,
+        AdamW(),
+        {"dp": 1, "replica": 1} | axes,
+        (3,),
+    )
 
 
 def test_on_one_rank_nothing_moves() -> None:
-    _assert_close(1, 1e-12, [replace(way, nested=True) for way in WAYS], F64, AdamW(), {"dp": 1, "replica": 1})
+    _assert_close(
+        1, 1e-12, [replace(way, nested=True) for way in WAYS], F64, AdamW(), {"dp": 1, "replica": 1}
+    )
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("master", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize(
+    ("master", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
+)
 def test_masters_of_working_copies_too(master: torch.dtype, tolerance: float) -> None:
     _assert_close(2, tolerance, WAYS, (torch.bfloat16, master), SGD(0.9), {"dp": 2, "replica": 1})
 
@@ -91,7 +127,11 @@ def test_however_far_ahead_gathers_are(prefetch: int) -> None:
 def _extents(way: Way) -> list[tuple[str, tuple[int, ...], Extent]]:
     """What this rank writes of parameters to a checkpoint."""
     run = shared(way, Mesh({"dp": 3, "replica": 1}), AdamW(), F64)
-    return [(box.key, box.shape, box.extent) for box in run.boxes().values() if box.own and "/" not in box.key]
+    return [
+        (box.key, box.shape, box.extent)
+        for box in run.boxes().values()
+        if box.own and "/" not in box.key
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -100,7 +140,9 @@ def test_each_element_of_a_turn_is_written_by_one_rank(way: Way) -> None:
     for key, shape, extent in (each for rank in run_ranks(3, _extents, way) for each in rank):
         found.setdefault((key, shape), []).append(extent)
     assert len(found) == 2 + 3 * LAYERS
-    assert not {key: text for (key, shape), extents in found.items() if (text := fault(shape, extents))}
+    assert not {
+        key: text for (key, shape), extents in found.items() if (text := fault(shape, extents))
+    }
 
 
 # ---- passes that are not finished
@@ -114,7 +156,9 @@ Where = Literal["forward", "backward", "the end of a layer's backward"]
 
 
 def _abandoned(way: Way, where: Where) -> float:
-    """How far a step is from the plain model's, after one that raised there, in the second layer."""
+    """How far a step is from the plain model's, after one that raised there, in the second
+    layer.
+    """
     link, calls = Link(), dict.fromkeys(get_args(Where), 0)
     link.poison()
 
@@ -127,7 +171,10 @@ def _abandoned(way: Way, where: Where) -> float:
         raises("forward" if calls["forward"] < LAYERS else "backward")
 
     mesh, ends = Mesh({"dp": 2, "replica": 1}), partial(raises, "the end of a layer's backward")
-    ours, theirs = shared(way, mesh, AdamW(), F64, link.late, begins, ends), plain(way, AdamW(), F64)
+    ours, theirs = (
+        shared(way, mesh, AdamW(), F64, link.late, begins, ends),
+        plain(way, AdamW(), F64),
+    )
     ours.state.initialise(seed=1)
     batches = [data(0, rank, 2) for rank in range(2)]
     with pytest.raises(_BadDay):

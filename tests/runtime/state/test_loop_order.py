@@ -1,4 +1,6 @@
-"""Layers that are gathered and reduced one by one: when each begins and is awaited, and what is in memory meanwhile."""
+"""Layers that are gathered and reduced one by one: when each begins and is awaited, and what is
+in memory meanwhile.
+"""
 
 import gc
 import time
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.usefixtures("calls_uncompared")
 
 
 def _events(way: Way, microbatches: int) -> tuple[list[str], list[str]]:
-    """What is begun and waited for of the bucket with rows, by number: in forward, and in backward."""
+    """What is begun and waited for of the bucket with rows, by number: in forward, and in
+    backward.
+    """
     link = Link()
     ours = shared(way, Mesh({"dp": 2, "replica": 1}), AdamW(), F64, link.late)
     ours.state.initialise(seed=2)
@@ -41,7 +45,8 @@ def _events(way: Way, microbatches: int) -> tuple[list[str], list[str]]:
 
 def test_weights_are_gathered_ahead_in_order_and_gradients_summed_behind() -> None:
     forward, backward = run_ranks(2, _events, ZERO[3], 1)[0]
-    # Of three layers the first two are begun before the first is waited for, the third before the second.
+    # Of three layers the first two are begun before the first is waited for, the third before the
+    # second.
     assert forward == [
         "begin gather 0",
         "begin gather 1",
@@ -50,7 +55,8 @@ def test_weights_are_gathered_ahead_in_order_and_gradients_summed_behind() -> No
         "wait gather 1",
         "wait gather 2",
     ]
-    # In backward the same from the end; behind a layer its sums begin: of the norms, alike on all ranks, `sum`.
+    # In backward the same from the end; behind a layer its sums begin: of the norms, alike on all
+    # ranks, `sum`.
     assert [event for event in backward if "gather" in event] == [
         "begin gather 3",
         "begin gather 4",
@@ -59,7 +65,8 @@ def test_weights_are_gathered_ahead_in_order_and_gradients_summed_behind() -> No
         "wait gather 4",
         "wait gather 7",
     ]
-    # A layer's is finished when the next one's begins, and the last is under way when backward ends.
+    # A layer's is finished when the next one's begins, and the last is under way when backward
+    # ends.
     assert [event for event in backward if "scatter" in event] == [
         "begin scatter 5",
         "wait scatter 5",
@@ -81,7 +88,8 @@ def _together() -> list[int]:
     link, mesh = Link(), Mesh({"dp": 2})
     model = Model(mesh, ZERO[1], shared=False)
     buckets = {
-        name: Bucket(ParamGroup(f"layers.*.{name}"), per_layer=True, shard_axes=("dp",)) for name in ("bias", "w")
+        name: Bucket(ParamGroup(f"layers.*.{name}"), per_layer=True, shard_axes=("dp",))
+        for name in ("bias", "w")
     }
     buckets["rest"] = Bucket(ParamGroup("wte", "head", "layers.*.norm"))
     flat_params = TrainState(model, mesh, buckets, AdamW()).flat_params()
@@ -94,7 +102,9 @@ def test_buckets_that_are_gathered_together_are_turn_by_turn() -> None:
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_gradients_that_are_kept_whole_are_reduced_in_the_last_microbatch(microbatches: int) -> None:
+def test_gradients_that_are_kept_whole_are_reduced_in_the_last_microbatch(
+    microbatches: int,
+) -> None:
     _, backward = run_ranks(2, _events, ZERO[1], microbatches)[0]
     begun = [event.split()[1] for event in backward]
     assert begun == ["scatter", "sum"] * LAYERS  # and not waited for
@@ -103,7 +113,9 @@ def test_gradients_that_are_kept_whole_are_reduced_in_the_last_microbatch(microb
 def _time(way: Way, latency: float) -> tuple[float, float]:
     """The time of a forward and of its backward, where each layer computes for 1."""
     link = Link(latency)
-    ours = shared(way, Mesh({"dp": 2, "replica": 1}), AdamW(), F64, link.late, partial(link.computes, 1.0))
+    ours = shared(
+        way, Mesh({"dp": 2, "replica": 1}), AdamW(), F64, link.late, partial(link.computes, 1.0)
+    )
     ours.state.initialise(seed=2)
     loss = ours.model(*data(0, 0, 1)[0], ours.begin(1))
     forward = link.now
@@ -122,7 +134,9 @@ def test_collectives_go_on_while_turns_compute() -> None:
 
 
 def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
-    """Bytes of a state, and after two steps; the most layers in memory meanwhile, of weights and of whole gradients."""
+    """Bytes of a state, and after two steps; the most layers in memory meanwhile, of weights
+    and of whole gradients.
+    """
     mesh, layers, there = Mesh({"dp": 2, "replica": 1}), [0], [0]
     reserve, release = flat_param.reserve, flat_param.release
 
@@ -149,7 +163,9 @@ def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
 
 
 def _settled(expected: int) -> int:
-    """The bytes of all memory, once gloo's threads let go of what they communicated last: soon after it is there."""
+    """The bytes of all memory, once gloo's threads let go of what they communicated last: soon
+    after it is there.
+    """
     deadline = time.monotonic() + HANGS
     while (held := sum(_storages())) > expected and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -160,7 +176,11 @@ def _storages() -> list[int]:
     """Bytes of all memory that a tensor is seen to have."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if isinstance(each, Tensor)]
-    return [*{each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values()]
+    return [
+        *{
+            each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors
+        }.values()
+    ]
 
 
 WHOLE = 5 * WIDTH + WIDTH
@@ -183,7 +203,11 @@ def _bytes(way: Way, dtype: torch.dtype, master: torch.dtype) -> int:
         layers // 2 if way.reshard_after_forward else 0
     )  # in which gathers begin; masters too, where element types agree
     counts = 4 + 8  # of steps, and of those held
-    return (weights + part) * dtype.itemsize + (gradients + (2 + mixed) * kept) * master.itemsize + counts
+    return (
+        (weights + part) * dtype.itemsize
+        + (gradients + (2 + mixed) * kept) * master.itemsize
+        + counts
+    )
 
 
 @pytest.mark.sample(5)

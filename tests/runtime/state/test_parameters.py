@@ -14,7 +14,9 @@ from scalec.runtime.state.parameters import Init, initialise
 Split = Mapping[int, tuple[str, ...]]
 
 
-def _fill(mesh: Mesh, shape: tuple[int, ...], split: Split, init: Init, seed: int = 0, name: str = "w") -> Tensor:
+def _fill(
+    mesh: Mesh, shape: tuple[int, ...], split: Split, init: Init, seed: int = 0, name: str = "w"
+) -> Tensor:
     declared = weight(mesh, *shape, shard=split, init=init)
     local = torch.empty(declared.shape, dtype=torch.float64)
     initialise(local, declared.spec, mesh, seed, name)
@@ -32,7 +34,9 @@ def _part(split: Split) -> tuple[tuple[int, ...], Tensor]:
     return declared.spec.offsets(mesh), _fill(mesh, (12, 8), split, normal(1.0))
 
 
-@pytest.mark.parametrize("split", [{0: ("tp",)}, {1: ("tp",)}, {0: ("dp",), 1: ("tp",)}, {0: ("dp", "tp")}])
+@pytest.mark.parametrize(
+    "split", [{0: ("tp",)}, {1: ("tp",)}, {0: ("dp",), 1: ("tp",)}, {0: ("dp", "tp")}]
+)
 def test_every_sharding_starts_from_the_same_values(split: Split) -> None:
     whole = torch.full((12, 8), torch.nan, dtype=torch.float64)
     for (row, column), part in run_ranks(4, _part, split):
@@ -65,7 +69,9 @@ def test_values_are_distributed_as_asked() -> None:
 
 
 def test_values_stay_what_they_are() -> None:
-    """Computed once, by hand, with Python integers and math: a change would break every checkpoint's provenance."""
+    """Computed once, by hand, with Python integers and math: a change would break every
+    checkpoint's provenance.
+    """
     expected = [_by_hand("0/w", index) for index in range(4)]
     torch.testing.assert_close(_whole().flatten()[:4], torch.tensor(expected, dtype=torch.float64))
 
@@ -75,12 +81,17 @@ def _by_hand(key: str, index: int) -> float:
     import math
 
     def uniform(counter: int) -> float:
-        z = (int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") + counter * 0x9E3779B97F4A7C15) % 2**64
+        z = (
+            int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+            + counter * 0x9E3779B97F4A7C15
+        ) % 2**64
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
         return (((z ^ z >> 31) >> 11) + 0.5) / 2**53
 
-    return math.sqrt(-2 * math.log(uniform(2 * index))) * math.cos(2 * math.pi * uniform(2 * index + 1))
+    return math.sqrt(-2 * math.log(uniform(2 * index))) * math.cos(
+        2 * math.pi * uniform(2 * index + 1)
+    )
 
 
 def test_a_dim_that_does_not_divide_is_refused() -> None:

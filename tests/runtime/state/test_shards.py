@@ -28,7 +28,10 @@ def _cut(extent: Extent, draw: random.Random, times: int) -> list[Extent]:
         return [extent]
     dim = draw.choice(dims)
     first = draw.randrange(1, extent.size[dim])
-    sizes = [(*extent.size[:dim], size, *extent.size[dim + 1 :]) for size in (first, extent.size[dim] - first)]
+    sizes = [
+        (*extent.size[:dim], size, *extent.size[dim + 1 :])
+        for size in (first, extent.size[dim] - first)
+    ]
     second = (*extent.offset[:dim], extent.offset[dim] + first, *extent.offset[dim + 1 :])
     return [
         part
@@ -48,7 +51,9 @@ def test_what_is_cut_is_whole_and_with_any_part_less_or_twice_is_not() -> None:
         parts = _cut(whole(SHAPE), random.Random(seed), 3)
         assert fault(SHAPE, parts) == ""
         for part in parts:
-            assert fault(SHAPE, [other for other in parts if other is not part]).endswith("are in no part")
+            assert fault(SHAPE, [other for other in parts if other is not part]).endswith(
+                "are in no part"
+            )
             assert fault(SHAPE, [*parts, part]).endswith("overlap")
         bigger = (SHAPE[0] + 1, *SHAPE[1:])
         assert fault(bigger, parts) == "15 of its 75 elements are in no part"
@@ -66,7 +71,9 @@ def test_overlaps_are_those_of_masks() -> None:
 
 def test_a_scalar_has_one_part() -> None:
     (part,) = _cut(whole(()), random.Random(0), 3)
-    assert "lies outside of" in fault((3,), [Extent((-1,), (2,)), Extent((1,), (1,)), Extent((3,), (0,))])
+    assert "lies outside of" in fault(
+        (3,), [Extent((-1,), (2,)), Extent((1,), (1,)), Extent((3,), (0,))]
+    )
     assert fault((), [part]) == ""
     assert fault((), []) == "1 of its 1 elements are in no part"
     assert fault((), [part, part]).endswith("overlap")
@@ -85,7 +92,9 @@ def test_parts_are_the_same_elements_in_another_shape(shape: Shape, common: Shap
         assert torch.equal(found, numbers.view(common))
 
 
-@pytest.mark.parametrize("other", [(4, 15), (5, 12), (5, 3, 4), (60,), (6, 5), (3, 5), (4, 3, 5, 2), (4, 3, 5, 0), ()])
+@pytest.mark.parametrize(
+    "other", [(4, 15), (5, 12), (5, 3, 4), (60,), (6, 5), (3, 5), (4, 3, 5, 2), (4, 3, 5, 0), ()]
+)
 def test_shapes_are_at_odds(other: Shape) -> None:
     """Even where there are as many elements."""
     assert common_shape((12, 5), other) is None

@@ -17,7 +17,12 @@ from scalec.runtime.config.plan import Metrics
 from scalec.runtime.state.skips import LossScale
 from scalec.runtime.train.finite import Finite
 
-FIRST, INTERVAL, MOST, (VALUE, STEPS) = LossScale.FIRST, LossScale.INTERVAL, LossScale.MOST, LossScale.KEYS
+FIRST, INTERVAL, MOST, (VALUE, STEPS) = (
+    LossScale.FIRST,
+    LossScale.INTERVAL,
+    LossScale.MOST,
+    LossScale.KEYS,
+)
 
 update_scale = cast(Any, torch)._amp_update_scale_  # what GradScaler calls
 NO, YES = torch.tensor(False), torch.tensor(True)
@@ -131,7 +136,9 @@ def test_a_plan_without_a_scale_leaves_it_and_one_with_it_begins_anew(tmp_path: 
 
 def _metrics(scale: float | None, norm: float = torch.inf, loss: float = 5.0) -> Metrics:
     known = None if scale is None else torch.tensor(scale)
-    return Metrics(loss=torch.tensor(loss), tokens=torch.tensor(4), norm=torch.tensor(norm), loss_scale=known)
+    return Metrics(
+        loss=torch.tensor(loss), tokens=torch.tensor(4), norm=torch.tensor(norm), loss_scale=known
+    )
 
 
 def test_a_skipped_step_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,12 +161,17 @@ def test_skipped_steps_without_a_line_of_their_own_are_counted(
     log.step(2, _metrics(FIRST / 2), 0.1)
     log.step(3, _metrics(FIRST / 4, norm=1.5), 0.1)
     second, third = capsys.readouterr().out.splitlines()
-    assert "  skipped: its gradients overflow fp16  1 step before it skipped: fp16 overflow  " in second
+    assert (
+        "  skipped: its gradients overflow fp16  1 step before it skipped: fp16 overflow  "
+        in second
+    )
     assert "skipped" not in third
     assert '"overflowed": 2' in (tmp_path / "log.jsonl").read_text().splitlines()[0]
 
 
-@pytest.mark.parametrize("metrics", [_metrics(None), _metrics(0.5), _metrics(FIRST, loss=torch.nan)])
+@pytest.mark.parametrize(
+    "metrics", [_metrics(None), _metrics(0.5), _metrics(FIRST, loss=torch.nan)]
+)
 def test_what_no_scale_would_have_helped_stops_the_run(metrics: Metrics) -> None:
     with pytest.raises(RunError, match="try a lower --lr"):
         Finite(made({}, seed=0)).after(1, metrics)

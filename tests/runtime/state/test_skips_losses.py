@@ -35,9 +35,13 @@ def _added(held: Losses, losses: list[float]) -> Losses:
 
 
 @given(st.lists(VALUES, max_size=WINDOW + LEAST), st.floats(0.5, 100.0))
-def test_it_is_the_median_and_so_many_median_deviations(losses: list[float], deviations: float) -> None:
+def test_it_is_the_median_and_so_many_median_deviations(
+    losses: list[float], deviations: float
+) -> None:
     held = _added(Losses(torch.device("cpu")), losses)
-    assert float(held.limit(deviations)) == pytest.approx(_limit(deque(losses, WINDOW), deviations), rel=1e-5)
+    assert float(held.limit(deviations)) == pytest.approx(
+        _limit(deque(losses, WINDOW), deviations), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(("loss", "counts"), [(torch.nan, True), (torch.inf, True), (5.0, False)])
@@ -60,7 +64,9 @@ def _next_limit(state: TrainState) -> float:
 
 
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """The window is full and half of it is new; a state that keeps none takes the checkpoint too, and the reverse."""
+    """The window is full and half of it is new; a state that keeps none takes the checkpoint
+    too, and the reverse.
+    """
     state, other, without = _watching(), _watching(), made({"dp": 1}, 1)
     _added(state.losses, [1.0 + step / 7 for step in range(WINDOW + WINDOW // 2)])
     load(save(tmp_path, 1, state), other)

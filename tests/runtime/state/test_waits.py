@@ -1,7 +1,9 @@
-"""No wait is too many: without any one of them, what the ranks compute is wrong, or memory is freed under a collective.
+"""No wait is too many: without any one of them, what the ranks compute is wrong, or memory is freed
+under a collective.
 
-Purpose: what would go wrong on a network that is slow goes unseen on one that is quick.  The communicator of `late`
-makes it seen, and here each wait that the source has is taken out, one at a time.
+Purpose: what would go wrong on a network that is slow goes unseen on one that is quick.  The
+communicator of `late` makes it seen, and here each wait that the source has is taken out, one at a
+time.
 """
 
 import ast
@@ -76,7 +78,11 @@ def _waits(node: ast.AST) -> bool:
 def _functions(module: ModuleType) -> Iterator[tuple[str, ast.FunctionDef]]:
     """The functions and methods of a module, by their names in it, without decorators."""
     for node in ast.parse(inspect.getsource(module)).body:
-        inside = [(f"{node.name}.", each) for each in node.body] if isinstance(node, ast.ClassDef) else [("", node)]
+        inside = (
+            [(f"{node.name}.", each) for each in node.body]
+            if isinstance(node, ast.ClassDef)
+            else [("", node)]
+        )
         for prefix, each in inside:
             if isinstance(each, ast.FunctionDef):
                 each.decorator_list = []
@@ -98,8 +104,12 @@ class _BadDay(Exception):
     pass
 
 
-def _right(sites: list[Site], way: Way, axes: dict[str, int], bad_call: int, evaluates: bool) -> bool:
-    """Whether a step is the plain model's, after one, or an evaluation, that raised in call `bad_call` of a layer."""
+def _right(
+    sites: list[Site], way: Way, axes: dict[str, int], bad_call: int, evaluates: bool
+) -> bool:
+    """Whether a step is the plain model's, after one, or an evaluation, that raised in call
+    `bad_call` of a layer.
+    """
     for site in sites:
         site.take_out()
     link, calls = Link(), [0]
@@ -110,7 +120,10 @@ def _right(sites: list[Site], way: Way, axes: dict[str, int], bad_call: int, eva
         if calls[0] == bad_call:
             raise _BadDay
 
-    ours, theirs = shared(way, Mesh(axes), AdamW(), F64, link.late, computes), plain(way, AdamW(), F64)
+    ours, theirs = (
+        shared(way, Mesh(axes), AdamW(), F64, link.late, computes),
+        plain(way, AdamW(), F64),
+    )
     ours.state.initialise(seed=2 if evaluates else 1)
     theirs.state.initialise(seed=2)
     batches = [data(0, rank, 2) for rank in range(dist.get_world_size())]
@@ -129,7 +142,11 @@ def _right(sites: list[Site], way: Way, axes: dict[str, int], bad_call: int, eva
 
 
 CASES = [
-    *((way, {"dp": 2, "replica": 1}, bad_call, False) for way in ZERO[1:] for bad_call in (2, LAYERS + 3)),
+    *(
+        (way, {"dp": 2, "replica": 1}, bad_call, False)
+        for way in ZERO[1:]
+        for bad_call in (2, LAYERS + 3)
+    ),
     *((way, {"dp": 2, "replica": 1}, 2, True) for way in ZERO[1:]),
     (ZERO[3], {"replica": 2, "dp": 2}, 2, False),
 ]
@@ -141,7 +158,8 @@ def _all_right(sites: list[Site]) -> bool:
 
 
 def test_with_all_waits_every_case_is_right() -> None:
-    assert _all_right([replace(site, number=-1) for site in _sites()])  # taken apart, put together as they were
+    # taken apart, put together as they were
+    assert _all_right([replace(site, number=-1) for site in _sites()])
 
 
 @pytest.mark.sample(1)

@@ -27,7 +27,9 @@ def test_all_ranks_are_named_once(values: list[str]) -> None:
         return
     (line,) = told
     ranks = [
-        rank for each in line.replace(" have", " has").split("rank")[1:] for rank in _read(each.partition(" has")[0])
+        rank
+        for each in line.replace(" have", " has").split("rank")[1:]
+        for rank in _read(each.partition(" has")[0])
     ]
     assert sorted(ranks) == [*range(len(values))]
 

@@ -1,4 +1,6 @@
-"""The order of calls that the watchdog reads from plan.json is the one against which `scalec verify` holds records."""
+"""The order of calls that the watchdog reads from plan.json is the one against which `scalec
+verify` holds records.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +21,14 @@ CASES = [
     Case(dp=2, state="zero 3 over dp", microbatches=2),
     Case(dp=4, model="biased", experts="dp", optimizer="groups", state="zero 2 over dp"),
     Case(
-        pp=2, dp=2, microbatches=2, optimizer="groups", clip=1.0, model="tied", schedule="zbv", state="zero 1 over dp"
+        pp=2,
+        dp=2,
+        microbatches=2,
+        optimizer="groups",
+        clip=1.0,
+        model="tied",
+        schedule="zbv",
+        state="zero 1 over dp",
     ),
 ]
 PLANS = Path(__file__).parents[3] / "plans"
@@ -41,7 +50,9 @@ def test_a_plan_with_all_five_axes() -> None:
 def test_files_of_schema_1_are_read() -> None:
     """They call the layers of a stage `turns`."""
     plan = _plan(Source("tiny.scale", plan_text(CASES[-1])))
-    stages = [{"rank": stage["rank"], "turns": stage["layers"]} for stage in plan["pipeline"]["stages"]]
+    stages = [
+        {"rank": stage["rank"], "turns": stage["layers"]} for stage in plan["pipeline"]["stages"]
+    ]
     earlier = {**plan, "pipeline": {**plan["pipeline"], "stages": stages}}
     assert [*planned(earlier, False, 0)] == [*planned(plan, False, 0)]
     assert expected(earlier, 0) == expected(plan, 0)
@@ -54,7 +65,11 @@ def _plan(source: Source) -> dict[str, Any]:
 
 def _compared(plan: dict[str, Any], rank: int) -> int:
     """How many calls of a rank are the same in both readings: all."""
-    place = peers(plan["mesh"], [plan["pipeline"]["axis"]], rank).index(rank) if "pipeline" in plan else None
+    place = (
+        peers(plan["mesh"], [plan["pipeline"]["axis"]], rank).index(rank)
+        if "pipeline" in plan
+        else None
+    )
     number = 0
     for phase, calls in expected(plan, rank).items():
         found = [*planned(plan, phase == "evaluate", place)]
@@ -69,7 +84,9 @@ def _compared(plan: dict[str, Any], rank: int) -> int:
 
 
 def test_a_call_in_words() -> None:
-    """Layers count from 0, as modules of the model do, microbatches from 1, as in the sanitizer's reports."""
+    """Layers count from 0, as modules of the model do, microbatches from 1, as in the
+    sanitizer's reports.
+    """
     plan = _plan(Source("tiny.scale", plan_text(CASES[0])))
     calls = [*map(str, planned(plan, False, None))]
     assert calls[0] == "all_reduce of `num_tokens.1` over dp, tiny.scale:1"
@@ -82,7 +99,11 @@ def test_a_call_in_words() -> None:
 
 def test_gathers_that_begin_ahead_say_the_layer_they_are_for() -> None:
     plan = _plan(Source("tiny.scale", plan_text(CASES[1])))
-    gathers = [each for each in planned(plan, False, None) if each.op == "all_gather" and each.where == "forward"]
+    gathers = [
+        each
+        for each in planned(plan, False, None)
+        if each.op == "all_gather" and each.where == "forward"
+    ]
     of_first = [each.layer for each in gathers if each.microbatch == 0]
     assert of_first == sorted(of_first)
     assert set(of_first) == {f"layers.{layer}" for layer in range(plan["dims"]["layers"])}

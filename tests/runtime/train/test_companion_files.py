@@ -15,23 +15,39 @@ def test_rows_are_read_beside_the_program(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "schedule.csv").write_text(ROWS)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert read_schedule("schedule.csv", str(tmp_path / "train.py"), HASH) == ("0F0,0SEND_F0", "1RECV_F0,1F0")
+    assert read_schedule("schedule.csv", str(tmp_path / "train.py"), HASH) == (
+        "0F0,0SEND_F0",
+        "1RECV_F0,1F0",
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         (None, "is missing: copy it from where the plan was compiled, or compile the plan again"),
-        (ROWS[:-1], "is not the one that train.py was compiled with: remove it and compile the plan again"),
-        ("", "is not the one that train.py was compiled with: remove it and compile the plan again"),
+        (
+            ROWS[:-1],
+            "is not the one that train.py was compiled with: remove it and compile the plan again",
+        ),
+        (
+            "",
+            "is not the one that train.py was compiled with: remove it and compile the plan again",
+        ),
     ],
 )
 def test_another_schedule_is_refused(
-    text: str | None, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    text: str | None,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     if text is not None:
         (tmp_path / "schedule.csv").write_text(text)
     with pytest.raises(SystemExit) as ended:
         read_schedule("schedule.csv", str(tmp_path / "train.py"), HASH)
-    assert (ended.value.code, capsys.readouterr().err) == (2, f"error: {tmp_path / 'schedule.csv'} {why}\n")
+    assert (ended.value.code, capsys.readouterr().err) == (
+        2,
+        f"error: {tmp_path / 'schedule.csv'} {why}\n",
+    )

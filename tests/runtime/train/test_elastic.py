@@ -14,13 +14,25 @@ from scalec.runtime.train.launch import check
 from scalec.runtime.train.options import going_on, parse, torchrun
 from scalec.runtime.train.run_folder import Claim
 
-SMALLER = SmallerMesh({"dp": 4, "tp": 2}, microbatches=4, nodes=4), SmallerMesh({"dp": 2, "tp": 2}, 8, nodes=2)
-ELASTIC = replace(PLAN, mesh={"dp": 8, "tp": 2}, microbatches=2, global_batch=64, nodes=8, smaller=SMALLER)
+SMALLER = (
+    SmallerMesh({"dp": 4, "tp": 2}, microbatches=4, nodes=4),
+    SmallerMesh({"dp": 2, "tp": 2}, 8, nodes=2),
+)
+ELASTIC = replace(
+    PLAN, mesh={"dp": 8, "tp": 2}, microbatches=2, global_batch=64, nodes=8, smaller=SMALLER
+)
 
 
-def _fitted(monkeypatch: pytest.MonkeyPatch, world: int, options: str = "", **environment: str) -> tuple[Plan, int]:
+def _fitted(
+    monkeypatch: pytest.MonkeyPatch, world: int, options: str = "", **environment: str
+) -> tuple[Plan, int]:
     monkeypatch.setattr("sys.argv", ["train.py"])
-    launched = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": str(world)}
+    launched = {
+        "RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "WORLD_SIZE": str(world),
+    }
     for name, value in (launched | environment).items():
         monkeypatch.setenv(name, value)
     return fitted(ELASTIC, parse(ELASTIC, options.split()))
@@ -30,13 +42,19 @@ def _fitted(monkeypatch: pytest.MonkeyPatch, world: int, options: str = "", **en
     ("world", "dp", "spare"), [(16, 8, 0), (14, 4, 6), (8, 4, 0), (7, 2, 3), (4, 2, 0), (18, 8, 2)]
 )
 def test_the_largest_mesh_that_the_ranks_make(
-    world: int, dp: int, spare: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: int,
+    dp: int,
+    spare: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan, waiting = _fitted(monkeypatch, world)
     assert (plan.mesh, plan.microbatches, waiting) == ({"dp": dp, "tp": 2}, 16 // dp, spare)
     assert os.environ["WORLD_SIZE"] == str(plan.ranks)
     said = capsys.readouterr().err
-    assert (f"on dp {dp} x tp 2, {16 // dp} microbatches a step, in place of dp 8 x tp 2\n" in said) == (dp < 8)
+    assert (
+        f"on dp {dp} x tp 2, {16 // dp} microbatches a step, in place of dp 8 x tp 2\n" in said
+    ) == (dp < 8)
     assert ("stand by" in said) == (spare > 0)
     assert replace(plan, mesh=PLAN.mesh, microbatches=1, nodes=1, largest=None) == replace(
         ELASTIC, mesh=PLAN.mesh, microbatches=1, nodes=1
@@ -46,7 +64,9 @@ def test_the_largest_mesh_that_the_ranks_make(
 def test_too_few_ranks_are_told_how_many_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, spare = _fitted(monkeypatch, 3)
     assert (plan, spare) == (ELASTIC, 0)
-    with pytest.raises(RunError, match="takes 16 ranks, or at least 4, not 3; start it with: TORCH_DISABLE"):
+    with pytest.raises(
+        RunError, match="takes 16 ranks, or at least 4, not 3; start it with: TORCH_DISABLE"
+    ):
         check(plan, parse(plan, []))
 
 
@@ -77,7 +97,11 @@ def test_a_restart_that_could_not_go_on(
 def test_restarts_of_a_plan_for_one_size(
     restarts: str, options: str, store: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": store, "TORCHELASTIC_MAX_RESTARTS": restarts}
+    given = {
+        "TORCHELASTIC_RUN_ID": "x",
+        "TORCHELASTIC_USE_AGENT_STORE": store,
+        "TORCHELASTIC_MAX_RESTARTS": restarts,
+    }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RunError, match=message) if message else nullcontext():
@@ -88,7 +112,8 @@ def test_the_lines_that_start_it_are_for_all_nodes(monkeypatch: pytest.MonkeyPat
     """Wherever it runs; those of a plan for one node are as ever."""
     monkeypatch.setattr("sys.argv", ["train.py", "--resume", "auto", "--lr", "0.1"])
     line = (
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2:8 --max-restarts=10 --nproc-per-node=2"
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2:8 --max-restarts=10"
+        " --nproc-per-node=2"
         " --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py"
     )
     for plan in (ELASTIC, ELASTIC.on(8), ELASTIC.on(5)):

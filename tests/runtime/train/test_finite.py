@@ -1,4 +1,6 @@
-"""Steps whose values are not finite change nothing, and are found on all ranks after the same step."""
+"""Steps whose values are not finite change nothing, and are found on all ranks after the same
+step.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -48,7 +50,9 @@ def test_the_run_ends_at_the_first_step() -> None:
     state = made({"dp": 1}, 0)
     finite = Finite(state)
     assert finite.after(1, _step(state, 1.0)) is None
-    with pytest.raises(RunError, match="step 2: loss nan, gradient norm nan; no parameter has been updated by it"):
+    with pytest.raises(
+        RunError, match="step 2: loss nan, gradient norm nan; no parameter has been updated by it"
+    ):
         finite.after(2, _step(state, torch.nan))
 
 
@@ -59,8 +63,12 @@ def test_with_a_rule_some_in_a_row_are_skipped() -> None:
         before = _boxes(state)
         bad = finite.after(step, _step(state, value))
         assert (bad is None) == (value == 1.0)
-        assert (value == 1.0) != all(torch.equal(before[key], now) for key, now in _boxes(state).items())
-    with pytest.raises(RunError, match="step 7: loss inf, gradient norm inf; 2 in a row were skipped"):
+        assert (value == 1.0) != all(
+            torch.equal(before[key], now) for key, now in _boxes(state).items()
+        )
+    with pytest.raises(
+        RunError, match="step 7: loss inf, gradient norm inf; 2 in a row were skipped"
+    ):
         finite.after(7, _step(state, torch.inf))
 
 
@@ -71,7 +79,9 @@ def test_steps_in_a_row_are_counted_on_over_a_checkpoint(tmp_path: Path) -> None
         each.kept += each.held.kept()
     assert first.after(1, _step(state, torch.nan))
     load(save(tmp_path, 1, state), other)
-    with pytest.raises(RunError, match="step 2: loss nan, gradient norm nan; 1 in a row were skipped"):
+    with pytest.raises(
+        RunError, match="step 2: loss nan, gradient norm nan; 1 in a row were skipped"
+    ):
         second.after(2, _step(other, torch.nan))
 
 
@@ -86,7 +96,9 @@ def test_a_spike_is_told_by_its_limit_and_skipped_where_the_step_says_so() -> No
     for step in (3, 4):
         state.update(0.1, skip=NO, finite=NO)
         with nullcontext() if step == 3 else pytest.raises(RunError, match="step 4: loss 3"):
-            finite.after(step, Metrics(torch.tensor(3.0), torch.tensor(4), torch.tensor(1.0), limit=limit))
+            finite.after(
+                step, Metrics(torch.tensor(3.0), torch.tensor(4), torch.tensor(1.0), limit=limit)
+            )
 
 
 def test_the_step_is_named_though_it_is_seen_later() -> None:

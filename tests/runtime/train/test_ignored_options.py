@@ -13,18 +13,25 @@ ALONE = replace(PLAN, mesh={"dp": 1})
 SETS = replace(PLAN, data=replace(PLAN.data, sets=(DataSet("a", ("a",)), DataSet("b", ("b",)))))
 
 
-def _said(line: str, plan: object = PLAN, validates: bool = True, resumed_from: str = "") -> list[str]:
+def _said(
+    line: str, plan: object = PLAN, validates: bool = True, resumed_from: str = ""
+) -> list[str]:
     assert isinstance(plan, type(PLAN))
     situation = Situation(parse(plan, line.split()), plan, validates, resumed_from)
     return [*ignored_options(situation)]
 
 
-ALL = "--eval-every 1 --init in --first-step-limit 9 --step-limit 9 --save-limit=9 --keep-every 4 --save-every 2"
+ALL = (
+    "--eval-every 1 --init in --first-step-limit 9 --step-limit 9 --save-limit=9 --keep-every"
+    " 4 --save-every 2"
+)
 
 
 def test_options_that_have_an_effect_are_not_said() -> None:
     assert _said(ALL) == []
-    assert _said("", ALONE, validates=False, resumed_from="step-000002") == [], "what nobody has asked for"
+    assert _said("", ALONE, validates=False, resumed_from="step-000002") == [], (
+        "what nobody has asked for"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,11 +67,19 @@ def test_saves_to_keep_are_after_some_step(line: str, is_said: bool) -> None:
 
 def test_files_in_place_of_sets_are_said() -> None:
     (line,) = _said("--data text/*.txt", SETS)
-    assert line == "note: the files of --data take the place of all sets of the plan (a, b) and of their weights"
+    assert (
+        line
+        == "note: the files of --data take the place of all sets of the plan (a, b) and of their"
+        " weights"
+    )
     assert _said("--data text/*.txt") == []
 
 
 def test_an_export_trains_nothing() -> None:
     line = "--export out --export-dtype fp32 --out runs --steps 9 --lr=1 --resume"
     options = parse(PLAN, [*line.split()])
-    assert [line.split()[1] for line in ignored_by_export(options)] == ["--lr", "--resume", "--steps"]
+    assert [line.split()[1] for line in ignored_by_export(options)] == [
+        "--lr",
+        "--resume",
+        "--steps",
+    ]

@@ -30,14 +30,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
     monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
-def _refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: str, ranks: int = 1) -> str:
+def _refused(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    ranks: int = 1,
+) -> str:
     """What the program says, which does not start."""
-    monkeypatch.setattr("sys.argv", ["train.py", "--device=cpu", "--data", "text/*.txt", *options.split()])
+    monkeypatch.setattr(
+        "sys.argv", ["train.py", "--device=cpu", "--data", "text/*.txt", *options.split()]
+    )
     with pytest.raises(SystemExit) as ended:
         train(replace(PLAN, mesh={"dp": ranks}), build, train_step, eval_step)
     assert ended.value.code == 2
@@ -89,7 +103,11 @@ def test_an_environment_that_no_launcher_made(
     ],
 )
 def test_folders_that_cannot_be(
-    options: str, line: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    options: str,
+    line: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert _refused(capsys, monkeypatch, options) == f"error: {line}\n"
 
@@ -126,15 +144,20 @@ def test_too_few_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("step", "validates", "limit"), [(None, False, None), (20.0, False, 80), (20.0, True, 1860), (4000.0, True, 4060)]
+    ("step", "validates", "limit"),
+    [(None, False, None), (20.0, False, 80), (20.0, True, 1860), (4000.0, True, 4060)],
 )
 def test_after_the_first_step_calls_have_the_limit_of_later_ones(
     step: float | None, validates: bool, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And Python's collector has less to look at."""
     found = dict[Any, float]()
-    monkeypatch.setattr(c10d, "set_limit", lambda group, limit: found.update({group: limit.total_seconds()}))
-    mesh: Any = SimpleNamespace(axes={"dp": 2}, size=lambda *_: 2, groups=lambda: {"dp": "the group of dp"})
+    monkeypatch.setattr(
+        c10d, "set_limit", lambda group, limit: found.update({group: limit.total_seconds()})
+    )
+    mesh: Any = SimpleNamespace(
+        axes={"dp": 2}, size=lambda *_: 2, groups=lambda: {"dp": "the group of dp"}
+    )
     options: Any = SimpleNamespace(step_limit=step, first_step_limit=1800.0)
     before = gc.get_freeze_count()
     launch.settle(mesh, options, validates)

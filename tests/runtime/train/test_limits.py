@@ -51,8 +51,12 @@ def test_where_steps_are_short_a_rank_that_hangs_is_named_within_a_minute() -> N
     assert pace.limit("step", False, is_early=False)[0] + _ANSWER + 2 * 4 < 60
 
 
-def test_steps_are_early_at_first_and_after_a_save_or_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that goes on after step 6, with a save after step 12, in which step 11 is run twice."""
+def test_steps_are_early_at_first_and_after_a_save_or_a_validation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a run that goes on after step 6, with a save after step 12, in which step 11 is run
+    twice.
+    """
     monkeypatch.setattr(watcher, "counts", lambda mesh: {})
     torch_dist: Any = dist
     watchdog = Watchdog(torch_dist.HashStore(), Mesh({}), 0, Pace(first=1800, step=None, save=600))

@@ -28,14 +28,18 @@ def test_each_step_is_there_once_however_the_file_was_cut(
 def test_a_disk_that_refuses_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     log = LogFile(gone)
-    assert log.write({"step": 1}).startswith(f"warning: cannot write to {gone}/log.jsonl: No such file")
+    assert log.write({"step": 1}).startswith(
+        f"warning: cannot write to {gone}/log.jsonl: No such file"
+    )
     assert log.write({"step": 2}) == ""
     gone.mkdir()
     assert log.write({"step": 3}) == ""
     assert [json.loads(line) for line in log.path.read_text().splitlines()] == [{"step": 3}]
 
 
-def test_a_line_that_a_full_disk_has_cut_is_one_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_a_full_disk_has_cut_is_one_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = LogFile(tmp_path)
     log.path.write_text('{"st')
     with monkeypatch.context() as full:

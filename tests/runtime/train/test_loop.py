@@ -1,4 +1,6 @@
-"""Whole runs of a small hand-written program: what is printed, logged and saved, and how runs end."""
+"""Whole runs of a small hand-written program: what is printed, logged and saved, and how runs
+end.
+"""
 
 import json
 import multiprocessing
@@ -42,10 +44,21 @@ class _Ended:
     err: str
 
 
-def _program(plan: Plan, step: Callable[..., Metrics], folder: Path, environment: dict[str, str], options: str) -> None:
+def _program(
+    plan: Plan,
+    step: Callable[..., Metrics],
+    folder: Path,
+    environment: dict[str, str],
+    options: str,
+) -> None:
     """In a forked process: the program as a launcher starts it."""
     for number, stream in enumerate(("out", "err"), start=1):
-        os.dup2(os.open(folder / f"{stream}{environment['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(
+            os.open(
+                folder / f"{stream}{environment['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            ),
+            number,
+        )
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     os.chdir(folder)
     os.environ.update(environment)
@@ -64,7 +77,11 @@ def _program(plan: Plan, step: Callable[..., Metrics], folder: Path, environment
 
 
 def _run(
-    folder: Path, plan: Plan, options: str = "", step: Callable[..., Metrics] = train_step, world: int | None = None
+    folder: Path,
+    plan: Plan,
+    options: str = "",
+    step: Callable[..., Metrics] = train_step,
+    world: int | None = None,
 ) -> list[_Ended]:
     """How each rank ended."""
     world = world or plan.mesh["dp"]
@@ -75,7 +92,13 @@ def _run(
     ranks = [
         multiprocessing.get_context("fork").Process(
             target=_program,
-            args=(plan, step, folder, {**address, **counts, "RANK": str(rank), "LOCAL_RANK": str(rank)}, options),
+            args=(
+                plan,
+                step,
+                folder,
+                {**address, **counts, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                options,
+            ),
         )
         for rank in range(world)
     ]
@@ -85,8 +108,13 @@ def _run(
         rank.join(HANGS)
         rank.kill()
         rank.join()
-    texts = [((folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text()) for rank in range(world)]
-    return [_Ended(rank.exitcode or 0, out, err) for rank, (out, err) in zip(ranks, texts, strict=True)]
+    texts = [
+        ((folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text())
+        for rank in range(world)
+    ]
+    return [
+        _Ended(rank.exitcode or 0, out, err) for rank, (out, err) in zip(ranks, texts, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -99,7 +127,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _records(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "runs/bigram/log.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / "runs/bigram/log.jsonl").read_text().splitlines()
+    ]
 
 
 def _weights(folder: Path, step: int) -> Tensor:
@@ -108,7 +138,9 @@ def _weights(folder: Path, step: int) -> Tensor:
 
 
 def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
-    first, second = _run(folder, PLAN, "--log-every 5 --eval-every 3 --steps 7 --data text/*.txt --lr 0.1")
+    first, second = _run(
+        folder, PLAN, "--log-every 5 --eval-every 3 --steps 7 --data text/*.txt --lr 0.1"
+    )
     assert (first.status, second.status) == (0, 0), first.err + second.err
     assert second.out == ""
     assert "step 5/7  loss " in first.out
@@ -125,7 +157,9 @@ def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
     assert (folder / "runs/bigram/checkpoints/step-000007").is_dir()
 
 
-def test_the_log_of_a_run_that_goes_on_has_the_steps_of_one_that_was_never_stopped(folder: Path) -> None:
+def test_the_log_of_a_run_that_goes_on_has_the_steps_of_one_that_was_never_stopped(
+    folder: Path,
+) -> None:
     """The first steps are the ones of the run, not the ones since a resume."""
     line = "--resume auto --log-every 7 --save-every 2 --data text/*.txt --steps"
     for last in (2, 6, 9):
@@ -150,7 +184,9 @@ def test_a_run_says_what_it_takes_in_memory_once(folder: Path) -> None:
 
 def test_a_run_says_what_is_predicted_once_and_where_the_device_is_the_same(folder: Path) -> None:
     """A run that goes on does not repeat it; validation and its steps are told as ever."""
-    plan = replace(ALONE, expected=Expected("cpu", seconds=1e3, error=0.1, flops_per_token=5, peak_flops=1e9))
+    plan = replace(
+        ALONE, expected=Expected("cpu", seconds=1e3, error=0.1, flops_per_token=5, peak_flops=1e9)
+    )
     options = "--log-every 1 --eval-every 2 --data text/*.txt"
     (first,) = _run(folder, plan, f"{options} --steps 2")
     assert first.out.count("predicted on cpu: 1000.00 s a step, ") == 1
@@ -160,7 +196,10 @@ def test_a_run_says_what_is_predicted_once_and_where_the_device_is_the_same(fold
     assert "slow" not in first.out + resumed.out
     records = [record for record in _records(folder) if "loss" in record]
     assert ["mfu" in record for record in records] == [True] * 4
-    elsewhere = replace(plan, expected=Expected("h100_sxm", seconds=1e-9, error=0.1, flops_per_token=5, peak_flops=1e9))
+    elsewhere = replace(
+        plan,
+        expected=Expected("h100_sxm", seconds=1e-9, error=0.1, flops_per_token=5, peak_flops=1e9),
+    )
     (other,) = _run(folder, elsewhere, f"{options} --steps 3")
     assert not any(word in other.out for word in ("predicted", "MFU", "slow"))
 
@@ -180,19 +219,29 @@ def test_one_line_starts_goes_on_and_has_nothing_more_to_do(folder: Path) -> Non
     (done,) = _run(folder, ALONE, f"{line} 5")
     assert (done.status, done.out) == (
         0,
-        "runs/bigram/checkpoints/step-000005 has finished its 5 steps already: there is nothing to do\n",
+        "runs/bigram/checkpoints/step-000005 has finished its 5 steps already: there is"
+        " nothing to do\n",
     )
     assert torch.equal(before, _weights(folder, 5))
 
 
-def test_a_signal_to_one_rank_saves_all_and_the_same_line_goes_on(folder: Path, tmp_path: Path) -> None:
-    line = "--resume auto --save-every 1000 --steps 4000 --log-every 1000 --eval-every 4000 --data text/*.txt"
+def test_a_signal_to_one_rank_saves_all_and_the_same_line_goes_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    line = (
+        "--resume auto --save-every 1000 --steps 4000 --log-every 1000 --eval-every 4000"
+        " --data text/*.txt"
+    )
     stopped = _run(folder, PLAN, line, step=signalling_step)
     assert [each.status for each in stopped] == [75, 75]
     (made,) = (folder / "runs/bigram/checkpoints").iterdir()
     step = int(made.name.removeprefix("step-"))
-    assert 1 < step < 4000  # the step in which the signal came has begun, and each rank promises one more
-    assert f"\nstopped by SIGUSR1: saved runs/bigram/checkpoints/{made.name}\n  to go on    " in stopped[0].out
+    # the step in which the signal came has begun, and each rank promises one more
+    assert 1 < step < 4000
+    assert (
+        f"\nstopped by SIGUSR1: saved runs/bigram/checkpoints/{made.name}\n  to go on    "
+        in stopped[0].out
+    )
     further = line.replace("4000", str(step + 2))
     assert [each.status for each in _run(folder, PLAN, further)] == [0, 0]
     shutil.copytree(folder / "text", tmp_path / "other/text")
@@ -213,10 +262,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_kept_under_another_name(folder:
     assert f"{damaged} is not used: it is now step-000003.aside-1\n" in first.out
     assert "resuming from runs/bigram/checkpoints/step-000002" in first.out
     assert torch.equal(before, _weights(folder, 3))
-    assert {path.name for path in saved.iterdir()} == {"step-000003.aside-1", *(f"step-00000{n}" for n in (2, 3, 4))}
+    assert {path.name for path in saved.iterdir()} == {
+        "step-000003.aside-1",
+        *(f"step-00000{n}" for n in (2, 3, 4)),
+    }
 
 
-def test_a_run_goes_on_without_a_folder_for_checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_without_a_folder_for_checkpoints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last save fails, and so does the run, which has trained to the end and says so."""
     monkeypatch.setattr(background, "PAUSES", (0.0, 0.0))
     (folder / "runs/bigram").mkdir(parents=True)
@@ -225,8 +279,13 @@ def test_a_run_goes_on_without_a_folder_for_checkpoints(folder: Path, monkeypatc
     first, second = _run(folder, PLAN, line)
     assert (first.status, second.status) == (1, 1)
     assert "step 2/2  loss" in first.out
-    assert first.out.count("cannot save step 1: rank 0: Permission denied; trying again in 0 s\n") == 2
-    assert "cannot save step 2: rank 0: Permission denied; given up until the next save is due\n" in first.out
+    assert (
+        first.out.count("cannot save step 1: rank 0: Permission denied; trying again in 0 s\n") == 2
+    )
+    assert (
+        "cannot save step 2: rank 0: Permission denied; given up until the next save is due\n"
+        in first.out
+    )
     assert first.err + second.err == "error: the last save has failed, and there is no checkpoint\n"
 
 
@@ -242,7 +301,8 @@ def _no_checkpoints(mkdir: Callable[..., None]) -> Callable[..., None]:
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
     assert _run(folder, ALONE, "--save-every 2")[0].status == 0
     whole = _weights(folder, 4)
-    (folder / "runs/bigram/checkpoints/step-000004").rename(folder / "kept")  # as if killed between 2 and 4
+    # as if killed between 2 and 4
+    (folder / "runs/bigram/checkpoints/step-000004").rename(folder / "kept")
     (resumed,) = _run(folder, ALONE, "--resume")
     assert "resuming from runs/bigram/checkpoints/step-000002" in resumed.out
     assert torch.equal(_weights(folder, 4), whole)
@@ -265,24 +325,44 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
             "",
             "the plan's mesh, dp 1, takes 1 rank, not 2; start it with: python train.py",
         ),
-        (PLAN, "--data a/*.txt", "no data: `a/*.txt` matches no file that holds anything, looked for in CWD"),
-        (PLAN, "--data /nothing/*.txt", "no data: `/nothing/*.txt` matches no file that holds anything"),
+        (
+            PLAN,
+            "--data a/*.txt",
+            "no data: `a/*.txt` matches no file that holds anything, looked for in CWD",
+        ),
+        (
+            PLAN,
+            "--data /nothing/*.txt",
+            "no data: `/nothing/*.txt` matches no file that holds anything",
+        ),
         (
             PLAN,
             "--resume",
-            "nothing to resume: no checkpoint in runs/bigram/checkpoints; --resume auto begins where there is none",
+            "nothing to resume: no checkpoint in runs/bigram/checkpoints; --resume auto begins"
+            " where there is none",
         ),
-        (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 file are less than a window of 1000"),
-        (replace(PLAN, mesh={}), "", "a plan without a mesh takes 1 rank, not 2; start it with: python train.py"),
+        (
+            replace(PLAN, seq=999),
+            "",
+            "too little data: 360 tokens in 1 file are less than a window of 1000",
+        ),
+        (
+            replace(PLAN, mesh={}),
+            "",
+            "a plan without a mesh takes 1 rank, not 2; start it with: python train.py",
+        ),
         (
             replace(PLAN, global_batch=42),
             "",
-            "too little data: 360 tokens make 40 sequences of 9, fewer than the 42 of a global batch, so that a step"
+            "too little data: 360 tokens make 40 sequences of 9, fewer than the 42 of a global"
+            " batch, so that a step"
             " would see some twice",
         ),
     ],
 )
-def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Plan, options: str, line: str) -> None:
+def test_what_cannot_start_says_why_in_one_line_on_rank_0(
+    folder: Path, plan: Plan, options: str, line: str
+) -> None:
     first, second = _run(folder, plan, options, world=2)
     assert (first.status, second.status) == (2, 2)
     assert first.err == f"error: {line.replace('CWD', str(folder))}\n"
@@ -303,7 +383,9 @@ OUTPUTS: dict[str, tuple[str, dict[str, str]]] = {
 def test_an_output_that_cannot_be_written_is_found_before_the_first_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
-    """A link to nowhere, which no run sets aside; one below a folder that is not there cannot be opened either."""
+    """A link to nowhere, which no run sets aside; one below a folder that is not there cannot
+    be opened either.
+    """
     options, environment = OUTPUTS[output]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -343,11 +425,16 @@ def test_a_full_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Path, "write_text", full)
     (ended,) = _run(folder, ALONE)
-    assert (ended.status, ended.err) == (2, "error: cannot write to runs/bigram: No space left on device\n")
+    assert (ended.status, ended.err) == (
+        2,
+        "error: cannot write to runs/bigram: No space left on device\n",
+    )
 
 
 def test_the_last_words_about_a_loss_are_advice(folder: Path) -> None:
-    """Without `locate` there is no value to name: the setting is, and not the number of the step."""
+    """Without `locate` there is no value to name: the setting is, and not the number of the
+    step.
+    """
 
     def held_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
         nan = torch.tensor(torch.nan)
@@ -355,15 +442,22 @@ def test_the_last_words_about_a_loss_are_advice(folder: Path) -> None:
         return Metrics(loss=nan, norm=nan, tokens=torch.tensor(32))
 
     (ended,) = _run(folder, ALONE, step=held_step)
-    advice = "try a lower --lr; `watch { locate = on }` in the plan names the first value that is not finite"
-    assert ended.err == (f"error: step 1: loss nan, gradient norm nan; no parameter has been updated by it; {advice}\n")
+    advice = (
+        "try a lower --lr; `watch { locate = on }` in the plan names the first value that is"
+        " not finite"
+    )
+    assert ended.err == (
+        "error: step 1: loss nan, gradient norm nan; no parameter has been updated by it;"
+        f" {advice}\n"
+    )
 
 
 def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
     first, second = _run(folder, PLAN, step=failing_step)
     assert first.status == second.status == 1
     assert second.err.startswith(f"rank 1 on {gethostname()} failed\nTraceback")
-    assert second.err.count("a rank has a bad day") == 2  # in its traceback's last frame and its last line
+    # in its traceback's last frame and its last line
+    assert second.err.count("a rank has a bad day") == 2
     assert "Traceback" not in first.err  # it only lost its peer
 
 
@@ -387,11 +481,15 @@ def test_a_run_says_where_it_moved_the_earlier_one(folder: Path) -> None:
     (first,) = _run(folder, ALONE)
     (second,) = _run(folder, ALONE, "--steps 2")
     assert "moved" not in first.out
-    said = "moved an earlier run (log.jsonl, checkpoints) from runs/bigram to runs/bigram/earlier-1\n"
+    said = (
+        "moved an earlier run (log.jsonl, checkpoints) from runs/bigram to runs/bigram/earlier-1\n"
+    )
     assert second.out.startswith(said)
 
 
-def test_what_an_earlier_run_recorded_is_moved_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_earlier_run_recorded_is_moved_with_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCALEC_RECORD", "1")
     _run(folder, PLAN)
     monkeypatch.delenv("SCALEC_RECORD")
@@ -402,7 +500,9 @@ def test_what_an_earlier_run_recorded_is_moved_with_it(folder: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["SCALEC_RECORD", "SCALEC_SANITIZE"])
-def test_an_unknown_value_of_a_variable_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_unknown_value_of_a_variable_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv(name, "yes")
     first, second = _run(folder, PLAN)
     assert (first.status, second.status) == (2, 2)
@@ -422,11 +522,16 @@ def test_steps_without_labels_are_said_once_and_have_no_loss(folder: Path) -> No
     for path in (folder / "text").iterdir():
         path.write_text("a" * 360)
     (ended,) = _run(folder, _unlabelled(ALONE), "--log-every 2 --eval-every 4")
-    note = "note: in 1 of 1 steps so far no label counts: they update nothing, and the learning rate goes on\n"
+    note = (
+        "note: in 1 of 1 steps so far no label counts: they update nothing, and the learning"
+        " rate goes on\n"
+    )
     assert ended.out.count("note: ") == ended.out.count(note) == 1
     assert "step 4/4  no label counts  lr " in ended.out
     assert "step 4/4  validation: no label counts\n" in ended.out
-    assert [record.keys() & {"loss", "norm", "validation"} for record in _records(folder)] == [set()] * 4
+    assert [record.keys() & {"loss", "norm", "validation"} for record in _records(folder)] == [
+        set()
+    ] * 4
     assert "NaN" not in (folder / "runs/bigram/log.jsonl").read_text()
 
 
@@ -434,7 +539,11 @@ def test_a_step_without_labels_is_counted_though_it_is_not_logged(folder: Path) 
     def fifth_is_empty(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
         metrics = train_step(model, state, batch, lr)
         steps.append(0)
-        return replace(metrics, tokens=torch.zeros_like(metrics.tokens)) if len(steps) == 5 else metrics
+        return (
+            replace(metrics, tokens=torch.zeros_like(metrics.tokens))
+            if len(steps) == 5
+            else metrics
+        )
 
     steps: list[int] = []
     (ended,) = _run(folder, ALONE, "--log-every 8 --steps 8", fifth_is_empty)
@@ -452,10 +561,15 @@ def test_held_out_data_that_is_less_than_a_batch_is_said(folder: Path) -> None:
     assert f"validation sees some sequences twice: {said}\n" in ended.out
 
 
-def test_a_part_of_a_single_file_is_validated_on_and_a_resumed_run_goes_on_bitwise(folder: Path) -> None:
+def test_a_part_of_a_single_file_is_validated_on_and_a_resumed_run_goes_on_bitwise(
+    folder: Path,
+) -> None:
     line = "--data text/a.txt --eval-every 2 --save-every 2"
     (ended,) = _run(folder, ALONE, line)
-    assert "validation: the last 20 sequences of text/a.txt, of 40; training never sees them\n" in ended.out
+    assert (
+        "validation: the last 20 sequences of text/a.txt, of 40; training never sees them\n"
+        in ended.out
+    )
     assert "step 2/4  validation loss " in ended.out
     whole = _weights(folder, 4)
     (folder / "runs/bigram/checkpoints/step-000004").rename(folder / "kept")
@@ -485,7 +599,9 @@ def test_a_file_of_another_format_and_an_id_beyond_the_vocabulary_end_a_run_befo
     (folder / "text/c.txt").write_text("a" * 300 + "z")
     first, second = _run(folder, replace(PLAN, vocab=120))
     assert (first.status, second.status, second.err) == (2, 2, "")
-    assert first.err.startswith("error: text/c.txt: token 300, at byte 300, has token id 122, and the plan's vocab is")
+    assert first.err.startswith(
+        "error: text/c.txt: token 300, at byte 300, has token id 122, and the plan's vocab is"
+    )
 
 
 # ---- going on with a run
@@ -510,9 +626,17 @@ OTHERS: dict[str, tuple[Plan, str, str]] = {
         "",
         "global_batch was 4, now 2: step 3 begins with sample 4, not 8: 4 are seen twice",
     ),
-    "sequences": (replace(ALONE, seq=4), "", f"seq was 8, now 4: the data is cut into other samples, {SKIPPED}"),
+    "sequences": (
+        replace(ALONE, seq=4),
+        "",
+        f"seq was 8, now 4: the data is cut into other samples, {SKIPPED}",
+    ),
     "separator": (_unlabelled(ALONE), "", "separator was None, now 97: documents end elsewhere"),
-    "model": (replace(ALONE, model="b"), "", "model was a, now b: the weights were trained to compute something else"),
+    "model": (
+        replace(ALONE, model="b"),
+        "",
+        "model was a, now b: the weights were trained to compute something else",
+    ),
 }
 
 
@@ -523,7 +647,9 @@ def test_a_run_does_not_go_on_with_another_unless_it_is_told_to(folder: Path, na
     path = _saved(folder, replace(ALONE, model="a")).relative_to(folder)
     (refused,) = _run(folder, plan, f"--resume {options}")
     assert refused.status == 2
-    told = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
+    told = (
+        "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
+    )
     anew = "without either, or by `scalec run --anew`, it begins, and moves that run aside"
     assert refused.err == f"error: {path} is of another run\n  {line}\n  {told}\n  {anew}\n"
     (ended,) = _run(folder, plan, f"--resume-anyway {options}")
@@ -550,7 +676,9 @@ def test_other_data_is_another_run_wherever_it_lies(folder: Path) -> None:
 
 def test_a_run_goes_on_with_another_mesh_microbatch_learning_rate_and_length(folder: Path) -> None:
     _saved(folder)
-    ended = _run(folder, replace(PLAN, microbatches=2), "--resume --steps 5 --lr 0.01 --save-every 1")
+    ended = _run(
+        folder, replace(PLAN, microbatches=2), "--resume --steps 5 --lr 0.01 --save-every 1"
+    )
     assert [each.status for each in ended] == [0, 0], ended[0].err
     told = "learning rate: lr was 0.1, now 0.01, steps was 2, now 5; step 3 takes 1.00e-02\n"
     assert ended[0].out.startswith(told)
@@ -562,7 +690,11 @@ def test_a_run_goes_on_with_another_mesh_microbatch_learning_rate_and_length(fol
 def test_a_second_run_in_a_folder_changes_nothing_there(folder: Path) -> None:
     path = _saved(folder, ALONE)
     held = Lock(folder / "runs/bigram", "")
-    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.parent.name != "text"}
+    before = {
+        file: file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file() and file.parent.name != "text"
+    }
     (second,) = _run(folder, ALONE)
     assert second.status == 2
     assert second.err.startswith("error: another run has the folder runs/bigram: process ")
@@ -574,7 +706,9 @@ def test_a_second_run_in_a_folder_changes_nothing_there(folder: Path) -> None:
     assert third.status == 0
 
 
-def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_see_other_files_refuse_alike(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on nodes whose folders are not the same."""
     for name in ("0", "1"):
         (folder / name).mkdir()
@@ -594,7 +728,9 @@ def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pyte
     assert second.err == ""
 
 
-def test_ranks_that_read_another_index_refuse_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_read_another_index_refuse_alike(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a node that sees an older copy of the checkpoint's folder."""
     assert _run(folder, PLAN, "--steps 2")[0].status == 0
     usual = reader._index_of
@@ -608,11 +744,15 @@ def test_ranks_that_read_another_index_refuse_alike(folder: Path, monkeypatch: p
     assert (first.status, second.status) == (2, 2)
     _, checkpoint, _ = first.err.splitlines()
     path = r"runs/bigram/checkpoints/step-000002"
-    assert re.fullmatch(rf"  rank 0 has checkpoint {path} of index \w+, rank 1 has {path} of index 0+", checkpoint)
+    assert re.fullmatch(
+        rf"  rank 0 has checkpoint {path} of index \w+, rank 1 has {path} of index 0+", checkpoint
+    )
     assert second.err == ""
 
 
-def test_ranks_with_other_options_refuse_before_they_make_groups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_other_options_refuse_before_they_make_groups(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unlike(plan: Plan) -> Options:
         mine = [] if os.environ["RANK"] == "0" else ["--seed", "1", "--lr", "0.2"]
         return options.parse(plan, ["--device", "cpu", *mine])
@@ -623,11 +763,18 @@ def test_ranks_with_other_options_refuse_before_they_make_groups(folder: Path, m
     assert (first.status, second.status) == (2, 2)
     lines = ["rank 0 has --lr 0.1, rank 1 has 0.2", "rank 0 has --seed 0, rank 1 has 1"]
     help = "start all with the same files, options and versions"
-    assert first.err.splitlines() == ["error: the ranks are not alike", *(f"  {each}" for each in (*lines, help))]
+    assert first.err.splitlines() == [
+        "error: the ranks are not alike",
+        *(f"  {each}" for each in (*lines, help)),
+    ]
 
 
-def test_what_one_rank_cannot_read_ends_all_with_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "find_files", lambda _: [f"text/{'ab'[int(os.environ['RANK'])]}.txt"])
+def test_what_one_rank_cannot_read_ends_all_with_its_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        corpus, "find_files", lambda _: [f"text/{'ab'[int(os.environ['RANK'])]}.txt"]
+    )
     (folder / "text/b.txt").write_text("a")
     first, second = _run(folder, PLAN)
     assert (first.status, second.status) == (2, 2)

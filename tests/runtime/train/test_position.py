@@ -1,4 +1,6 @@
-"""The place of a rank in the plan, by counts of its groups and torch's record of calls, and in its program."""
+"""The place of a rank in the plan, by counts of its groups and torch's record of calls, and in
+its program.
+"""
 
 import json
 import sys
@@ -47,7 +49,8 @@ def test_counts_of_a_beginning_of_the_order_are_a_place_in_it(made: int) -> None
 @given(st.fixed_dictionaries({group: st.integers(0, 4) for group in "abc"}))
 def test_all_other_counts_have_left_the_order(counts: dict[str, int]) -> None:
     beginnings = [
-        {group: sum(each.group == group for each in ORDER[:made]) for group in "abc"} for made in range(len(ORDER) + 1)
+        {group: sum(each.group == group for each in ORDER[:made]) for group in "abc"}
+        for made in range(len(ORDER) + 1)
     ]
     _, astray = _calls(iter(ORDER), counts, {})
     assert bool(astray) == (counts not in beginnings)
@@ -55,7 +58,9 @@ def test_all_other_counts_have_left_the_order(counts: dict[str, int]) -> None:
 
 def test_how_it_has_left_the_order() -> None:
     _, astray = _calls(iter(ORDER), {"a": 2, "b": 0, "c": 1}, {})
-    told = "it has made 1 call over c where the plan has 0 before all_reduce of `v2` over b, a.scale:1"
+    told = (
+        "it has made 1 call over c where the plan has 0 before all_reduce of `v2` over b, a.scale:1"
+    )
     assert astray == told
 
 
@@ -67,7 +72,9 @@ def test_an_evaluation_goes_over_the_order_more_than_once() -> None:
 
 
 def test_the_first_call_that_is_not_done_is_the_one_that_is_waited_for() -> None:
-    """As the host runs ahead of a GPU: 4 calls over a have begun, of which 2 are done, and all over b and c."""
+    """As the host runs ahead of a GPU: 4 calls over a have begun, of which 2 are done, and all
+    over b and c.
+    """
     calls, astray = _calls(iter(ORDER), {"a": 4, "b": 3, "c": 1}, {"a": 3})
     assert not astray
     assert [*calls.values()] == [ORDER[3]]

@@ -1,4 +1,6 @@
-"""The line of a terminal while a run goes on: cleared before each line that stays, never in a file."""
+"""The line of a terminal while a run goes on: cleared before each line that stays, never in a
+file.
+"""
 
 import io
 import re
@@ -47,11 +49,15 @@ def test_it_says_how_far_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_it_has_one_line_of_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert max(map(len, _run(tmp_path, Terminal(), monkeypatch).split(CLEAR)[1:3])) == 39 + len("\r")
+    assert max(map(len, _run(tmp_path, Terminal(), monkeypatch).split(CLEAR)[1:3])) == 39 + len(
+        "\r"
+    )
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])
-def test_a_terminal_that_clears_nothing_gets_none(term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_clears_nothing_gets_none(
+    term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", term)
     assert _run(tmp_path, Terminal(), monkeypatch).startswith("step 3/3")
 
@@ -62,6 +68,8 @@ def test_a_file_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "\x1b" not in shown
 
 
-def test_it_changes_no_oftener_than_one_can_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_changes_no_oftener_than_one_can_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "OFTEN", 1000.0)
     assert _run(tmp_path, Terminal(), monkeypatch).count("tokens/s/process") == 2

@@ -67,7 +67,9 @@ def test_a_later_start_of_the_same_job_waits_for_the_earlier_one(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
-def test_a_file_system_without_locks_is_said(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_said(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -76,9 +78,13 @@ def test_a_file_system_without_locks_is_said(number: int, tmp_path: Path, monkey
 
 
 def _node(folders: list[Path], words: Callable[[], None]) -> str:
-    """The error of a rank, which is alone on its node and sees a folder of its own under the same name."""
+    """The error of a rank, which is alone on its node and sees a folder of its own under the
+    same name.
+    """
     words()
-    os.environ.update(RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK="0")
+    os.environ.update(
+        RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK="0"
+    )
     try:
         take(folders[dist.get_rank()], PLAN)
     except RunError as error:
@@ -95,7 +101,8 @@ def test_folders_that_are_not_shared_are_found(tmp_path: Path) -> None:
     assert run_ranks(3, _node, [one, one, one], _impatient) == [""] * 3
     (told,) = {*run_ranks(3, _node, [one, one, two], _impatient)}
     assert told.startswith(
-        f"rank 2 on {gethostname()} does not see what rank 0 has written to {two}: --out has to name"
+        f"rank 2 on {gethostname()} does not see what rank 0 has written to {two}: --out has"
+        " to name"
     )
     assert (two.exists(), (two / CLAIM).exists()) == (True, False)
 

@@ -1,4 +1,6 @@
-"""`--log-to tensorboard | wandb`: the numbers of log.jsonl, read back from there; a place that fails costs no run."""
+"""`--log-to tensorboard | wandb`: the numbers of log.jsonl, read back from there; a place that
+fails costs no run.
+"""
 
 import json
 import sys
@@ -20,7 +22,11 @@ def _train(folder: Path, sinks: Sinks, steps: int = 3) -> list[dict[str, Any]]:
     """Logs some steps with another loss each; returns the records of log.jsonl."""
     log = small_log(folder, sinks=sinks)
     for step in range(1, steps + 1):
-        log.step(step, Metrics(loss=torch.tensor(4.0 / step), tokens=torch.tensor(4), norm=torch.tensor(1.0)), 0.1)
+        log.step(
+            step,
+            Metrics(loss=torch.tensor(4.0 / step), tokens=torch.tensor(4), norm=torch.tensor(1.0)),
+            0.1,
+        )
     log.validation(steps, Metrics(loss=torch.tensor(5.0), tokens=torch.tensor(4)))
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
@@ -30,13 +36,17 @@ def _events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     found = EventAccumulator(str(folder / "tensorboard"))
     found.Reload()
-    return {tag: [(it.step, it.value) for it in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    return {
+        tag: [(it.step, it.value) for it in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_has_the_numbers_of_the_log(tmp_path: Path) -> None:
     records = _train(tmp_path, Sinks(["tensorboard"], tmp_path, 0))
     written = {
-        name: [(record["step"], pytest.approx(record[name])) for record in records if name in record]
+        name: [
+            (record["step"], pytest.approx(record[name])) for record in records if name in record
+        ]
         for name in dict.fromkeys(name for record in records for name in record if name != "step")
     }
     assert _events(tmp_path) == written
@@ -81,7 +91,10 @@ def test_wandb(tmp_path: Path, wandb: list[Any], monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_place_that_fails_costs_its_numbers_alone(
-    tmp_path: Path, wandb: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    wandb: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(**_: Any) -> None:
         raise OSError("no network")
@@ -96,7 +109,9 @@ def test_a_place_that_fails_costs_its_numbers_alone(
 
 def test_what_is_not_installed_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["scalec.runtime.train.sinks"], "find_spec", lambda _: None)
-    with pytest.raises(RunError, match=r"--log-to wandb needs the package wandb: pip install 'scalec\[wandb\]'"):
+    with pytest.raises(
+        RunError, match=r"--log-to wandb needs the package wandb: pip install 'scalec\[wandb\]'"
+    ):
         check_sinks(["wandb"])
     check_sinks([])
 
@@ -104,5 +119,7 @@ def test_what_is_not_installed_is_told_before_the_run(monkeypatch: pytest.Monkey
 def test_each_place_is_an_extra() -> None:
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(
+        (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
     assert SINKS.keys() <= project["optional-dependencies"].keys()

@@ -1,4 +1,6 @@
-"""Throughput in the log beside the prediction: where it is compared, and when a run says that it is slow."""
+"""Throughput in the log beside the prediction: where it is compared, and when a run says that
+it is slow.
+"""
 
 import json
 from pathlib import Path
@@ -45,7 +47,11 @@ def test_a_line_has_the_rate_of_a_rank_its_mfu_and_the_prediction() -> None:
 def test_on_another_device_nothing_is_compared() -> None:
     other = Expected("h100_sxm", seconds=1e-6, error=0.1, flops_per_token=5, peak_flops=100.0)
     speed = Speed(80, 2, torch.device("cpu"), other)
-    assert (speed.begin(), speed.words(4.0), speed.complaint(4.0)) == ("", "10 tokens/s/process", "")
+    assert (speed.begin(), speed.words(4.0), speed.complaint(4.0)) == (
+        "",
+        "10 tokens/s/process",
+        "",
+    )
     assert speed.values(4.0) == {"tokens_per_s": 20, "tokens_per_s_process": 10}
 
 
@@ -64,7 +70,13 @@ def test_on_another_device_nothing_is_compared() -> None:
 )
 def test_a_device_is_known_by_its_own_name(gpu: str, device: str) -> None:
     assert is_of(gpu, device)
-    others = ("NVIDIA L40S", "NVIDIA GH200 480GB", "NVIDIA A10G", "NVIDIA GeForce RTX 3090", "Tesla T4")
+    others = (
+        "NVIDIA L40S",
+        "NVIDIA GH200 480GB",
+        "NVIDIA A10G",
+        "NVIDIA GeForce RTX 3090",
+        "Tesla T4",
+    )
     assert not any(is_of(gpu, other) for other in others)
 
 
@@ -79,7 +91,9 @@ def test_steps_are_slow_only_beyond_the_error_and_say_so_now_and_then() -> None:
 def test_first_steps_and_validation_are_not_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: _Clock
 ) -> None:
-    """The second step takes as long as predicted, after minutes of other work; the third does not."""
+    """The second step takes as long as predicted, after minutes of other work; the third does
+    not.
+    """
     written = small_log(tmp_path, 40, expected=EXPECTED)
     for step, (before, seconds) in enumerate(((0, 500), (300, 2), (0, 4)), start=1):
         clock.now += before
@@ -103,7 +117,9 @@ def test_a_step_that_is_looked_at_is_not_compared(
             written.looked(step)
         clock.now += 4
         written.step(step, METRICS, 0.1)
-    *_, third = [at for at, line in enumerate(capsys.readouterr().out.splitlines()) if "slow" not in line]
+    *_, third = [
+        at for at, line in enumerate(capsys.readouterr().out.splitlines()) if "slow" not in line
+    ]
     assert third == 2
 
 

@@ -1,4 +1,6 @@
-"""A signal to one rank stops all after the same step, and the run goes on as if nothing had happened."""
+"""A signal to one rank stops all after the same step, and the run goes on as if nothing had
+happened.
+"""
 
 import os
 import signal
@@ -13,7 +15,10 @@ from scalec.runtime.train.stop import Stop
 
 
 def _loop(signalled: list[tuple[int, int, int]], coupled: bool) -> tuple[int, str]:
-    """Steps of ranks, some of which are faster; `signalled`: rank, step and signal.  The last step, and the signal."""
+    """Steps of ranks, some of which are faster; `signalled`: rank, step and signal.
+
+    The last step, and the signal.
+    """
     rank, stop = dist.get_rank(), Stop(0)
     with stop.listening():
         for done in range(1, 10_000):
@@ -41,7 +46,9 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
         ([(0, 5, TERM), (1, 5, TERM), (2, 5, TERM)], True),
     ],
 )
-def test_all_ranks_stop_after_the_same_step(signalled: list[tuple[int, int, int]], coupled: bool) -> None:
+def test_all_ranks_stop_after_the_same_step(
+    signalled: list[tuple[int, int, int]], coupled: bool
+) -> None:
     found = run_ranks(3, _loop, signalled, coupled)
     ((last, by),) = {*found}
     assert last > max(at for _, at, _ in signalled)

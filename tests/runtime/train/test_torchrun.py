@@ -19,13 +19,19 @@ from helpers.forked_ranks import HANGS
 from scalec.runtime.train.options import Options
 from scalec.runtime.train.torchrun import first
 
-ENDING = "from scalec.runtime.train.shutdown import ending\nfrom scalec.runtime.errors import RunError\nwith ending(): "
+ENDING = (
+    "from scalec.runtime.train.shutdown import ending\nfrom scalec.runtime.errors import"
+    " RunError\nwith ending(): "
+)
 KILLED = (
-    "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else time.sleep(600)"
+    "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] =="
+    " '1' else time.sleep(600)"
 )
 PROGRAMS = {
     f"{ENDING}raise RunError('no data')": "error: no data",
-    f"{ENDING}raise ValueError('too many\\nlines')": f"error: rank 0 on {gethostname()}: ValueError: too many lines",
+    f"{ENDING}raise ValueError('too many\\nlines')": (
+        f"error: rank 0 on {gethostname()}: ValueError: too many lines"
+    ),
     KILLED: "error: rank 1 was ended by SIGKILL",
     "import sys; sys.exit(3)": "error: rank 0 ended with exit status 3",
 }
@@ -74,7 +80,14 @@ time.sleep(600)
 def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
     """Even where that is killed, and can end none."""
     (tmp_path / "train.py").write_text(ORPHAN)
-    command = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=2", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "scalec.runtime.train.torchrun",
+        "--standalone",
+        "--nproc-per-node=2",
+        "train.py",
+    ]
     launcher = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     until = monotonic() + HANGS
     while not all((tmp_path / rank).exists() for rank in "01"):
@@ -104,16 +117,24 @@ ctypes.CDLL(None).sleep(600)  # as a call that waits for other ranks, and in whi
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("when", ["at once", "loading", "waiting"])
 def test_an_interrupt_before_a_run_begins_is_quiet(when: str, tmp_path: Path) -> None:
-    """As Ctrl-C sends it, to the launcher and to its ranks; these load torch, or wait for each other."""
+    """As Ctrl-C sends it, to the launcher and to its ranks; these load torch, or wait for each
+    other.
+    """
     files = {"at once": (), "loading": ("0", "1"), "waiting": ("0heard", "1heard")}[when]
     (tmp_path / "train.py").write_text(QUIET)
     starts = "from scalec.compiler.cli.command import torchrun\n"
     starts += "torchrun(['--standalone', '--nproc-per-node=2', 'train.py'], 2)"
     command = [sys.executable, "-c", starts]
     pipe = subprocess.PIPE
-    started = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    started = subprocess.Popen(
+        command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
     until = monotonic() + 60
-    while not _is_blocked(started.pid) if not files else not all((tmp_path / file).exists() for file in files):
+    while (
+        not _is_blocked(started.pid)
+        if not files
+        else not all((tmp_path / file).exists() for file in files)
+    ):
         assert started.poll() is None
         assert monotonic() < until
         sleep(0.02)
@@ -137,7 +158,12 @@ def _failure(status: int, timestamp: int, told: str = "") -> Any:
 
 def test_the_first_rank_that_tells_why_explains_the_others() -> None:
     """Those that lose a killed rank name it; one that was stopped is killed last."""
-    failures = {0: _failure(-9, 99), 1: _failure(1, 101, "late"), 2: _failure(1, 100, "early"), 3: _failure(-15, 130)}
+    failures = {
+        0: _failure(-9, 99),
+        1: _failure(1, 101, "late"),
+        2: _failure(1, 100, "early"),
+        3: _failure(-15, 130),
+    }
     assert first(failures)[0] == 2
 
 

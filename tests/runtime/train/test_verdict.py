@@ -1,4 +1,6 @@
-"""The rank that others wait for is found from where all of them are, for whole meshes and orders of calls."""
+"""The rank that others wait for is found from where all of them are, for whole meshes and
+orders of calls.
+"""
 
 import json
 from collections import Counter
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 
 from scalec.runtime.train.watchdog.verdict import Position, awaited, judge, members, read
 
-MESHES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(lambda sizes: dict(zip("abc", sizes, strict=False)))
+MESHES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(
+    lambda sizes: dict(zip("abc", sizes, strict=False))
+)
 
 
 Hung = tuple[dict[str, int], int, dict[int, Position]]
@@ -18,17 +22,23 @@ Hung = tuple[dict[str, int], int, dict[int, Position]]
 
 @st.composite
 def _hung(draw: st.DrawFn) -> Hung:
-    """A mesh whose ranks make one order of calls until one of them, the second result, makes no more; all others wait.
+    """A mesh whose ranks make one order of calls until one of them, the second result, makes no
+    more; all others wait.
 
     The last call is of all ranks.
     """
     mesh = draw(MESHES.filter(lambda mesh: prod(mesh.values()) > 1))
     wide = [name for name, size in mesh.items() if size > 1]
     order = [*draw(st.lists(st.sampled_from(wide), max_size=12)), "*".join(wide)]
-    culprit, last = draw(st.integers(0, prod(mesh.values()) - 1)), draw(st.integers(0, len(order) - 1))
+    culprit, last = (
+        draw(st.integers(0, prod(mesh.values()) - 1)),
+        draw(st.integers(0, len(order) - 1)),
+    )
     begun = dict.fromkeys(range(prod(mesh.values())), 0)
     while moved := [
-        rank for rank in begun if (rank, begun[rank]) != (culprit, last) and _done(mesh, order, begun, rank)
+        rank
+        for rank in begun
+        if (rank, begun[rank]) != (culprit, last) and _done(mesh, order, begun, rank)
     ]:
         for rank in moved:
             begun[rank] += 1
@@ -38,7 +48,13 @@ def _hung(draw: st.DrawFn) -> Hung:
         culprit,
         {
             rank: Position(
-                rank, "host", "step 1", counts[rank], order[at - 1] if at else "", waiting=rank != culprit, code="there"
+                rank,
+                "host",
+                "step 1",
+                counts[rank],
+                order[at - 1] if at else "",
+                waiting=rank != culprit,
+                code="there",
             )
             for rank, at in begun.items()
         },
@@ -46,9 +62,13 @@ def _hung(draw: st.DrawFn) -> Hung:
 
 
 def _done(mesh: dict[str, int], order: list[str], begun: dict[int, int], rank: int) -> bool:
-    """Whether a rank's last call has ended, and there is another one: all ranks of its group have come."""
+    """Whether a rank's last call has ended, and there is another one: all ranks of its group
+    have come.
+    """
     at = begun[rank]
-    return at < len(order) and (at == 0 or all(begun[peer] >= at for peer in members(mesh, order[at - 1], rank)))
+    return at < len(order) and (
+        at == 0 or all(begun[peer] >= at for peer in members(mesh, order[at - 1], rank))
+    )
 
 
 @given(_hung())
@@ -77,7 +97,9 @@ def test_a_rank_that_only_seems_to_wait_is_behind_all_others(hung: Hung) -> None
 
 @given(_hung())
 def test_who_waits_says_for_whom(hung: Hung) -> None:
-    """For the rank that is missing, if that is in its group, as it is known without the others' positions."""
+    """For the rank that is missing, if that is in its group, as it is known without the others'
+    positions.
+    """
     mesh, culprit, found = hung
     for rank, each in found.items():
         if each.waiting and each.waits:
@@ -102,12 +124,21 @@ def test_what_a_rank_says_goes_before_what_is_found() -> None:
     mesh = {"a": 4}
     astray = Position(1, "h", "step 1", astray="it has made 2 calls", code="here")
     failed = Position(2, "h", "step 1", failed="no data")
-    assert judge(mesh, [Position(0, "h", "step 1"), astray, failed], {}).text == "rank 2 failed: no data"
-    assert "rank 1 has left the plan's order" in judge(mesh, [Position(0, "h", "step 1"), astray], {}).text
+    assert (
+        judge(mesh, [Position(0, "h", "step 1"), astray, failed], {}).text
+        == "rank 2 failed: no data"
+    )
+    assert (
+        "rank 1 has left the plan's order"
+        in judge(mesh, [Position(0, "h", "step 1"), astray], {}).text
+    )
 
 
 def test_an_order_that_no_rank_keeps_is_that_of_another_program() -> None:
-    positions = [Position(rank, "h", "step 1", astray="it has made 2 calls", waiting=rank == 0) for rank in range(2)]
+    positions = [
+        Position(rank, "h", "step 1", astray="it has made 2 calls", waiting=rank == 0)
+        for rank in range(2)
+    ]
     assert "rank 1 did not come" in judge({"a": 2}, positions, {}).text
 
 

@@ -1,7 +1,9 @@
-"""Reads an emitted program of torch alone back and matches it to the IR, by the machine of `emit.readback`.
+"""Reads an emitted program of torch alone back and matches it to the IR, by the machine of
+`emit.readback`.
 
-Purpose: the forward is matched op for op, each coercion by its placements; the other functions do what `expected` says.
-Non-goals: whether torch's own functions, and those of `codegen_templates/torch_*.py`, do what their names say.
+Purpose: the forward is matched op for op, each coercion by its placements; the other functions do
+what `expected` says.  Non-goals: whether torch's own functions, and those of
+`codegen_templates/torch_*.py`, do what their names say.
 """
 
 from ....ir import Program
@@ -11,7 +13,8 @@ __all__ = ["check"]
 
 
 def check(text: str, program: Program) -> int:
-    """Matches the text of a program of torch alone to `program`; returns how many ops it does, which is all.
+    """Matches the text of a program of torch alone to `program`; returns how many ops it does,
+    which is all.
 
     Raises AssertionError, with the line, where the two differ.
     """

@@ -1,4 +1,5 @@
-"""The functions around the model of a program of torch alone, as the IR asks for them: a row for each in `FUNCTIONS`.
+"""The functions around the model of a program of torch alone, as the IR asks for them: a row for
+each in `FUNCTIONS`.
 
 Purpose: what a program does there must be what these do; names and lines may be others.
 Non-goals: the model, and functions that are the same in all programs (`module`).
@@ -19,7 +20,9 @@ from ...target import mesh_axes, zigzag_ranks
 
 @frozen
 class Plan:
-    """A program, the name patterns of its parameters in the model's state, and the class of its model."""
+    """A program, the name patterns of its parameters in the model's state, and the class of its
+    model.
+    """
 
     program: Program
     paths: Mapping[str, str]
@@ -57,7 +60,10 @@ def _build(it: Plan) -> Iterator[str]:
     if pipeline:
         yield f"    inner = mesh[{(*mesh_axes(program),)!r}]"
         yield f"    each = enumerate({pipeline.stage_to_rank!r})"
-        yield f"    own = [stage for stage, rank in each if rank == mesh.get_local_rank({pipeline.axis!r})]"
+        yield (
+            "    own = [stage for stage, rank in each if rank =="
+            f" mesh.get_local_rank({pipeline.axis!r})]"
+        )
         yield f"    stages = [stage_module(partial({it.model}, inner), stage){to} for stage in own]"
         for name, stages in pipeline.param_stages:
             if len(stages) > len(pipeline.ranks_of(name)):
@@ -85,7 +91,10 @@ def _pipeline(it: Plan, pipeline: Pipeline) -> Iterator[str]:
     """The stages of torch's pipelining, and what runs them."""
     axis, count = repr(pipeline.axis), len(pipeline.stage_to_rank)
     stage = f"pipeline_stage(module, stage, {count}, mesh, {axis}, partial(crossing, inner))"
-    split = {base(arg.value.name): arg.value.type.dims.index(BATCH) for arg in it.program.microbatches.args}
+    split = {
+        base(arg.value.name): arg.value.type.dims.index(BATCH)
+        for arg in it.program.microbatches.args
+    }
     ranks = {it.paths[name]: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
     shared = {name: held for name, held in ranks.items() if held[1:]}
     rows = "Path(__file__).with_name('schedule.csv')"
@@ -96,7 +105,10 @@ def _pipeline(it: Plan, pipeline: Pipeline) -> Iterator[str]:
 
 def crossing(program: Program, pipeline: Pipeline) -> list[str]:
     """The values that each stage but the last hands on, with their gradients, as examples."""
-    return [f"[{', '.join(_example(value, program) for value in values)}]" for values in crossing_of(program, pipeline)]
+    return [
+        f"[{', '.join(_example(value, program) for value in values)}]"
+        for values in crossing_of(program, pipeline)
+    ]
 
 
 CROSSING = "def crossing(mesh: DeviceMesh, stage: int) -> list[tuple[Tensor, Tensor | None]]: ..."
@@ -115,18 +127,33 @@ def _example(value: Value, program: Program) -> str:
 
 
 def _microbatches(it: Plan) -> Iterator[str]:
-    given, staged = ", ".join(f"{name}: Tensor" for name in it.inputs), it.program.pipeline is not None
+    given, staged = (
+        ", ".join(f"{name}: Tensor" for name in it.inputs),
+        it.program.pipeline is not None,
+    )
     returned = "dict[str, Tensor]" if staged else "list[tuple[Tensor, ...]]"
     yield f"def microbatches(mesh: DeviceMesh, {given}) -> {returned}:"
     ranks, parts = zigzag_ranks(it.program), list[str]()
     for arg in it.program.microbatches.args:
         type = arg.value.type
-        over = ", ".join(placed(type.at(axis), tuple((dim,) for dim in type.dims)) for axis in mesh_axes(it.program))
+        over = ", ".join(
+            placed(type.at(axis), tuple((dim,) for dim in type.dims))
+            for axis in mesh_axes(it.program)
+        )
         how = f"seq_first={type.dims[0] == SEQUENCE}{f', zigzag={ranks}' if ranks > 1 else ''}"
-        mesh, name = f"mesh[{(*mesh_axes(it.program),)!r}]" if staged else "mesh", base(arg.value.name)
+        mesh, name = (
+            f"mesh[{(*mesh_axes(it.program),)!r}]" if staged else "mesh",
+            base(arg.value.name),
+        )
         each = f"by_microbatch({mesh}, {name}, {it.program.size('microbatches')}, [{over}], {how})"
-        parts.append(f"{name!r}: all_microbatches({each}, dim={type.dims.index(BATCH)})" if staged else each)
-    yield f"    return {{{', '.join(parts)}}}" if staged else f"    return list(zip({', '.join(parts)}, strict=True))"
+        parts.append(
+            f"{name!r}: all_microbatches({each}, dim={type.dims.index(BATCH)})" if staged else each
+        )
+    yield (
+        f"    return {{{', '.join(parts)}}}"
+        if staged
+        else f"    return list(zip({', '.join(parts)}, strict=True))"
+    )
 
 
 def _train_step(it: Plan) -> Iterator[str]:
@@ -134,7 +161,9 @@ def _train_step(it: Plan) -> Iterator[str]:
     yield f"def train_step({it.given(', optimizer: torch.optim.Optimizer')}, lr: float) -> Metrics:"
     yield from ["    scale = loss_scale(optimizer)"] * scaled
     yield from _pipelined(True, scaled) if it.program.pipeline else _each_microbatch(it, scaled)
-    reduced, norm = ("model.gradients", "model.") if it.program.pipeline else ("reduced_gradients", "")
+    reduced, norm = (
+        ("model.gradients", "model.") if it.program.pipeline else ("reduced_gradients", "")
+    )
     given = [*([] if it.program.pipeline else ["model"]), *_sent(it.program)]
     yield f"    gradients = {reduced}({', '.join(given)})"
     if scaled:
@@ -188,7 +217,10 @@ def _eval_step(it: Plan) -> Iterator[str]:
         yield from _pipelined(False)
     else:
         yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
-        yield f"    loss = whole_sum([model({it.batch}) for {it.batch} in batch]) / max(num_tokens, 1)"
+        yield (
+            f"    loss = whole_sum([model({it.batch}) for {it.batch} in batch]) /"
+            " max(num_tokens, 1)"
+        )
     yield "    return Metrics(loss, torch.zeros_like(loss), num_tokens)"
 
 
@@ -204,7 +236,9 @@ def _learning_rate(it: Plan) -> Iterator[str]:
         return
     floor = min(schedule.floor, peak)
     done = f"(step - {schedule.warmup}) / max(1, steps - 1 - {schedule.warmup})"
-    yield f"    return {floor!r} + ({peak!r} - {floor!r}) * 0.5 * (1 + math.cos(math.pi * ({done})))"
+    yield (
+        f"    return {floor!r} + ({peak!r} - {floor!r}) * 0.5 * (1 + math.cos(math.pi * ({done})))"
+    )
 
 
 FUNCTIONS: dict[str, Callable[[Plan], Iterator[str]]] = {
@@ -281,22 +315,35 @@ def _modules(repeats: Sequence[str]) -> str:
 def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
     """The options of `fully_shard` for the parameters of some buckets."""
     first, axes = buckets[0], mesh_axes(program)
-    summed = [axis for axis in first.reduce_axes if axis in axes and all(axis in each.reduce_axes for each in buckets)]
+    summed = [
+        axis
+        for axis in first.reduce_axes
+        if axis in axes and all(axis in each.reduce_axes for each in buckets)
+    ]
     dims = {"shard": [axis for axis in first.shard_axes if axis in axes], "replicate": summed}
     said = (f"{key}={tuple(of) if len(of) > 1 else of[0]!r}" for key, of in dims.items() if of)
     yield f"reshard_after_forward={first.reshard_after_forward and not program.pipeline}"
     yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(said)})"
-    compute, (stored,) = PRECISIONS[program.train.precision], {param.type.dtype for param in program.params}
+    compute, (stored,) = (
+        PRECISIONS[program.train.precision],
+        {param.type.dtype for param in program.params},
+    )
     if compute != stored or program.reduce_dtype(first) != stored:
-        dtypes = f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
+        dtypes = (
+            f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
+        )
         yield f"mp_policy=MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
 
 
 def _each_module(it: Plan) -> Iterator[str]:
-    """The lines by which each microbatch tells modules whether to reduce gradients, and to free parameters."""
+    """The lines by which each microbatch tells modules whether to reduce gradients, and to free
+    parameters.
+    """
     last = "number == len(batch)"
     for repeats, (first, *_) in _sharded(it):
-        now, free = (True if said else last for said in (first.shard_gradients, first.reshard_after_forward))
+        now, free = (
+            True if said else last for said in (first.shard_gradients, first.reshard_after_forward)
+        )
         yield f"each_module({_modules(repeats)}, reduce_now={now}, free={free})"
 
 

@@ -1,4 +1,5 @@
-"""The machine of the read-back for programs of torch alone: what their steps say besides, on symbols too.
+"""The machine of the read-back for programs of torch alone: what their steps say besides, on
+symbols too.
 
 Non-goals: what runs models and layers (`emit.readback.machine`).
 """
@@ -18,21 +19,35 @@ METHODS = ("to", "parameters")
 """The methods of a model that a program calls when it builds it; the first gives the model."""
 
 
-def _stage_layers(e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]) -> object:
+def _stage_layers(
+    e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]
+) -> object:
     """The layers that a stage has of all, by number."""
     known = e.known.get("LAYERS_OF_STAGE")
-    counts = {each[-1].stop for each in cast(dict[str, tuple[range, ...]], known).values()} if known else set[int]()
+    counts = (
+        {each[-1].stop for each in cast(dict[str, tuple[range, ...]], known).values()}
+        if known
+        else set[int]()
+    )
     match args:
-        case [Term(head="lambda", args=(Instance() as layer,)), int(count), range() as own] if count in counts:
+        case [Term(head="lambda", args=(Instance() as layer,)), int(count), range() as own] if (
+            count in counts
+        ):
             return Modules({str(number): layer for number in own})
         case _:
             raise wrong(node, "are no layers of a stage")
 
 
-def _len(e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]) -> object:
+def _len(
+    e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]
+) -> object:
     """The number of values that are known, or a term."""
     several = args[0] if len(args) == 1 else None
-    return len(cast(tuple[object, ...], several)) if isinstance(several, tuple) else accessor(e, node, args, options)
+    return (
+        len(cast(tuple[object, ...], several))
+        if isinstance(several, tuple)
+        else accessor(e, node, args, options)
+    )
 
 
 EFFECTLESS = (
@@ -47,7 +62,11 @@ EFFECTLESS = (
 )
 """Names that programs of torch alone use without effects: a word each."""
 
-STUBS: dict[str, Stub] = {**dict.fromkeys(EFFECTLESS, accessor), "len": _len, "stage_layers": _stage_layers}
+STUBS: dict[str, Stub] = {
+    **dict.fromkeys(EFFECTLESS, accessor),
+    "len": _len,
+    "stage_layers": _stage_layers,
+}
 """The names that do more than make a term: a row each."""
 
 
@@ -84,7 +103,9 @@ class TorchMachine(Machine):
 
     # ---- expressions
 
-    def call(self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]) -> object:
+    def call(
+        self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]
+    ) -> object:
         """The result of a call: of a copy, the value itself."""
         match function:
             case Term(head="attr", args=(Term() as of, "clone")) if not args and not options:
@@ -96,7 +117,11 @@ class TorchMachine(Machine):
         match node:
             case ast.Compare(left=left, ops=[ast.NotIn()], comparators=[several]):
                 inside = self.operate(node, ast.In, self.value(left), self.value(several))
-                demand(node, isinstance(inside, bool), f"`{ast.unparse(node)}` is not known before it runs")
+                demand(
+                    node,
+                    isinstance(inside, bool),
+                    f"`{ast.unparse(node)}` is not known before it runs",
+                )
                 return not inside
             case _:
                 return super()._Compare(node)
@@ -105,13 +130,15 @@ class TorchMachine(Machine):
         return self.terms(type(node.op).__name__, *map(self.value, node.values))
 
     def _Lambda(self, node: ast.Lambda) -> object:
-        """A module that is made as often as it is called, or a function with some constants after its operands."""
+        """A module that is made as often as it is called, or a function with some constants
+        after its operands.
+        """
         if not ast.unparse(node.args):
             return self.terms("lambda", self.value(node.body))
         match node.body:
-            case ast.Call(func=function, args=[ast.Starred(ast.Name(id=name)), *constants], keywords=[]) if (
-                node.args.vararg and ast.unparse(node.args) == f"*{name}"
-            ):
+            case ast.Call(
+                func=function, args=[ast.Starred(ast.Name(id=name)), *constants], keywords=[]
+            ) if node.args.vararg and ast.unparse(node.args) == f"*{name}":
                 return self.terms("lambda", self.value(function), tuple(map(self.value, constants)))
             case _:
                 raise wrong(node, f"`{ast.unparse(node)}` is no part of a program")
@@ -139,7 +166,11 @@ class TorchMachine(Machine):
         all_, symbol = self.value(generator.iter), self.terms("loop", f"values {depth}")
         match all_:
             case Modules(by_key):
-                demand(generator.iter, len({*by_key.values()}) == 1, "are modules that are not all alike")
+                demand(
+                    generator.iter,
+                    len({*by_key.values()}) == 1,
+                    "are modules that are not all alike",
+                )
                 each = next(iter(by_key.values()))
             case Zip(domains):
                 each = tuple(self.terms("each", domain, symbol) for domain in domains)
@@ -154,16 +185,29 @@ class TorchMachine(Machine):
         return super()._Attribute(node)
 
     def demand_header(self, function: ast.FunctionDef) -> None:
-        """Raises where a header is more than names and types, and what a stage is given, by name but for values."""
+        """Raises where a header is more than names and types, and what a stage is given, by
+        name but for values.
+        """
         if function.args.vararg is None:
             super().demand_header(function)
             return
         args = function.args
-        plain = not (args.defaults or any(args.kw_defaults) or args.kwarg or args.posonlyargs or args.args[1:])
+        plain = not (
+            args.defaults
+            or any(args.kw_defaults)
+            or args.kwarg
+            or args.posonlyargs
+            or args.args[1:]
+        )
         demand(function, plain, f"the header of `{function.name}` is more than names and types")
 
     def register(
-        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
+        self,
+        node: ast.Call,
+        of: Instance,
+        name: str,
+        args: Sequence[object],
+        options: dict[str, object],
     ) -> object:
         """A method of a module under construction, or of the model that has been built."""
         if name not in METHODS:
@@ -190,19 +234,29 @@ class TorchMachine(Machine):
                     and not own.is_whole
                 ):
                     value = own.attributes.pop(name)
-                    self.log = [each for each in self.log if not (isinstance(each, Event) and each.term is value)]
+                    self.log = [
+                        each
+                        for each in self.log
+                        if not (isinstance(each, Event) and each.term is value)
+                    ]
                 case _:
                     raise wrong(stmt, f"`{ast.unparse(stmt)}` takes away no weight")
         return NOTHING
 
     def _do_AnnAssign(self, stmt: ast.AnnAssign) -> object:
-        plain = isinstance(stmt.target, ast.Name) and stmt.value and ast.unparse(stmt.annotation) == "list[Tensor]"
+        plain = (
+            isinstance(stmt.target, ast.Name)
+            and stmt.value
+            and ast.unparse(stmt.annotation) == "list[Tensor]"
+        )
         demand(stmt, bool(plain), "says another type than that of a list of tensors")
         self._bind(stmt.target, self.value(cast(ast.expr, stmt.value)))
         return NOTHING
 
     def _do_If(self, stmt: ast.If) -> object:
-        """A choice that the compiler knows, or one of a run, after which comes what it does not do."""
+        """A choice that the compiler knows, or one of a run, after which comes what it does not
+        do.
+        """
         test = self.value(stmt.test)
         if not isinstance(test, Term):
             return super()._do_If(stmt)

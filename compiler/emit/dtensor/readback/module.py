@@ -1,4 +1,5 @@
-"""Reads the whole text of a program of torch alone: what its module binds, then what its functions do.
+"""Reads the whole text of a program of torch alone: what its module binds, then what its functions
+do.
 
 Non-goals: how it is run (`machine`), and what its functions are compared with (`expected`).
 """
@@ -42,7 +43,9 @@ class TorchWeights(Weights):
         sizes = ", ".join(str(prod(map(self.program.size, dims))) for dims in shape)
         over = ", ".join(placed(param.type.at(axis), shape) for axis in mesh_axes(self.program))
         args = param.init.args
-        init = {"normal": f", std={args[0]!r}" if args else "", "ones": ", mean=1.0", "zeros": ""}[param.init.kind]
+        init = {"normal": f", std={args[0]!r}" if args else "", "ones": ", mean=1.0", "zeros": ""}[
+            param.init.kind
+        ]
         return self.machine.spec(f"weight(mesh, {sizes}, placements=[{over}]{init})")
 
 
@@ -54,7 +57,9 @@ class TorchFile(File):
         self._run = TorchMachine(Terms())
         self.machine = self._run
         own = ast.parse(f"{_template(program)}\n{ops_source(text)}").body
-        self._fixed = {node.name: node for node in own if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        self._fixed = {
+            node.name: node for node in own if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
         train = program.train
         self._numbers = {
             "GLOBAL_BATCH": train.global_batch,
@@ -68,7 +73,9 @@ class TorchFile(File):
     # ---- what the module binds
 
     def bind(self) -> None:
-        """Runs the statements of the module; the last one of a program that reads a file runs it."""
+        """Runs the statements of the module; the last one of a program that reads a file runs
+        it.
+        """
         body = body_of(self._tree)
         runs = "main" in self._fixed and ast.dump(body[-1]) == ast.dump(ast.parse(MAIN).body[0])
         for stmt in body[:-1] if runs else body:
@@ -82,20 +89,34 @@ class TorchFile(File):
 
     def _all_names(self) -> set[str]:
         """The names that any program binds."""
-        return {*IMPORTED, *self._fixed, *FUNCTIONS, *self._sizes, *self._numbers, *self._wanted, "NAMES"}
+        return {
+            *IMPORTED,
+            *self._fixed,
+            *FUNCTIONS,
+            *self._sizes,
+            *self._numbers,
+            *self._wanted,
+            "NAMES",
+        }
 
     def _statement(self, stmt: ast.stmt) -> None:
         match stmt:
-            case ast.Import(names=[ast.alias(name=name, asname=asname)]) if IMPORTED.get(asname or name) == (
-                ast.unparse(stmt)
-            ):
+            case ast.Import(names=[ast.alias(name=name, asname=asname)]) if IMPORTED.get(
+                asname or name
+            ) == (ast.unparse(stmt)):
                 self.machine.define(stmt, asname or name, self.machine.terms.name(asname or name))
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in self._fixed:
                 demand_same(stmt, self._fixed[name])
                 self.machine.define(stmt, name, self.machine.terms.name(name))
-            case ast.Assign(targets=[ast.Tuple() as target]) if names_of(target) == [*self._numbers]:
+            case ast.Assign(targets=[ast.Tuple() as target]) if names_of(target) == [
+                *self._numbers
+            ]:
                 value, wanted = self.machine.value(stmt.value), (*self._numbers.values(),)
-                demand(stmt, frozen_key(value) == frozen_key(wanted), f"{', '.join(self._numbers)} are not {wanted}")
+                demand(
+                    stmt,
+                    frozen_key(value) == frozen_key(wanted),
+                    f"{', '.join(self._numbers)} are not {wanted}",
+                )
                 for name, number in self._numbers.items():
                     self.machine.define(stmt, name, number)
             case ast.Assign(targets=[ast.Name(id="NAMES")]):
@@ -135,7 +156,11 @@ class TorchFile(File):
             forward.compare(whole, inputs)
         plan = Plan(program, weights.paths, model.node.name)
         for name, node in functions.items():
-            log, given = (built, cast(object, made)) if name == "build" else machine.logged(partial(self._done, node))
+            log, given = (
+                (built, cast(object, made))
+                if name == "build"
+                else machine.logged(partial(self._done, node))
+            )
             self._compare(plan, node, [*steps(log)], given)
         self._demand_names(weights.paths)
         for stmt in self._tree.body:
@@ -146,30 +171,56 @@ class TorchFile(File):
         return len(program.ops)
 
     def _of_plan(self) -> dict[str, ast.FunctionDef]:
-        found = {name: each.node for name, each in self.machine.known.items() if isinstance(each, Function)}
+        found = {
+            name: each.node
+            for name, each in self.machine.known.items()
+            if isinstance(each, Function)
+        }
         own = {*FUNCTIONS, *(["crossing"] if self._program.pipeline else [])}
         demand(self._tree, {*found} == own, f"defines {', '.join(found)}")
         for node in found.values():
-            self._run.compared |= {*ast.walk(node.args)} | {*(ast.walk(node.returns) if node.returns else ())}
+            self._run.compared |= {*ast.walk(node.args)} | {
+                *(ast.walk(node.returns) if node.returns else ())
+            }
         return {name: found[name] for name in FUNCTIONS}
 
     def _done(self, node: ast.FunctionDef) -> object:
         """The result of a function, of arguments that go by their names."""
         return self._run.function(node, [self._run.terms.name(arg.arg) for arg in node.args.args])
 
-    def _compare(self, plan: Plan, node: ast.FunctionDef, found: "list[tuple[ast.AST, object]]", given: object) -> None:
+    def _compare(
+        self,
+        plan: Plan,
+        node: ast.FunctionDef,
+        found: "list[tuple[ast.AST, object]]",
+        given: object,
+    ) -> None:
         """Raises where a function of the text does anything else than the plan's."""
         machine, (wanted,) = self._run, ast.parse("\n".join(FUNCTIONS[node.name](plan))).body
         assert isinstance(wanted, ast.FunctionDef), f"emit: {node.name} is no function"
-        demand(node, _header(node) == _header(wanted), f"`{_header(node)}` should be `{_header(wanted)}`")
+        demand(
+            node,
+            _header(node) == _header(wanted),
+            f"`{_header(node)}` should be `{_header(wanted)}`",
+        )
         names = {arg.arg: machine.terms.name(arg.arg) for arg in wanted.args.args}
         log, result = machine.logged(lambda: machine.expected(wanted.body, names))
         expected = [*steps(log)]
         for (at, what), (_, other) in zip(found, expected, strict=False):
-            demand(at, what == other, f"`{_first_line(at)}` is {_said(what)}, where the plan has {_said(other)}")
+            demand(
+                at,
+                what == other,
+                f"`{_first_line(at)}` is {_said(what)}, where the plan has {_said(other)}",
+            )
         rest = found[len(expected) :] or [(node.body[-1], None)]
-        demand(rest[0][0], len(found) == len(expected), f"`{node.name}` does more or less than the plan")
-        demand(node.body[-1], frozen_key(given) == frozen_key(result), f"returns {given}, not {result}")
+        demand(
+            rest[0][0],
+            len(found) == len(expected),
+            f"`{node.name}` does more or less than the plan",
+        )
+        demand(
+            node.body[-1], frozen_key(given) == frozen_key(result), f"returns {given}, not {result}"
+        )
 
     def _compare_crossing(self, pipeline: Pipeline) -> None:
         """Raises where what crosses after a stage has another shape, type or placements."""
@@ -177,11 +228,21 @@ class TorchFile(File):
         assert isinstance(of, Function), "emit: no function of what crosses"
         (wanted,) = ast.parse(CROSSING).body
         assert isinstance(wanted, ast.FunctionDef), "emit: no header of what crosses"
-        demand(of.node, _header(of.node) == _header(wanted), f"`{_header(of.node)}` should be `{_header(wanted)}`")
+        demand(
+            of.node,
+            _header(of.node) == _header(wanted),
+            f"`{_header(of.node)}` should be `{_header(wanted)}`",
+        )
         for stage, text in enumerate(crossing(self._program, pipeline)):
-            log, found = machine.logged(partial(machine.function, of.node, [machine.terms.name("mesh"), stage]))
+            log, found = machine.logged(
+                partial(machine.function, of.node, [machine.terms.name("mesh"), stage])
+            )
             examples, made = machine.logged(partial(machine.spec, text))
-            demand(of.node, frozen_key(found) == frozen_key(made), f"after stage {stage} {found} cross, not {made}")
+            demand(
+                of.node,
+                frozen_key(found) == frozen_key(made),
+                f"after stage {stage} {found} cross, not {made}",
+            )
             done, whole = ([what for _, what in steps(each)] for each in (log, examples))
             demand(of.node, done == whole, "`crossing` does more than the plan")
 
@@ -191,7 +252,9 @@ class TorchFile(File):
         wanted = wanted if plain_names(self._program, paths) else {}
         for stmt, value in self._names.items():
             demand(stmt, value == wanted, f"the names of tensors should be {wanted}, not {value}")
-        demand(self._tree, bool(wanted) == bool(self._names), "has no names of tensors, or has some")
+        demand(
+            self._tree, bool(wanted) == bool(self._names), "has no names of tensors, or has some"
+        )
 
 
 def _constants(program: Program) -> dict[str, str]:
@@ -199,12 +262,17 @@ def _constants(program: Program) -> dict[str, str]:
     found = {"MESH": repr(whole_mesh(program))}
     if pipeline := program.pipeline:
         found |= {"LAYERS_OF_STAGE": constants(program)["LAYERS_OF_STAGE"]}
-        found |= {"STAGE_TO_RANK": repr(pipeline.stage_to_rank), "INNER": repr((*mesh_axes(program),))}
+        found |= {
+            "STAGE_TO_RANK": repr(pipeline.stage_to_rank),
+            "INNER": repr((*mesh_axes(program),)),
+        }
     return found
 
 
 def demand_same(found: ast.AST, wanted: ast.AST, at: ast.AST | None = None) -> None:
-    """Raises where a text is not word for word that of all programs, with the innermost line that is not."""
+    """Raises where a text is not word for word that of all programs, with the innermost line
+    that is not.
+    """
     if ast.dump(found) == ast.dump(wanted):
         return
     at = found if hasattr(found, "lineno") else at
@@ -212,12 +280,17 @@ def demand_same(found: ast.AST, wanted: ast.AST, at: ast.AST | None = None) -> N
     if len(ours) == len(theirs) and type(found) is type(wanted):
         for mine, other in zip(ours, theirs, strict=True):
             demand_same(mine, other, at)
-    raise wrong(at or found, f"`{_first_line(found)}` should be `{_first_line(wanted)}`, as in all programs")
+    raise wrong(
+        at or found, f"`{_first_line(found)}` should be `{_first_line(wanted)}`, as in all programs"
+    )
 
 
 def _header(node: ast.FunctionDef) -> str:
     decorators = "".join(f"@{ast.unparse(each)} " for each in node.decorator_list)
-    return f"{decorators}{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns) if node.returns else ''}"
+    return (
+        f"{decorators}{node.name}({ast.unparse(node.args)}) ->"
+        f" {ast.unparse(node.returns) if node.returns else ''}"
+    )
 
 
 def _first_line(node: ast.AST) -> str:
@@ -229,8 +302,12 @@ def _said(what: object) -> str:
 
 
 def _template(program: Program) -> str:
-    """The functions and classes of the template that are the same in all programs, or in all of fp16."""
-    state = "scaled_state" if any(op.kind == "loss_scale" for op in program.ops) else "training_state"
+    """The functions and classes of the template that are the same in all programs, or in all of
+    fp16.
+    """
+    state = (
+        "scaled_state" if any(op.kind == "loss_scale" for op in program.ops) else "training_state"
+    )
     text = (folder("codegen_templates") / "dtensor.py.j2").read_text().replace("{{ state }}", state)
     found = (each.partition("\n\n\n")[0] for each in re.split(r"(?m)^(?=def |class )", text)[1:])
     alone = (re.sub(r"(\n\{%.*)+\Z", "", each) for each in found)
