@@ -51,14 +51,31 @@ def absolute_imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_through_scalec_and_are_relative_inside_a_package(path: Path) -> None:
-    imported = {name.split(".")[0] for name in absolute_imports(path)}
-    bare = imported & set(FOLDERS.values())
-    assert not bare, f"say `scalec.…` instead of {bare}"
-    # it is above the other folders
-    if path.relative_to(ROOT).parts[0] in {*FOLDERS.values()} - {"entry"}:
-        assert "scalec" not in imported, "imports inside a package are relative"
+def test_imports_go_through_scalec_and_are_relative_inside_a_package() -> None:
+    assert [problem for path in PYTHON_FILES for problem in import_problems(path)] == []
+
+
+def import_problems(path: Path) -> Iterator[str]:
+    relative = path.relative_to(ROOT)
+    packages = {name.split(".")[0] for name in absolute_imports(path)}
+    for folder in sorted(packages & {*FOLDERS.values()}):
+        yield f"{relative} says `{folder}`: write `scalec.{folder}`"
+    is_inside_a_package = relative.parts[0] in {*FOLDERS.values()} - {"entry"}  # it is above them
+    if is_inside_a_package and "scalec" in packages:
+        yield f"{relative} says `scalec`: imports inside a package are relative"
+
+
+def test_an_import_that_goes_another_way_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    path = tmp_path / "compiler" / "new.py"
+    path.parent.mkdir()
+    path.write_text("import runtime.data\nfrom scalec.compiler import ir\n")
+    assert [*import_problems(path)] == [
+        "compiler/new.py says `runtime`: write `scalec.runtime`",
+        "compiler/new.py says `scalec`: imports inside a package are relative",
+    ]
 
 
 @pytest.mark.parametrize("module", [RUNTIME, KERNELS])
@@ -103,7 +120,7 @@ def shipped_files() -> Iterator[Path]:
     """Where each file of the package folders belongs in the wheel."""
     for package, folder in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in SHIPPED:
+            if path.suffix in SHIPPED and path.name != "ruff.toml":
                 yield Path(*package.split("."), path.relative_to(ROOT / folder))
 
 
