@@ -44,7 +44,7 @@ format: $(STAMP) ## format the code and apply safe lint fixes
 
 # torch and triton come first and exactly: an unpinned torch may be another build of several gigabytes.
 # The package is built with the pinned setuptools of .venv, so that nothing unpinned takes part.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt compiler/__init__.py # which has the version
 	@"$(PYTHON)" -c '$(NEW)' 2>/dev/null || \
 	    { echo 'make: scalec needs Python 3.11 or newer; name one with: make setup PYTHON=/path/to/python3.11' >&2; exit 1; }
 	@echo 'making .venv (a few minutes the first time)'

@@ -3,4 +3,4 @@
 It neither imports torch nor knows the runtime: the emitted program is where the two meet.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,6 +1,6 @@
 """Llama on 8 ranks: data parallel 8 × tensor parallel 1.
 
-Written by scalec 0.1.0 from elastic.scale: change the plan, not this file.
+Written by scalec 0.2.0 from elastic.scale: change the plan, not this file.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=1:4 --max-restarts=10 --nproc-per-node=2
         --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py --resume auto
@@ -195,7 +195,7 @@ PLAN = Plan(
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,
-        sha256="d0ce7f770a49b3bf087657d7cb2a97ef14c2adf8b6decec18a0f36d4d76a3423",
+        sha256="5e79b55f8bc44a990eb19d31e9c6193a70d811775b59be7792b3394f25f1cbb2",
     ),
 )
 

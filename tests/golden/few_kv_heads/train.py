@@ -1,6 +1,6 @@
 """Llama on 8 ranks: data parallel 2 × tensor parallel 2 × tensor parallel 2.
 
-Written by scalec 0.1.0 from few_kv_heads.scale: change the plan, not this file.
+Written by scalec 0.2.0 from few_kv_heads.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=8 train.py
 
@@ -211,7 +211,7 @@ PLAN = Plan(
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,
-        sha256="ce986fddb32171f0b34a665561dcfc32103ffdca153ab80314b798d8d0f9e45c",
+        sha256="e73d4c6f668bab35a8a88de15ca2bd07b263188145d878634e4c4593974d43de",
     ),
 )
 

@@ -1,6 +1,6 @@
 """Llama on 4 ranks: data parallel 2 × tensor parallel 2.
 
-Written by scalec 0.1.0 from fused.scale: change the plan, not this file.
+Written by scalec 0.2.0 from fused.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=4 train.py
 
@@ -70,7 +70,7 @@ VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 256, 64, 2, 4, 16, 
 TILES = read_tiles(
     "tiles.json",
     beside=__file__,
-    sha256="21a05f6d1adebe9db6953cb189dd07453271947d3dadcb920f8b7f5b098a76e0",
+    sha256="4b330d7e3ccdc8fa05c903ef4a84a84b72636c229d95f0df97eecf3d2c915256",
 )
 add_rms_norm = AddRMSNorm(TILES["AddRMSNorm"])
 attention = Attention(TILES["Attention"])
@@ -232,7 +232,7 @@ PLAN = Plan(
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,
-        sha256="ce986fddb32171f0b34a665561dcfc32103ffdca153ab80314b798d8d0f9e45c",
+        sha256="e73d4c6f668bab35a8a88de15ca2bd07b263188145d878634e4c4593974d43de",
     ),
 )
 

@@ -1,6 +1,6 @@
 """Llama on 4 ranks: data parallel 2 × tensor parallel 2.
 
-Written by scalec 0.1.0 from recomputed.scale: change the plan, not this file.
+Written by scalec 0.2.0 from recomputed.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=4 train.py
 
@@ -204,7 +204,7 @@ PLAN = Plan(
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,
-        sha256="d0ce7f770a49b3bf087657d7cb2a97ef14c2adf8b6decec18a0f36d4d76a3423",
+        sha256="5e79b55f8bc44a990eb19d31e9c6193a70d811775b59be7792b3394f25f1cbb2",
     ),
 )
 

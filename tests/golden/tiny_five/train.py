@@ -1,6 +1,6 @@
 """TinyMoe on 16 ranks: pp 2 × dp 2 × cp 2 × tp 2.
 
-Written by scalec 0.1.0 from tiny_five.scale: change the plan, not this file.
+Written by scalec 0.2.0 from tiny_five.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=16 train.py
 
@@ -336,7 +336,7 @@ PLAN = Plan(
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,
-        sha256="e3c43b55f521f58718afbcda906db494fa4b003ce70899f2117e9f60561c40ab",
+        sha256="c5299c2e9c355c0a9f8309c52146d79b58e918b66666e728254a43da44bdf8c7",
     ),
 )
 

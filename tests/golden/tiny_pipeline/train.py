@@ -1,6 +1,6 @@
 """Llama on 8 ranks: pipeline parallel 2 × data parallel 2 × tensor parallel 2.
 
-Written by scalec 0.1.0 from tiny_pipeline.scale: change the plan, not this file.
+Written by scalec 0.2.0 from tiny_pipeline.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=8 train.py
 
@@ -256,7 +256,7 @@ PLAN = Plan(
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,
-        sha256="c193f5e58daba3ddc21a62f3ea92470ee3f624ca22d3f1715e2b85d0efb167db",
+        sha256="4c7bbbc92fac7dd619c07d7bf96386e0eae289725a7e6e727f3ce9944f1fe251",
     ),
 )
 

@@ -1,6 +1,6 @@
 """Llama on 8 ranks: pipeline parallel 2 × data parallel 2 × tensor parallel 2, in torch alone.
 
-Written by scalec 0.1.0 from tiny.scale: change the plan, not this file.
+Written by scalec 0.2.0 from tiny.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=8 train.py FILE [STEPS]
 
