@@ -15,6 +15,7 @@ from attrs import evolve
 
 from helpers.random_models import own_ops
 from helpers.readback_plans import DIMS, KERNELS, LLAMA, LOSS, SMALL, START, plan
+from helpers.unary_ops import UNARY, written
 from scalec.compiler.emit.expressions import ATOM, Context, Expr, express
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
@@ -47,7 +48,15 @@ ROUTED = f"""{START}
     x = x + y
   }} {LOSS}"""
 
+WITH_ATTRIBUTES = tuple(name for name in UNARY if OPS[name].attributes)
+FUNCTIONS = "\n    ".join(
+    f"x = x + {written(name, 'x', over='hidden')}" for name in WITH_ATTRIBUTES
+)
+
 PLANS = {
+    "functions": plan(
+        f"{START}\n  repeat layers {{\n    {FUNCTIONS}\n  }} {LOSS}", shard="batch over dp  vocab over tp  seq over tp"
+    ),
     "many": plan(MANY, mesh="dp = 2  tp = 2", shard="batch over dp  vocab over tp  seq over tp").replace(
         DIMS, f"{DIMS}  wide = 68"
     ),
@@ -79,6 +88,8 @@ PLANS = {
 }  # fmt: skip
 
 KINDS = {
+    # whose call is bare here; `many` has tanh
+    "functions": tuple(name for name in WITH_ATTRIBUTES if name != "gelu"),
     "many": (
         *(
             "add",
@@ -139,7 +150,7 @@ KINDS = {
 }
 """The kinds of ops that each plan has, one of each kind to be called otherwise."""
 
-WITHOUT = {"exchange_counts", "exp", "no_loss", "relu", "sigmoid", "silu", "tanh", "wait"}
+WITHOUT = {"exchange_counts", "no_loss", "wait", *UNARY} - {*WITH_ATTRIBUTES}
 """Functions of one operand, without anything that could be another."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.unary_ops import written
 from scalec.compiler.emit import emit
 from scalec.compiler.frontend.expert_rules import ROW_BY_ROW
 from scalec.compiler.ops import OPS
@@ -137,10 +138,8 @@ INSIDE = (
 )
 
 FINE = (
-    *(
-        f"y = {name}(y)"
-        for name in sorted({*ROW_BY_ROW} - {"concat", "leaky_relu", "softcap", "split"})
-    ),
+    *(f"y = {written(name, 'y')}" for name in sorted({*ROW_BY_ROW} - {"concat", "split"})),
+    "y = gelu(y)",
     "y = softcap(leaky_relu(y, 0.1), 30)",
     "g, u = split(y @ e_up[hidden -> both], [expert_ffn, expert_ffn])  y = silu(g) * u @"
     " e_down[expert_ffn -> hidden]",
