@@ -97,3 +97,10 @@ CASES = [
 @pytest.mark.parametrize("case", [*CASES, *WITHOUT_TURNS], ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path))
+
+
+def test_every_schedule_is_run() -> None:
+    """A new one needs a place in `SCHEDULES`; the others that `make test-long` runs are made of
+    it.
+    """
+    assert {name.partition("(")[0] for name in SCHEDULES} == MAKERS.keys()

@@ -633,3 +633,9 @@ def test_a_file_is_bounded(plan: str) -> None:
 
 def test_the_plan_itself_compiles() -> None:
     assert compile_plan(Source("plan.scale", PLAN)).pipeline
+
+
+def test_the_language_page_has_a_row_for_every_schedule() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
+    table = page.partition("\n| schedule | stages of a rank | |\n")[2].partition("\n\n")[0]
+    assert [name for name in SCHEDULES if not re.search(rf"`{name}[`(]", table)] == []

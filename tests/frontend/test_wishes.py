@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.frontend import other_names, resolve
+from scalec.compiler.ops import OPS
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax import synonyms
 from scalec.compiler.syntax.diagnostics import PlanError
@@ -212,3 +213,9 @@ def test_each_example_of_an_op_is_one(op: str) -> None:
     """
     text = re.sub(r"wte\[vocab, hidden\]\)(?=\n      loss)", "wte)", text)
     resolve(Source("all.scale", text))
+
+
+def test_an_op_of_the_language_is_not_among_those_that_it_lacks() -> None:
+    assert [
+        name for name, op in OPS.items() if op.user_visible and other_names.is_known(name)
+    ] == []
