@@ -18,7 +18,8 @@ from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *DECISIONS]
 FOLDERS = "|".join(
     sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "out")
 )
@@ -39,6 +40,10 @@ SOURCES = [
 ]
 
 
+def _place(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
 def test_docstrings_name_their_subject() -> None:
     """Their sentences begin with a noun or a verb."""
     without = re.compile(r"(?:^|[.!?] +|\n\n)(?:What|Whatever|Those|Of)\b")
@@ -47,9 +52,7 @@ def test_docstrings_name_their_subject() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    "document", [*DOCUMENTS, ROOT / "benchmarks" / "RESULTS.md"], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "benchmarks" / "RESULTS.md"], ids=_place)
 def test_sentences_of_documents_name_their_subject(document: Path) -> None:
     """But for headings and questions."""
     prose = re.sub(
@@ -92,7 +95,7 @@ def test_named_settings_of_watch_are_taken() -> None:
         resolve(Source("plan.scale", f"{MODEL.read_text('utf-8')}\n{each}\n"))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_place)
 def test_named_files_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     named = set(re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", text))
@@ -217,3 +220,25 @@ def test_the_page_for_machines_shows_a_diagnostic_as_it_is() -> None:
     quoted = re.search(r"<!-- (\S+) -->\n```json\n(.*?)```", text, re.DOTALL)
     assert quoted
     assert quoted[2] in (ROOT / quoted[1]).read_text(encoding="utf-8")
+
+
+def test_every_decision_is_listed_and_has_the_four_parts() -> None:
+    """In the list of decisions, in docs/architecture.md, and in the navigation of the site."""
+    lists = (
+        ROOT / "docs" / "decisions" / "README.md",
+        ROOT / "docs" / "architecture.md",
+        ROOT / "mkdocs.yml",
+    )
+    texts = [path.read_text(encoding="utf-8") for path in lists]
+    numbered = [path for path in DECISIONS if path.name[:4].isdigit()]
+    assert [int(path.name[:4]) for path in numbered] == [*range(1, len(numbered) + 1)]
+    parts = ["Context", "Decision", "Consequences", "When to look again"]
+    for path in numbered:
+        assert [path.name in text for text in texts] == [True] * len(texts), path.name
+        page = path.read_text(encoding="utf-8")
+        number, title = re.findall(r"^# (\d+)\. (.*)$", page, re.MULTILINE)[0]
+        assert (int(number), re.findall(r"^## (.*)$", page, re.MULTILINE)) == (
+            int(path.name[:4]),
+            parts,
+        )
+        assert all(title in text for text in texts[:2]), title
