@@ -3,7 +3,9 @@ name each other.
 """
 
 import ast
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +17,10 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+import yaml
 from setuptools.dist import Distribution
 
+from scalec.compiler import __version__
 from scalec.compiler.emit.imports import IMPORTS
 from scalec.compiler.ops.protocol import KERNELS, RUNTIME
 
@@ -85,6 +89,35 @@ def test_what_programs_import_is_exported_to_type_checkers(module: str) -> None:
     """
     package = import_module(module)
     assert {name for name in IMPORTS[module] if hasattr(package, name)} <= {*package.__all__}
+
+
+def test_the_version_is_the_newest_of_the_changelog_and_the_editors() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)
+    assert released[0] == __version__
+    extension = json.loads((ROOT / "docs" / "editors" / "vscode" / "package.json").read_text())
+    assert extension["version"] == __version__
+    assert f"scalec-{__version__}.vsix" in (ROOT / "docs" / "editors.md").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_a_forge_and_pre_commit_run_what_is_there() -> None:
+    """The workflow runs targets of the Makefile; hooks run programs of `.venv`, on files of
+    kinds that are there.
+    """
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    assert commands == ["make setup", "make test"]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {command.removeprefix("make ") for command in commands} <= {*targets}
+    (source,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert source["repo"] == "local"
+    for hook in source["hooks"]:
+        program, _, _ = hook["entry"].partition(" ")
+        assert hook["language"] == "system"
+        assert program.startswith(".venv/bin/")
+        assert (Path(sys.executable).parent / Path(program).name).exists(), program
 
 
 def test_the_compiler_never_imports_torch() -> None:
