@@ -61,6 +61,8 @@ class Insertion:
     """The first words of the block."""
     file: str
     before: str
+    ends: str = ""
+    """A comma, for a row of a table that the page shows without."""
 
     def block(self) -> str:
         """The block's code."""
@@ -77,7 +79,7 @@ class Insertion:
             f"{self.file} has no single line `{self.before}`"
         )
         spaces = self.before[: len(self.before) - len(self.before.lstrip())]
-        block = indent(self.block(), spaces)
+        block = indent(self.block().rstrip("\n") + self.ends + "\n", spaces)
         after = before.replace(f"\n{self.before}", f"\n{block}{self.before}")
         path.write_text(after, encoding="utf-8")
 
@@ -87,9 +89,9 @@ SCHEDULE, WARNING = "A first schedule", "A first warning"
 LINTS = "reports/lints.py"
 NEW_FILE = Insertion(PASS, '"""', "passes/join_scales.py", "")
 INSERTIONS = (
-    Insertion(OP, "Pointwise(", "ops/pointwise.py", '    Pointwise("exp"'),
+    Insertion(OP, "Pointwise(", "ops/pointwise.py", '    Pointwise("exp"', ","),
     Insertion(PASS, "from .join_scales", "passes/__init__.py", "from .look_ahead"),
-    Insertion(PASS, "join_scales,", "passes/__init__.py", "    propagate,"),
+    Insertion(PASS, "join_scales", "passes/__init__.py", "    propagate,", ","),
     Insertion(SCHEDULE, "def eager", "schedules/orders.py", "def interleaved("),
     Insertion(SCHEDULE, '"eager_1f1b": Sch', "schedules/registry.py", '    "interleaved_1f1b":'),
     Insertion(
@@ -210,7 +212,7 @@ def test_the_warning_is_told_and_explained(folder: Path) -> None:
 
 def test_both_rows_of_the_op_are_one_function() -> None:
     """The proof's value and slope equal the definition in torch and what autograd makes of it."""
-    (op,) = eval(f"({INSERTIONS[0].block()})", {**vars(pointwise)})
+    op = eval(INSERTIONS[0].block(), {**vars(pointwise)})
     row = Insertion(OP, '"elu"', "", "").block()
     unary = eval(f"{{{row}}}", {"Unary": Unary, "torch": torch})["elu"]
     (attributes,) = unary.attrs
