@@ -371,6 +371,19 @@ def test_ranks_of_a_sequence_reduce_gradients_and_share_state_too(predict: Predi
     )
 
 
+def test_a_reduction_that_begins_after_backward_is_waited_for_whole(predict: Predict) -> None:
+    """Rows name what is beside backward; two ranks of a node send half of a sum each, twice."""
+    job = {"dp": "2", "gpus": "2", "global_batch": "32"}
+    beside, after = predict(
+        text(beside={**job, "overlap": "dp tp"}, after={**job, "overlap": "tp"})
+    ).values()
+    # float32
+    gradients = 4 * (4 * (4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024) + 2 * 8192 * 1024 + 1024)
+    sums = gradients / 360e9
+    assert sums < after["parts"]["dp"] < 1.1 * sums
+    assert beside["parts"]["dp"] < 0.5 * after["parts"]["dp"]
+
+
 def test_a_congested_network_is_as_slow_as_the_jobs_all_reduce(predict: Predict) -> None:
     """Twice the measured bandwidth is half the time that the reduction of gradients adds."""
     job = {

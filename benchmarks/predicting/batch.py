@@ -2,11 +2,11 @@
 ran on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from scalec.compiler.analysis.hardware import Hardware
 from scalec.compiler.analysis.time.seconds import LENGTH, NARROW, TILES, WIDTH
@@ -68,18 +68,30 @@ class Batch:
     layers_balanced: Array
     params: Array
     logits: Array
+    _known: dict[tuple[str, ...], Array] = field(factory=dict, init=False, eq=False, repr=False)
+    """Arrays that were asked for: a fit asks for the same ones thousands of times."""
 
     def number(self, column: str) -> Array:
         """A column of degrees or counts; 1 where a row says nothing."""
-        return np.array([float(row[column] or 1) for row in self.rows])
+        return self._array(("number", column), (float(row[column] or 1) for row in self.rows))
 
     def whether(self, column: str, *words: str) -> Array:
         """Whether a column has one of some words, or of several words one."""
-        return np.array([not {*words}.isdisjoint((row[column] or "").split()) for row in self.rows])
+        wanted = {*words}
+        has_one = (not wanted.isdisjoint((row[column] or "").split()) for row in self.rows)
+        return self._array(("whether", column, *words), has_one)
 
-    def on(self, field: str) -> Array:
+    def on(self, figure: str) -> Array:
         """A figure of the rows' hardware."""
-        return np.array([float(getattr(it, field)) for it in self.hardware])
+        return self._array(
+            ("on", figure), (float(getattr(hardware, figure)) for hardware in self.hardware)
+        )
+
+    def _array(self, name: tuple[str, ...], values: Iterable[float]) -> Array:
+        """The array of a name, of these values when it is asked for first."""
+        if name not in self._known:
+            self._known[name] = np.array([*values])
+        return self._known[name]
 
 
 def batch(rows: Sequence[Row], work: Sequence[Microbatch], hardware: Sequence[Hardware]) -> Batch:

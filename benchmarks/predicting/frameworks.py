@@ -70,6 +70,7 @@ def read_profile(path: Path) -> Framework:
     return Framework(**tomllib.loads(path.read_text(encoding="utf-8")))
 
 
+@cache
 def profile_of(framework: str) -> str:
     """The name of a framework's profile: its own, that of the longest name which its name begins
     with, or the default.

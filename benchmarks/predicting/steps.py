@@ -334,6 +334,9 @@ class _Pricing:
             self._over_dp(self.gradient * most, "all_reduce", calls),
         )
         beside = np.where(by_tensor, self.shared["beside_tensors"], self.framework["beside"])
+        # a framework that begins to reduce when backward is over hides nothing, and so a smaller
+        # reduction counts whole
+        beside = np.where(self.batch.whether("overlap", "dp", "fsdp"), beside, 0.0)
         reduced = np.maximum(sums * (1 - beside), sums - beside * backward)
         gather = self._over_dp(2 * most, "all_gather", np.where(sharded, calls, layers.max(1) + 2))
         part = np.where(sharded, self.shared["gathered"], np.where(self.zero == 2, 0.5, 0.0))
