@@ -2,7 +2,7 @@
 prediction.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
 from typing import Any, cast
 
@@ -23,6 +23,14 @@ ROUNDS, WEIGHINGS = 4, 12
 """How often the search follows the slopes of predictions, and how often it weighs the
 differences that these leave.
 """
+
+STEPS = (1.0, 0.5, 0.25, 0.125)
+"""The parts of the way along slopes that are tried, for these bend where a collective is no
+longer hidden.
+"""
+
+UNEXPLAINED = 0.001
+"""The part of a step by which differences may grow as a change is left out."""
 
 NEAR, PRIOR = 0.001, 0.01
 """The part of a step below which differences count by their squares, above by themselves; what a
@@ -88,7 +96,7 @@ class Fit:
 
 def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
     """The fit to a profile by its lines' seconds of each kind: the least sum of differences, with
-    the least changes.
+    the fewest changes.
 
     A line that differs by itself moves no figure, as differences count by themselves and not by
     their squares.
@@ -96,7 +104,7 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
     import numpy as np
 
     numpy: Any = np
-    step, own = step_time(program, on).seconds, numpy.zeros(len(FIGURES))
+    step = step_time(program, on).seconds
 
     def differs(logs: Any) -> Any:
         lines = sorted(
@@ -109,25 +117,82 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
         ]
         return numpy.array(excess) / step
 
-    def slopes(logs: Any, at: Any) -> Any:
-        return numpy.stack(
-            [(differs(logs + LEAST * unit) - at) / LEAST for unit in numpy.eye(len(FIGURES))], 1
-        )
-
-    for _ in range(ROUNDS):
-        at = differs(own)
-        slope, moved = slopes(own, at), 0 * own
-        for _ in range(WEIGHINGS):
-            weighed = slope.T / numpy.maximum(abs(at + slope @ moved), NEAR)
-            moved = numpy.linalg.solve(
-                weighed @ slope + PRIOR * numpy.eye(len(FIGURES)), -weighed @ at - PRIOR * own
-            )
-        own = own + numpy.clip(moved, -log(2), log(2))
-    shares = abs(slopes(own, differs(own)) * own).sum(0)
+    every = range(len(FIGURES))
+    own = _with_fewest(differs, _nearest(differs, numpy.zeros(len(FIGURES)), every))
+    shares = abs(_slopes(differs, own, differs(own), every) * own).sum(0)
     named = numpy.where((abs(own) > LEAST) & (shares > SHARE), own, 0.0)
     fitted = _changed(on, named)
     changes = {it.of: exp(each) for it, each in zip(FIGURES, named, strict=True) if each}
     return Fit(fitted, changes, tuple(beside(profile, step_time(program, fitted))))
+
+
+Differs = Callable[[Any], Any]
+"""By the logarithms of changes, the differences of lines as parts of the step."""
+
+
+def _nearest(differs: Differs, start: Any, free: Sequence[int]) -> Any:
+    """The logarithms with the least sum of differences, where those of `free` figures change
+    from `start` on.
+    """
+    import numpy as np
+
+    numpy: Any = np
+    own, at, columns = start, differs(start), [*free]
+    for _ in range(ROUNDS if columns else 0):
+        slope = _slopes(differs, own, at, columns)
+        moved = numpy.zeros(len(columns))
+        for _ in range(WEIGHINGS):
+            weighed = slope.T / numpy.maximum(abs(at + slope @ moved), NEAR)
+            normal = weighed @ slope + PRIOR * numpy.eye(len(columns))
+            moved = numpy.linalg.solve(normal, -weighed @ at - PRIOR * own[columns])
+        for part in STEPS:
+            tried = own.copy()
+            tried[columns] += part * numpy.clip(moved, -log(2), log(2))
+            there = differs(tried)
+            if _cost(there, tried) < _cost(at, own):
+                own, at = tried, there
+                break
+        else:
+            break
+    return own
+
+
+def _with_fewest(differs: Differs, own: Any) -> Any:
+    """The logarithms without changes that others can do the work of, tried from the smallest on.
+
+    Computing beside a collective is slower, and longer products hide more of it: near such a bend
+    the search along slopes is slow, and spreads over several figures what one of them explains.
+    """
+    kept = set[int]()
+    least = _cost(differs(own), own)
+    while left := [figure for figure in range(len(own)) if own[figure] and figure not in kept]:
+        smallest = min(left, key=lambda figure: float(abs(own[figure])))
+        without = own.copy()
+        without[smallest] = 0.0
+        without = _nearest(
+            differs, without, [figure for figure in range(len(own)) if without[figure]]
+        )
+        cost = _cost(differs(without), without)
+        if cost > least + UNEXPLAINED:
+            kept.add(smallest)
+        else:
+            own, least = without, min(least, cost)
+    return own
+
+
+def _slopes(differs: Differs, own: Any, at: Any, columns: Sequence[int]) -> Any:
+    """By how much differences, `at` these logarithms, grow with the logarithm of each of some
+    figures.
+    """
+    import numpy as np
+
+    moved = np.eye(len(own))[[*columns]] * LEAST
+    return np.stack([(differs(own + each) - at) / LEAST for each in moved], 1)
+
+
+def _cost(at: Any, own: Any) -> float:
+    """The sum that the search makes small: of differences, and a little of the changes."""
+    return float(abs(at).sum() + PRIOR * (own**2).sum())
 
 
 def _changed(on: Hardware, logs: Any) -> Hardware:
