@@ -419,6 +419,32 @@ def test_a_given_profile_serves_for_all_frameworks(
     assert plain["here"]["step_s"] != plain["there"]["step_s"]
 
 
+def test_the_host_issues_embedding_and_head_by_their_kernels_and_not_beside_layers(
+    predict: Predict, frameworks: Any, tmp_path: Path
+) -> None:
+    """They start fewer kernels than a layer, but a large vocabulary keeps the GPU busy while no
+    layer is issued.
+    """
+    default = attrs.asdict(frameworks.profile(frameworks.DEFAULT))
+
+    def seconds(host: float, layers: int, vocab: int) -> float:
+        own = tmp_path / "own.toml"
+        own.write_text(
+            "\n".join(f"{name} = {value}" for name, value in (default | {"host": host}).items())
+        )
+        row = {"layers": f"{layers}", "vocab": f"{vocab}"}
+        return float(predict(text(row=row), "--profile", str(own))["row"]["step_s"] or 0)
+
+    microbatches, host = 8, 1.0
+    few, many = (seconds(host, layers, 8192) for layers in (4, 8))
+    assert many - few == pytest.approx(microbatches * 4 * host, rel=1e-3)
+    outside = (few - default["step"]) / (microbatches * host) - 4
+    # of a layer: an embedding, a norm, a product and a loss, with their gradients
+    assert 0.1 < outside < 0.4
+    busy = [seconds(host, 4, 1 << 20) - seconds(host, 4, 8192) for host in (1e-6, 0.02)]
+    assert busy[0] > busy[1] > busy[0] - microbatches * outside * 0.02
+
+
 def test_the_fastest_row_of_a_cell_is_looked_for_among_the_first_three(
     predict: Predict, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,8 @@ class Batch:
     score_filled: tuple[Array, Array]
     moved: Entries
     messages: Entries
+    kernels: Array
+    """How many a microbatch starts, by row and place."""
     layers: Array
     """By row and rank of the pipeline."""
     layers_balanced: Array
@@ -103,6 +105,12 @@ def batch(rows: Sequence[Row], work: Sequence[Microbatch], hardware: Sequence[Ha
     )
     _, m, n, _, count, _ = products.columns
     heads, length, _, width, _, _ = scores.columns
+    moved = _entries([it.moved for it in work], 3)
+    started = (
+        (products, np.ones_like(m)),
+        (scores, np.ones_like(heads)),
+        (moved, moved.columns[1]),
+    )
     of = sms[scores.row]
     ways = [
         [_layers(row, it, balanced) for row, it in zip(rows, work, strict=True)]
@@ -116,8 +124,9 @@ def batch(rows: Sequence[Row], work: Sequence[Microbatch], hardware: Sequence[Ha
         scores,
         _rates(rows, hardware, scores),
         (_filled(length, length, heads, of), _filled(length, width, heads, of)),
-        _entries([it.moved for it in work], 3),
+        moved,
         _entries([[_numbered(each) for each in it.messages] for it in work], 6),
+        sum(entries.sums(kernels, len(rows)) for entries, kernels in started),
         _padded(ways[0]),
         _padded(ways[1]),
         np.array([it.params for it in work]),

@@ -71,10 +71,16 @@ def steps(batch: Batch, framework: Numbers, shared: Numbers) -> Steps:
     return _Pricing(batch, framework, shared).steps()
 
 
+TOGETHER = 16
+"""How little two that go on beside each other hold each other up: where both take as long, by 2 to
+the power of 1 in this many parts, 4%.  The pace of neither is even, so that now the one is waited
+for and now the other."""
+
+
 def both(first: Array, second: Array) -> Array:
     """The time of two that go on beside each other: a little more than the longer."""
     most = np.maximum(np.maximum(first, second), 1e-12)
-    return most * ((first / most) ** 6 + (second / most) ** 6) ** (1 / 6)
+    return most * ((first / most) ** TOGETHER + (second / most) ** TOGETHER) ** (1 / TOGETHER)
 
 
 class _Pricing:
@@ -117,12 +123,14 @@ class _Pricing:
         )
         head = outer[:, HEAD] + outer[:, HEAD_BACK] + self._loss()
         layers, first, last = self._stages()
-        device = layers * layer[:, None] + first * embedding[:, None] + last * head[:, None]
-        issued = self._issued()
-        host = (layers + first + last) * issued[:, None] + layers * (
-            latency[:, LAYER] + latency[:, LAYER_BACK]
-        )[:, None]
-        ranks = both(device, host) * (self._layers() >= 0)
+        device, ranks = np.zeros_like(layers), np.zeros_like(layers)
+        places = zip(
+            (first, layers, last), (embedding, layer, head), self._issued(latency), strict=True
+        )
+        for count, seconds, issued in places:
+            device += count * seconds[:, None]
+            ranks += count * both(seconds, issued)[:, None]
+        ranks *= self._layers() >= 0
         slowest = ranks.max(1)
         bubble = (ranks.sum(1) - slowest) / self.chunks
         messages = self._messages()
@@ -357,10 +365,18 @@ class _Pricing:
         waited = self.microbatches * self.framework["messages"] + self.pp - 1
         return np.where(self.pp > 1, 2 * self.chunks * one * waited, 0.0)
 
-    def _issued(self) -> Array:
-        """Seconds in which the host issues a layer."""
-        once = np.where(self.tp > 1, self.framework["host_tp"], self.framework["host"])
-        return once * np.where(self.batch.whether("recompute", "full"), 1.3, 1.0)
+    def _issued(self, latency: Array) -> list[Array]:
+        """Seconds in which the host issues the embedding, a layer and the head: by the kernels
+        that each starts.
+        """
+        layer = np.where(self.tp > 1, self.framework["host_tp"], self.framework["host"])
+        layer = layer * np.where(self.batch.whether("recompute", "full"), 1.3, 1.0)
+        kernels, delays = (
+            of[:, : len(PLACES) // 2] + of[:, len(PLACES) // 2 :]
+            for of in (self.batch.kernels, latency)
+        )
+        issued = layer[:, None] * kernels / kernels[:, LAYER : LAYER + 1] + delays
+        return [*issued.T]
 
     # ---- stages
 
