@@ -427,12 +427,12 @@ def test_the_host_issues_embedding_and_head_by_their_kernels_and_not_beside_laye
     """
     default = attrs.asdict(frameworks.profile(frameworks.DEFAULT))
 
-    def seconds(host: float, layers: int, vocab: int) -> float:
+    def seconds(host: float, layers: int, vocab: int, **more: str) -> float:
         own = tmp_path / "own.toml"
         own.write_text(
             "\n".join(f"{name} = {value}" for name, value in (default | {"host": host}).items())
         )
-        row = {"layers": f"{layers}", "vocab": f"{vocab}"}
+        row = {"layers": f"{layers}", "vocab": f"{vocab}", **more}
         return float(predict(text(row=row), "--profile", str(own))["row"]["step_s"] or 0)
 
     microbatches, host = 8, 1.0
@@ -443,6 +443,9 @@ def test_the_host_issues_embedding_and_head_by_their_kernels_and_not_beside_laye
     assert 0.1 < outside < 0.4
     busy = [seconds(host, 4, 1 << 20) - seconds(host, 4, 8192) for host in (1e-6, 0.02)]
     assert busy[0] > busy[1] > busy[0] - microbatches * outside * 0.02
+    fewer, more = (seconds(host, layers, 8192, cp="2", gpus="2") for layers in (4, 8))
+    # a ring is issued hop by hop
+    assert more - fewer == pytest.approx(1.26 * (many - few), rel=1e-3)
 
 
 def test_the_fastest_row_of_a_cell_is_looked_for_among_the_first_three(
