@@ -47,18 +47,18 @@ def main() -> None:
     timed = [row for row in read(options.rows) if row["status"] == "ok" and row["step_s"]]
     work = read_work(timed, {row["cluster"]: row for row in clusters})
     fit = fit_of(work.batch)
-    seconds = get_unseen_seconds(fit, work.rows)
-    by_group(work.rows, seconds, "source", ", each source left out")
-    print_data_parallel(work.rows, seconds)
+    fitted = get_best(fit, work.rows)
+    unseen = left_out(fit, work.rows, "source", fitted)
+    by_group(work.rows, unseen, "source", ", each source left out")
+    print_data_parallel(work.rows, unseen)
     if options.factors:
-        print_factors(fit, work.rows, seconds)
+        print_factors(fit, work.rows, unseen, fit.predicted(fitted))
 
 
-def get_unseen_seconds(fit: Fit, rows: Sequence[Row]) -> Array:
-    """The seconds of each source's rows by a fit to the other sources."""
+def get_best(fit: Fit, rows: Sequence[Row]) -> Array:
+    """The numbers that fit all rows best."""
     sources = np.array([row["source"] for row in rows])
-    everything = fit.best(weights(sources, np.ones(len(sources), bool)))
-    return left_out(fit, rows, "source", everything)
+    return fit.best(weights(sources, np.ones(len(sources), bool)))
 
 
 def print_data_parallel(rows: Sequence[Row], seconds: Array) -> None:
@@ -84,19 +84,26 @@ def is_data_parallel(row: Row) -> bool:
     return all(degree(row, axis) == 1 for axis in ("tp", "pp", "cp"))
 
 
-def print_factors(fit: Fit, rows: Sequence[Row], seconds: Array) -> None:
-    """Prints the mean of sources' median errors with each number held at its prior."""
-    lines = [("none", f"{get_mean_error(fit, rows, seconds):.2%}", "")]
+def print_factors(fit: Fit, rows: Sequence[Row], unseen: Array, fitted: Array) -> None:
+    """Prints the mean of sources' median errors with each number held at its prior: of a fit to
+    others, and to all.
+    """
+    lines = [
+        ("none", *(f"{get_mean_error(fit, rows, seconds):.2%}" for seconds in (unseen, fitted)), "")
+    ]
     for name in (*SPREAD, *CONSTANTS):
-        error = get_mean_error(fit, rows, get_unseen_seconds(get_held(fit, name), rows))
+        held = get_held(fit, name)
+        best = get_best(held, rows)
+        both = left_out(held, rows, "source", best), held.predicted(best)
+        errors = (f"{get_mean_error(fit, rows, seconds):.2%}" for seconds in both)
         stands_for = (
             CONSTANTS[name].stands_for if name in CONSTANTS else "of each framework's profile"
         )
-        lines.append((name, f"{error:.2%}", stands_for))
+        lines.append((name, *errors, stands_for))
         print(*lines[-1], file=sys.stderr, flush=True)
     table(
-        "Left-out errors with a number held at its prior",
-        ("held", "mean of medians", "stands for"),
+        "Errors with a number held at its prior",
+        ("held", "left out", "fitted", "stands for"),
         lines,
     )
 

@@ -493,6 +493,48 @@ def test_slopes_of_a_fit_are_those_of_numbers_moved_one_by_one(
     assert fit.slopes(fit.prior) == pytest.approx(slopes, abs=1e-6)
 
 
+def test_a_number_that_is_held_stays_at_its_prior_and_errors_of_others_grow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sources whose steps take a second longer than predicted: seconds of a step besides,
+    and no other number.
+    """
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    fits, module = importlib.import_module("fit_profiles"), importlib.import_module("left_out")
+    training = importlib.import_module("predicting.training")
+    rows = {
+        name: {"source": name, "layers": layers}
+        for name, layers in (("first", "4"), ("second", "8"))
+    }
+    file = tmp_path / "rows.csv"
+
+    def get_fit(seconds: Mapping[str, float]) -> Any:
+        file.write_text(
+            text(**{name: {**row, "step_s": f"{seconds[name]}"} for name, row in rows.items()})
+        )
+        return fits.fit_of(training.read_work(read_rows(file), {}).batch)
+
+    plain = get_fit(dict.fromkeys(rows, 1.0))
+    longer = plain.predicted(plain.prior) + 1
+    fit = get_fit(dict(zip(rows, longer, strict=True)))
+    held = module.get_held(fit, "step")
+    at = fit.names.index(("torchtitan", "step"))
+    best, best_held = (module.get_best(each, read_rows(file)) for each in (fit, held))
+    assert best[at] > fit.prior[at] + 1
+    assert best_held[at] == pytest.approx(fit.prior[at], abs=0.01)
+    errors = [
+        module.get_mean_error(fit, read_rows(file), of.predicted(of_best))
+        for of, of_best in ((fit, best), (held, best_held))
+    ]
+    assert errors[0] < 0.1 < errors[1]
+    monkeypatch.setattr(module, "SPREAD", {"step": 1.0})
+    monkeypatch.setattr(module, "CONSTANTS", {})
+    module.print_factors(fit, read_rows(file), longer, longer)
+    printed = capsys.readouterr().out
+    assert "| none | 0.00%    | 0.00%" in printed
+    assert f"| {errors[1]:.2%}" in printed
+
+
 def test_rows_without_a_time_or_a_cluster_are_predicted_as_those_with_one(predict: Predict) -> None:
     found = predict(text(timed={"step_s": "2.5"}, open={"cluster": ""}, failed={"status": "oom"}))
     assert found["timed"] == found["open"] == found["failed"]

@@ -22,13 +22,14 @@ DEFAULT = "default"
 class Framework:
     """The work that a framework adds to a step.
 
-    host         seconds to issue a layer, forward and backward
+    host         seconds to issue a layer, forward and backward; embedding and head by their kernels
     host_tp      the same, with tensor parallelism
     collective   seconds to issue a collective
     step         seconds of a step besides, as of logs and data
     traffic      bytes that memory-bound ops move, as a part of those of fused ones
     rate         of products, as a part of what the GPU holds
-    beside       the part of gradients' reduction that is done beside backward
+    beside       the part of gradients' reduction that is done beside backward, where a row says
+                 that any is
     exposed      the part of collectives of tensor parallelism that the GPU waits for
     messages     the part of messages between stages that the GPU waits for
     bucket       bytes of gradients that are reduced in one collective
