@@ -1,7 +1,8 @@
-"""`.venv/bin/python benchmarks/key_strokes.py`: the CPU time of a key stroke in Llama 3 405B's
-plan, in `scalec lsp`.
+"""`.venv/bin/python benchmarks/key_strokes.py`: the CPU time of a key stroke in two plans, in
+`scalec lsp`.
 
-A key stroke changes a number of the plan; everything an editor asks for then is answered: mistakes,
+A key stroke changes the seed, which leaves the compiled step as it is, or the length of sequences,
+after which all is compiled anew.  Everything an editor asks for then is answered: mistakes,
 colours, hints, words for the place, and after the pause the compiled step and a hover.  Bar: 100 ms
 of CPU for all of it, busy cores or not.
 """
@@ -22,27 +23,45 @@ from scalec.compiler.cli.lsp.hover import hover
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
-PLAN = Path(__file__).parent.parent / "plans" / "llama3_405b.scale"
+PLANS = Path(__file__).parent.parent / "plans"
 BAR = 0.100
+
+Edit = Callable[[str, int], str]
+"""Gives the text after the key stroke of this number, which is another one than the text before."""
+
+
+def _other_seed(text: str, number: int) -> str:
+    return re.sub(r"seed = \d+", f"seed = {number + 1}", text)
+
+
+def _other_length(text: str, number: int) -> str:
+    """Twice the tokens in a sequence, or as many as before."""
+    (length,) = re.findall(r"seq = (\d+)", text)
+    changed = int(length) // 2 if number % 2 else int(length) * 2
+    return text.replace(f"seq = {length}", f"seq = {changed}")
 
 
 def main() -> None:
     rounds = 5 if asked_quick(__doc__) else 50
-    document = compiled(typed(None, load(PLAN)))
+    print(where())
+    for plan in ("llama3_405b", "deepseek_v3"):
+        for what, edit in (("seed", _other_seed), ("sequence length", _other_length)):
+            _measure(plan, what, edit, rounds)
+
+
+def _measure(plan: str, what: str, edit: Edit, rounds: int) -> None:
+    document = compiled(typed(None, load(PLANS / f"{plan}.scale")))
     spent: dict[str, list[float]] = {}
     for number in range(rounds):
-        document = _key_stroke(document, document.source.text, number, spent)
-    print(where())
+        document = _key_stroke(document, edit(document.source.text, number), spent)
     rows = [_row(*it) for it in spent.items()]
-    table("A key stroke: medians, and the most, of CPU time", ("", "median", "most"), rows)
+    title = f"{plan}, a key stroke in its {what}: medians, and the most, of CPU time"
+    table(title, ("", "median", "most"), rows)
     every = [sum(times) for times in zip(*spent.values(), strict=True)]
     print(f"all of it: {_ms(median(every))}, at most {_ms(max(every))}; the bar is {_ms(BAR)}")
 
 
-def _key_stroke(
-    document: Document, text: str, number: int, spent: dict[str, list[float]]
-) -> Document:
-    text = re.sub(r"seed = \d+", f"seed = {number}", text)
+def _key_stroke(document: Document, text: str, spent: dict[str, list[float]]) -> Document:
 
     def timed(name: str, answer: Callable[[], Document | object]) -> object:
         start = process_time()
@@ -59,7 +78,7 @@ def _key_stroke(
     step = timed("the step, after a pause", lambda: compiled(now))
     assert isinstance(step, Document)
     assert step.facts
-    assert step.facts.source == step.source, "the plan is whole after each key stroke"
+    assert step.facts.model == now.model, "the plan is whole after each key stroke"
     timed("a hover", lambda: hover(step, 12, 20))
     return step
 

@@ -1,8 +1,8 @@
 """A document as it is typed: its text now, the last text that was a plan, and the last one that
 made a program.
 
-Purpose: diagnostics at once, facts of the compiled step after a pause.  All functions are pure but
-for files that a plan uses.  Non-goals: the protocol.
+Purpose: diagnostics at once, facts of the compiled step after a pause; facts that an edit leaves
+true stay.  All functions are pure but for files that a plan uses.  Non-goals: the protocol.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,11 +13,12 @@ from os.path import realpath
 from attrs import evolve, frozen
 
 from ...analysis.elastic import smallest
-from ...analysis.hardware import hardware
+from ...analysis.hardware import Hardware, hardware
 from ...analysis.memory import Account, account, fits, too_large
 from ...analysis.time.clocks import StepTime
 from ...analysis.time.op_rows import OpRow, op_rows
 from ...analysis.time.step import step_time
+from ...config.settings import Train
 from ...frontend import resolve
 from ...frontend.load_plan import opened
 from ...frontend.validate import validate
@@ -78,8 +79,8 @@ class Facts:
     model    the program without placements
     placed   the program in which each value has its placement
     program  the program after the last pass
-    step     its time, with that of each op in `rows`; None where the speed of the plan's GPU is not
-             known
+    timing   its time; None where the speed of the plan's GPU is not known
+    warnings what the compiler advises
     """
 
     source: Source
@@ -88,13 +89,41 @@ class Facts:
     program: Program
     sent: Ranks
     memory: Account
-    rows: tuple[OpRow, ...] = ()
-    step: StepTime | None = None
+    timing: "Timing | None" = None
+    warnings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def step(self) -> StepTime | None:
+        """The time of the step."""
+        return self.timing.step if self.timing else None
+
+    @property
+    def rows(self) -> tuple[OpRow, ...]:
+        """The time of each op."""
+        return self.timing.rows if self.timing else ()
 
     @cached_property
     def makers(self) -> dict[str, Op]:
         """The op that makes each value."""
         return {value.name: op for op in self.program.ops for value in op.outputs}
+
+
+@frozen
+class Timing:
+    """The time of a step on its GPU, computed when a hover asks for it."""
+
+    _program: Program
+    _on: Hardware
+
+    @cached_property
+    def step(self) -> StepTime:
+        """The time of the step."""
+        return step_time(self._program, self._on)
+
+    @cached_property
+    def rows(self) -> tuple[OpRow, ...]:
+        """The time of each op."""
+        return tuple(op_rows(self._program, self._on, self.step.rank))
 
 
 @frozen
@@ -266,10 +295,10 @@ def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -
     if not document.model or document.is_model:
         return document
     try:
-        facts = _facts(document.source, document.model, is_stale)
+        facts = _facts_left_true(document) or _facts(document.source, document.model, is_stale)
     except PlanError as error:
         return evolve(document, last_compiled=(document.source, error.diagnostics))
-    return evolve(document, facts=facts, last_compiled=(document.source, tuple(_warnings(facts))))
+    return evolve(document, facts=facts, last_compiled=(facts.source, facts.warnings))
 
 
 def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Facts:
@@ -282,18 +311,64 @@ def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Fact
             placed.append(program)
 
     program = lower(model, seen=seen)
-    facts = Facts(source, model, placed[-1], program, of_ranks(program), account(program))
-    if not (on := hardware(program)):
-        return facts
-    step = step_time(program, on)
-    return evolve(facts, step=step, rows=tuple(op_rows(program, on, step.rank)))
+    on, memory = hardware(program), account(program)
+    timing = Timing(program, on) if on else None
+    warnings = tuple(_warnings(source, program, memory))
+    return Facts(source, model, placed[-1], program, of_ranks(program), memory, timing, warnings)
 
 
-def _warnings(facts: Facts) -> Iterator[Diagnostic]:
-    yield from advice(facts.program)
-    least = smallest(facts.program)
-    now = account(least)
+def _warnings(source: Source, program: Program, memory: Account) -> Iterator[Diagnostic]:
+    yield from advice(program)
+    least = smallest(program)
+    now = memory if least is program else account(least)
     if fits(least, now) is False:
         yield too_large(
-            least, now, f"`scalec check {facts.source.path}` finds changes with which it fits"
+            least, now, f"`scalec check {source.path}` finds changes with which it fits"
         )
+
+
+def _facts_left_true(document: Document) -> Facts | None:
+    """The facts of an earlier text, if they are true of the text as it is now, and each name and
+    warning has its place.
+
+    So they are after an edit in a comment, or of a setting that only the run reads: the warnings
+    are made anew then.
+    """
+    facts, model = document.facts, document.model
+    if (
+        not facts
+        or not model
+        or document.source.path != facts.source.path
+        or model.cluster.hardware
+    ):
+        return None  # a file of hardware may be another one by now
+    if evolve(model, train=with_run(model.train, facts.model.train)) != facts.model:
+        return None
+    if model.train != facts.model.train:
+        program = evolve(facts.program, train=with_run(facts.program.train, model.train))
+        warnings = tuple(_warnings(facts.source, program, facts.memory))
+        facts = evolve(facts, model=model, program=program, warnings=warnings)
+    return facts if _keep_their_places(document, facts) else None
+
+
+def _keep_their_places(document: Document, facts: Facts) -> bool:
+    """Whether all names are in the text of the facts too, and warnings at the same place in
+    both texts.
+    """
+    path = document.source.path
+    mentions = document.syntax.mentions if document.syntax else ()
+    if any(document.of_facts(mention.span) is None for mention in mentions):
+        return False
+    moved = Moved(facts.source, document.source)
+    warned = [
+        span for it in facts.warnings for span in (it.span, *(note.span for note in it.notes))
+    ]
+    return all(moved.after(span) == span for span in warned if span and span.path == path)
+
+
+def with_run(train: Train, other: Train) -> Train:
+    """The settings with the other's seed, steps and learning rate, which no fact of a step
+    depends on.
+    """
+    optimizer = evolve(train.optimizer, lr=other.optimizer.lr)
+    return evolve(train, seed=other.seed, steps=other.steps, optimizer=optimizer)

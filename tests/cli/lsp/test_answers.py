@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,6 +148,88 @@ def test_warnings_stay_until_the_step_is_compiled_anew(full: Document) -> None:
     assert (moved.text, moved.span.line) == (warning.text, warning.span.line + 1)
     edited_away = edited(full, warning.span.words, "nodes = 1")
     assert [each.of.code for each in told(edited_away)] != ["W0901"]
+
+
+def said(document: Document) -> list[object]:
+    """All that an editor is shown of a document, with places."""
+    names = document.syntax.mentions if document.syntax else ()
+    own = [it for it in names if it.span.path == document.source.path]
+    hovers = [hover(document, it.span.line, it.span.column) for it in own]
+    mistakes = [
+        (it.of.code, it.span, it.text, [note.span for note in it.notes]) for it in told(document)
+    ]
+    return [*hovers, *mistakes, *hints(document, 1, 99)]
+
+
+LEFT_TRUE = {
+    "a comment": ("# ", "# also: "),
+    "the seed": ("seed = 0", "seed = 12345"),
+    "the steps": ("steps = 1_200_000", "steps = 1_300_000"),
+    "the learning rate": ("lr = 8e-5", "lr = 7.25e-5"),
+}
+CHANGED = {
+    "a size": ("global_batch = 2048", "global_batch = 4096"),
+    "clipping": ("clip = 1.0", "clip = 0.0"),
+    "recomputation": ("precision = bf16", "precision = bf16  recompute = full"),
+    "steps that a warning is about": ("steps = 1_200_000", "steps = 9"),
+    "a line more": ("mesh  ", "# a comment\nmesh "),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), LEFT_TRUE.values(), ids=LEFT_TRUE)
+def test_facts_that_an_edit_leaves_true_stay(full: Document, old: str, new: str) -> None:
+    """Nothing is compiled anew, and all that is shown is what a first compile of the new text
+    shows.
+    """
+    now = edited(full, old, new)
+    after = compiled(now, lambda: pytest.fail("a pass has run"))
+    assert said(after) == said(compiled(typed(None, now.source)))
+    assert after.facts
+    assert after.model
+    assert after.facts.program.train.seed == after.model.train.seed
+    assert after.facts.program.train.optimizer.lr == after.model.train.optimizer.lr
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGED.values(), ids=CHANGED)
+def test_facts_that_an_edit_changes_are_made_anew(full: Document, old: str, new: str) -> None:
+    now = edited(full, old, new)
+    after = compiled(now)
+    assert after.facts
+    assert after.facts.source == now.source
+    assert said(after) == said(compiled(typed(None, now.source)))
+
+
+def test_a_name_between_two_edits_keeps_its_facts(full: Document) -> None:
+    """Places are known up to the first and from the last edit on: between them all is compiled
+    anew.
+    """
+    first = compiled(edited(full, "# ", "# also: "))
+    second = edited(first, "seed = 0", "seed = 1")
+    after = compiled(second)
+    assert said(after) == said(compiled(typed(None, second.source)))
+
+
+def test_warnings_come_back_with_a_text_that_was_a_plan(full: Document) -> None:
+    """A mistake that a pass found takes their place meanwhile."""
+    wrong = compiled(edited(full, "over dp\n", "over dp\n  seq over dp\n"))
+    assert [each.of.code for each in told(wrong)] != [each.of.code for each in told(full)]
+    again = compiled(typed(wrong, full.source))
+    assert said(again) == said(full)
+
+
+@pytest.mark.parametrize("name", ["llama3_405b", "deepseek_v3", "tiny_five", "tiny_llama"])
+def test_no_fact_depends_on_what_only_the_run_reads(name: str) -> None:
+    """Of the settings that `with_run` takes from another plan."""
+    text = load(ROOT / "plans" / f"{name}.scale").text
+    other = re.sub(r"\blr = \S+", "lr = 1.0", re.sub(r"\bsteps = \S+", "steps = 3", text))
+    other = re.sub(r"\bseed = \d+", "seed = 99", other)
+    assert other != text
+    path = str(ROOT / "plans" / f"{name}.scale")
+    one, two = (compiled(typed(None, Source(path, each))).facts for each in (text, other))
+    assert one
+    assert two
+    assert (one.sent, one.memory, one.rows, one.step) == (two.sent, two.memory, two.rows, two.step)
+    assert evolve(one.program, train=two.program.train) == two.program
 
 
 def test_definitions(mlp: Document, full: Document) -> None:
