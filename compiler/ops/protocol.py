@@ -283,7 +283,10 @@ class OpDef:
         for dim, parts in self.joins(types, op).items():
             _require_sum(program, dim, parts)
         at: list[dict[str, Placement]] = [{} for _ in shapes]
+        placed = {axis for type in types for axis, _ in type.places}
         for axis in program.axes:
+            if axis.name not in placed:
+                continue  # results are invariant on it, as all operands are
             for result, place in zip(at, self._on_axis(axis.name, types, shapes, op), strict=True):
                 result[axis.name] = place
         return tuple(

@@ -52,10 +52,21 @@ def choose_recomputed(program: Program) -> Program:
 
 
 def divide_stages(program: Program) -> Program:
-    """`cut_stages`, by what becomes of each division."""
-    return cut_stages(
-        program, lambda cut, until: [*passed(evolve(cut, after="divide_stages"), until)][-1]
-    )
+    """`cut_stages`, by what becomes of each division; the one that is taken remembers it for
+    the passes to come.
+    """
+    return cut_stages(evolve(program, after="divide_stages"), _remembered)
+
+
+def _remembered(program: Program, until: str) -> Program:
+    """The program after the pass `until`; each on the way remembers the next, until it is asked
+    for.
+    """
+    for step in _steps(program, until):
+        made = _after(step, program)
+        program.known[step] = made
+        program = made
+    return program
 
 
 def fuse_buckets(program: Program) -> Program:
@@ -123,9 +134,23 @@ def lower(
 
 def passed(program: Program, until: str = PASS_NAMES[-1]) -> Iterator[Program]:
     """The program after each of those passes, unchecked.  Raises PlanError."""
-    for step in PASSES[PASS_NAMES.index(program.after) : PASS_NAMES.index(until)]:
-        program = evolve(step(program), after=step.__name__)
+    for step in _steps(program, until):
+        program = _after(step, program)
         yield program
+
+
+def _steps(program: Program, until: str) -> tuple[Pass, ...]:
+    """The passes that a program has not been through, up to `until`."""
+    return PASSES[PASS_NAMES.index(program.after) : PASS_NAMES.index(until)]
+
+
+def _after(step: Pass, program: Program) -> Program:
+    """The program after its next pass, which it may remember."""
+    known = program.known.pop(step, None)
+    if isinstance(known, Program):
+        return known
+    made = step(program)
+    return made if made.after == step.__name__ else evolve(made, after=step.__name__)
 
 
 def compile_plan(source: Source, until: str = PASS_NAMES[-1]) -> Program:

@@ -7,7 +7,7 @@ parts of another gradient in the first of them, as autograd does it.  Non-goals:
 loses, and what kernels hold besides `workspace`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -114,9 +114,9 @@ class Walk:
             *(self._linked(region, kept) if region else self._roots(self._storages.received)),
         }
         self._kept |= stays - ends
-        last = last_reads(body, self._storages, args)
+        going = _going(last_reads(body, self._storages, args), stays)
         for i, stmt in enumerate(body):
-            gone = [name for name, at in last.items() if at == i and name not in stays]
+            gone = going.get(i, [])
             if isinstance(stmt, Region):
                 self._forward_layer(stmt, gone, kept)
             else:
@@ -171,8 +171,9 @@ class Walk:
         }
         exchanges = [stmt for stmt in body if isinstance(stmt, Op) and begins(stmt)]
         beside = {i for exchange in exchanges for i in weights_beside(exchange, body)}
+        going = _going(last, ends)
         for i, stmt in enumerate(body):
-            gone = [name for name, at in last.items() if at == i and name not in ends]
+            gone = going.get(i, [])
             if isinstance(stmt, Region):
                 self._backward_layer(stmt, gone, forward)
             elif self._splits and is_put_off(stmt):
@@ -344,6 +345,17 @@ class Walk:
     def _free(self, names: Iterable[str]) -> None:
         for name in names:
             self._live.pop(name, None)
+
+
+def _going(last: Mapping[str, int], stays: Container[str]) -> dict[int, list[str]]:
+    """The storages that go after each statement, by the last that needs them; without those
+    that stay.
+    """
+    found: dict[int, list[str]] = {}
+    for name, at in last.items():
+        if name not in stays:
+            found.setdefault(at, []).append(name)
+    return found
 
 
 def _others(region: Region) -> str:

@@ -94,6 +94,8 @@ class Keeper:
         # results of `saved`, by first result of the op
         self._known: dict[str, dict[str, Kept]] = {}
         self._by_layer = True  # whether what backward recomputes layer by layer is not kept
+        # results of `_made_of`, by `_by_layer` too
+        self._sources: dict[tuple[str, bool], list[str]] = {}
         self.all = self._body(storages.program.forward.body)
 
     def _body(self, body: tuple[Stmt, ...]) -> dict[str, Kept]:
@@ -163,12 +165,17 @@ class Keeper:
         """A value, or its operands where backward recomputes it; nothing of a decision that
         keeps another tensor.
         """
+        key = name, self._by_layer
+        if key not in self._sources:
+            self._sources[key] = self._found_sources(name)
+        return self._sources[key]
+
+    def _found_sources(self, name: str) -> list[str]:
         if not self._is_recomputed_from(name):
             decision = self._decisions.get(name) if self._by_layer else None
             return [] if decision and not decision.results else [name]
-        return [
-            it for source in self._storages.recomputed_from[name] for it in self._made_of(source)
-        ]
+        sources = self._storages.recomputed_from[name]
+        return [*dict.fromkeys(value for source in sources for value in self._made_of(source))]
 
     def _is_recomputed_from(self, name: str) -> bool:
         return name in self._storages.recomputed_from and (
@@ -187,6 +194,7 @@ class Keeper:
             self._decisions |= {
                 op.outputs[0].name: OPS[op.kind].decision(self._local(op)) for op in ops
             }
+            self._sources.clear()  # nothing of a decision may be kept now
         inner = self._body(region.body)
         sources, chains = (
             {arg.value.name: storages.root(arg.source) for arg in region.args},
