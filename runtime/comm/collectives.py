@@ -21,14 +21,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ..autograd.recompute import Call
 from . import c10d, functional_collectives
 from .mesh import Axis, End
 from .positions import chunks, from_ranks, to_ranks
 
-# Shapes are lists: these are called once a layer and more.
+# Shapes are lists: these are called once a layer and more.  For the same reason they ask
+# `is_dynamo_compiling`, which is one call where `is_compiling` is two: a graph is traced by dynamo
+# alone.
 
 _NO_GRADIENTS = (None,) * 4  # of the dims, and of whether they are zigzag
 _DUAL = {"I": "I", "R": "P", "S": "S", "P": "R"}  # the placement of a gradient
@@ -40,7 +42,7 @@ def _same(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _reduce(x: Tensor, axis: Axis) -> Tensor:
-    if is_compiling():
+    if is_dynamo_compiling():
         return functional_collectives.all_reduced(x, axis)
     out = x.clone(memory_format=torch.contiguous_format)
     c10d.all_reduce(out, axis.group)
@@ -48,7 +50,7 @@ def _reduce(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _maximum(x: Tensor, axis: Axis) -> Tensor:
-    if is_compiling():
+    if is_dynamo_compiling():
         return functional_collectives.all_reduced(x, axis, "max")
     out = x.clone(memory_format=torch.contiguous_format)
     c10d.maximum(out, axis.group)
@@ -62,7 +64,7 @@ def gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
         return gather(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
     if zigzag:
         return _reordered(gather(x, axis, 0, False), 0, from_ranks(axis.size))
-    if is_compiling():
+    if is_dynamo_compiling():
         return functional_collectives.gathered(x, axis)
     shape = list(x.shape)
     shape[0] *= axis.size
@@ -82,7 +84,7 @@ def _scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
         return _scatter(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
     if zigzag:
         x = _reordered(x, 0, to_ranks(axis.size))
-    if is_compiling():
+    if is_dynamo_compiling():
         return functional_collectives.scattered(x, axis)
     shape = list(x.shape)
     shape[0] //= axis.size
@@ -96,7 +98,7 @@ def _exchange(
 ) -> Tensor:
     x = _reordered(x, dim_to, to_ranks(axis.size)) if zigzag_to else x
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
-    if is_compiling():
+    if is_dynamo_compiling():
         out = functional_collectives.exchanged(pieces, axis)
     else:
         out = torch.empty_like(pieces)
@@ -201,8 +203,9 @@ def _conjugate(
     parent: Any = super(Function, function)
 
     def coerced(*operands: Any) -> Tensor:
-        # torch 2.11 does not trace the parent's
-        return (function if is_compiling() else parent).apply(*operands)
+        if is_dynamo_compiling():
+            return function.apply(*operands)  # torch 2.11 does not trace the parent's
+        return parent.apply(*operands)
 
     return coerced
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from .mesh import Axis
 
@@ -49,4 +49,4 @@ def distinct(x: Tensor) -> Tensor:
     to do, or behind an op in place, torch 2.11 gives the result's gradient to the other name, where
     it is lost.
     """
-    return x.view_as(x) if is_compiling() else x
+    return x.view_as(x) if is_dynamo_compiling() else x

@@ -138,6 +138,11 @@ def attention(
                 scale,
             )
             return attention(*given, documents=documents, positions=positions)[..., : v.shape[-1]]
+        deterministic = deterministic and q.is_cuda
+        if positions is None:
+            return _fused(
+                q, 0, documents, k, v, seq, documents, causal, window, scale, deterministic
+            )
         fused = partial(
             _fused,
             k=k,
@@ -148,9 +153,7 @@ def attention(
             window=window,
             scale=scale,
         )
-        fused = partial(fused, deterministic=deterministic and q.is_cuda)
-        if positions is None:
-            return fused(q, 0, documents)
+        fused = partial(fused, deterministic=deterministic)
         return by_chunks(fused, q, seq, documents, positions, causal or window > 0)
     split = {dim: part for dim, part in ((1, heads), (2, positions)) if part}
     kept = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
