@@ -2,9 +2,10 @@
 beside plain torch.
 
 One rank of many, whose process group does nothing, and tensors so small that only the host's work
-shows.  Beside the emitted layer: a plain module of the same local shapes (bar: 1.4 times that), and
-the whole layer spread by DTensor and, with dp, FSDP2, which gathers weights and reduces gradients
-in each pass: emitted programs do that once a step.
+shows.  Beside the emitted layer: a plain module of the same local shapes (bar: 1.4 times that);
+with sequence parallelism the same module with Megatron's gathers and scatters, written by hand on
+torch.distributed's functions; and the whole layer spread by DTensor and, with dp, FSDP2, which
+gathers weights and reduces gradients in each pass: emitted programs do that once a step.
 
 Where the time goes: compiled for one rank of the same local shapes the layer does not communicate;
 with a group whose calls return at once it has its coercions, autograd functions and new tensors;
@@ -12,10 +13,9 @@ with one that copies nothing it has the calls of the group too.  The rest is wha
 does instead of communicating: 8 copies for a gather, which in a real run is not the host's work.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from time import process_time
@@ -42,7 +42,7 @@ Pass = Callable[[], float]
 class Stack(nn.Module):
     """Layers one after another."""
 
-    def __init__(self, layers: list[nn.Module], *positions: Tensor) -> None:
+    def __init__(self, layers: Sequence[nn.Module], *positions: Tensor) -> None:
         super().__init__()
         self.layers, self.positions = nn.ModuleList(layers), positions
 
@@ -58,7 +58,16 @@ def main() -> None:
     cases = [(dp, sequence_parallel) for sequence_parallel in (False, True) for dp in (1, 2)]
     measured = {case: _measured(*case, rounds=3 if quick else 100) for case in cases}
     print(f"{where()}, one thread")
-    columns = ("mesh", "plain", "emitted", "ratio", "DTensor (FSDP2 if dp > 1)", "ratio")
+    columns = (
+        "mesh",
+        "plain",
+        "by hand",
+        "ratio",
+        "emitted",
+        "ratio",
+        "DTensor (FSDP2 if dp > 1)",
+        "ratio",
+    )
     table(
         "Host time of a layer, forward and backward",
         columns,
@@ -81,6 +90,7 @@ def _measured(dp: int, sequence_parallel: bool, rounds: int) -> dict[str, list[f
         split = program(SIZES, mesh.axes, sequence_parallel)
         candidates = {
             "plain": _pass(_plain(LOCAL), _input()),
+            **_by_hand(mesh, sequence_parallel),
             "emitted": _pass(*_emitted(split, mesh)),
             "without copies": _pass(*_emitted(split, mesh, NoCopies(mesh.axis("tp").group))),
             "without calls": _pass(*_emitted(split, mesh, NoCalls())),
@@ -105,6 +115,20 @@ def _input(parts: int = 1) -> Tensor:
 
 def _plain(sizes: Sizes) -> Stack:
     return Stack([plain.Layer(sizes) for _ in range(sizes.layers)], *plain.rotary(sizes))
+
+
+def _by_hand(mesh: Mesh, sequence_parallel: bool) -> dict[str, Pass]:
+    """Layers that communicate by hand, where they share the sequence."""
+    if not sequence_parallel:
+        return {}
+    layers = [
+        plain.SequenceParallelLayer(LOCAL, mesh.axis("tp").group) for _ in range(SIZES.layers)
+    ]
+    return {
+        "by hand": _pass(
+            Stack(layers, *plain.rotary(LOCAL)), _input(TP).transpose(0, 1).contiguous()
+        )
+    }
 
 
 def _emitted(module: ModuleType, mesh: Mesh, group: Any = None) -> tuple[Stack, Tensor]:
@@ -177,13 +201,13 @@ def _microseconds(times: list[float]) -> str:
 
 
 def _totals(dp: int, sequence_parallel: bool, times: dict[str, list[float]]) -> tuple[str, ...]:
-    against = partial(ratio, reference=times["plain"])
-    cells = [
-        cell
-        for kind in ("emitted", "DTensor")
-        for cell in (_microseconds(times[kind]), against(times[kind]))
-    ]
-    return _name(dp, sequence_parallel), _microseconds(times["plain"]), *cells
+    cells = [_microseconds(times["plain"])]
+    for kind in ("by hand", "emitted", "DTensor"):
+        if kind in times:
+            cells += [_microseconds(times[kind]), ratio(times[kind], times["plain"])]
+        else:
+            cells += ["", ""]
+    return _name(dp, sequence_parallel), *cells
 
 
 def _parts(dp: int, sequence_parallel: bool, times: dict[str, list[float]]) -> tuple[str, ...]:

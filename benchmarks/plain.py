@@ -6,7 +6,10 @@ modules over ranks.  Rotary positions are written the cheapest way that we know,
 baseline would flatter us.
 """
 
+from typing import Any, cast
+
 import torch
+import torch.distributed as dist
 from emitted import BETAS, CLIP, EPS, WEIGHT_DECAY, Sizes
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,6 +68,67 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), cosine, sine)
         return x + self.mlp(self.norm2(x))
+
+
+_DIST: Any = dist
+GATHER: Any = getattr(_DIST, "all_gather_single", None) or _DIST.all_gather_into_tensor
+SCATTER: Any = getattr(_DIST, "reduce_scatter_single", None) or _DIST.reduce_scatter_tensor
+"""torch 2.13 warns at each call of the older names, which takes time."""
+
+
+class Gathered(torch.autograd.Function):
+    """Rows of all ranks of a group; backward sums them, and each rank keeps its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return scattered(grad_outputs[0], ctx.group), None
+
+
+class Scattered(torch.autograd.Function):
+    """This rank's rows of the sum over a group; backward gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return scattered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return gathered(grad_outputs[0], ctx.group), None
+
+
+def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    whole = x.new_empty((x.shape[0] * group.size(), *x.shape[1:]))
+    GATHER(whole, x.contiguous(), group=group)
+    return whole
+
+
+def scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    part = x.new_empty((x.shape[0] // group.size(), *x.shape[1:]))
+    SCATTER(part, x.contiguous(), group=group)
+    return part
+
+
+class SequenceParallelLayer(Layer):
+    """A decoder layer as Megatron shards it, between whose products ranks split the sequence.
+    x: [s/tp, b, h]
+    """
+
+    def __init__(self, sizes: Sizes, group: dist.ProcessGroup) -> None:
+        super().__init__(sizes)
+        self.group = group
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        a = cast(Any, Gathered).apply(self.norm1(x), self.group)
+        y = self.attention(a.transpose(0, 1), cosine, sine).transpose(0, 1)
+        x = x + cast(Any, Scattered).apply(y, self.group)
+        m = cast(Any, Gathered).apply(self.norm2(x), self.group)
+        return x + cast(Any, Scattered).apply(self.mlp(m), self.group)
 
 
 class Llama(nn.Module):
