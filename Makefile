@@ -23,8 +23,12 @@ test: $(STAMP) ## check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	cd .typing && ../$(BIN)/lint-imports --no-logo --config ../pyproject.toml # there all of scalec lies side by side
-	$(BIN)/pyright
-	$(BIN)/pytest -n 2 --dist loadgroup --durations=10
+	@mkdir -p out
+	@echo '$(BIN)/pyright, beside $(BIN)/pytest -n 2 --dist loadgroup --durations=10'
+	@$(BIN)/pyright > out/types.txt & types=$$!; \
+	$(BIN)/pytest -n 2 --dist loadgroup --durations=10; tests=$$?; \
+	wait $$types || { cat out/types.txt; exit 1; }; \
+	exit $$tests
 
 test-long: $(STAMP) ## run the tests that take minutes
 	$(BIN)/pytest -n 2 --dist loadgroup --long -m long
