@@ -14,6 +14,9 @@ MARK = "Written by scalec"
 """A mark in the opening lines of every program that scalec writes."""
 
 
+PROGRAM = "train.py"
+
+
 class OutputError(Exception):
     """The output cannot be written, or would destroy what scalec did not write; no file has
     been left half written.
@@ -23,14 +26,15 @@ class OutputError(Exception):
 def write(folder: Path, files: dict[str, str]) -> None:
     """Writes `files`, name → text, into `folder`; those that already say the same are left alone.
 
-    Files that the program before read, and this one does not, are removed.  Everything is checked
-    before anything is written.  Raises OutputError.
+    If a program is among them, files that the program before read, and this one does not, are
+    removed.  Everything is checked before anything is written.  Raises OutputError.
     """
     try:
         _check_folder(folder)
         for name, text in files.items():
             _check_file(folder / name, text.encode())
-        stale = [path for path in _companions(folder) if path.name not in files]
+        companions = _companions(folder) if PROGRAM in files else []
+        stale = [path for path in companions if path.name not in files]
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             _replace(folder / name, text.encode())

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def _launched(scheduler: str, where: str, *words: str) -> str:
     Path("my plan.scale").write_text(plan + where)
     assert main(["launch", scheduler, "my plan.scale", "-o", "out", "--no-verify", *words]) == 0
     return Path("out", {"slurm": "job.sbatch", "k8s": "job.yaml"}[scheduler]).read_text()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("scheduler", ["slurm", "k8s"])
+def test_the_files_that_a_program_reads_stay_beside_it(scheduler: str) -> None:
+    """The script of the job is written after them, into the same folder."""
+    plan = files("scalec.plans").joinpath("tiny_pipeline.scale").read_text(encoding="utf-8")
+    Path("p.scale").write_text(plan.replace('"models/', '"scalec:models/'))
+    image = ["--image", "scalec:1"] if scheduler == "k8s" else []
+    assert main(["launch", scheduler, "p.scale", "-o", "out", "--no-verify", *image]) == 0
+    program = Path("out/train.py").read_text(encoding="utf-8")
+    beside = [name for name in ("schedule.csv", "hf_names.json") if name in program]
+    assert beside == ["schedule.csv", "hf_names.json"]
+    assert all(Path("out", name).exists() for name in beside)
 
 
 @pytest.mark.usefixtures("folder")
