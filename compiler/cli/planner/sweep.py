@@ -99,10 +99,7 @@ def cliff(before: Point, after: Point) -> str:
     if before.best is None:
         return ""
     if after.best is None:
-        degree = int(after.values.get("tp", 1))
-        return (
-            "tensor parallelism leaves the node" if degree > after.goal.per_node else "nothing fits"
-        )
+        return "nothing fits"
     if after.best.tokens > before.best.tokens * (1 - CLIFF):
         return ""
     return next(_causes(before.goal, before.best, after.goal, after.best))
@@ -113,6 +110,8 @@ def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[st
     old, new = was.choice, now.choice
     if was_goal.gpus <= was_goal.hardware.ranks_per_node < goal.gpus:
         yield "crosses nodes"
+    if old.tp <= goal.per_node < new.tp:
+        yield "tensor parallelism leaves the node"
     for axis, name in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
         if getattr(new, axis) > getattr(old, axis):
             left = (

@@ -60,7 +60,7 @@ def test_a_cliff_says_its_cause(before: Point, after: Point, why: str) -> None:
 
 @pytest.mark.long
 def test_degrees_are_axes_of_a_sweep(tmp_path: Path) -> None:
-    """At each point the best plan of that degree; beyond a node there is none, which is said."""
+    """At each point the best plan of that degree; one that leaves the node says so."""
     path = tmp_path / "points.csv"
     goal = ("--gpus", "4", "--cluster", "h100_sxm", "--gpus-per-node", "2", "--global-batch", "32")
     assert (
