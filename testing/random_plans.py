@@ -88,8 +88,8 @@ state {{
 }}
 train {{
   seq = {SEQ}  global_batch = {microbatches * each * sharding.ranks("batch")}  microbatch = {each}
-  steps = 1  precision = {precision}  kernels = {kernels}  gathered = {gathered}
-  recompute = {recompute}
+  steps = 1  kernels = {kernels}  gathered = {gathered}
+  precision = {precision}  recompute = {recompute}
   optimizer {optimizer}
   data text {{ files = [python_stdlib]{data} }}
 }}
