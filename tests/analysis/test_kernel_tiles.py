@@ -46,7 +46,7 @@ def test_a_chip_has_the_classes_of_older_ones_and_a_size_the_next_larger_tile() 
     assert tiles["Rope"] is tiles_of("sm_80")["Rope"]
     norms = tiles["RMSNorm"]
     assert [nearest(norms, size) for size in (1, 3072, 4096, 10**6)] == [
-        *(norms["64"], norms["4096"], norms["4096"], norms["16384"])
+        *(norms["64"], norms["3584"], norms["4096"], norms["16384"])
     ]
 
 
