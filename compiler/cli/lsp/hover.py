@@ -98,7 +98,7 @@ def _said(document: Document, it: Mention) -> Lines:
             yield f"```\n{own}\n```"
         case Kind.SETTING if isinstance(it.of, type):
             yield from setting(it.of, it.name)
-        case Kind.SECTION | Kind.WORD if isinstance(it.of, type):
+        case Kind.SECTION | Kind.WORD if isinstance(it.of, type) and it.of is not Settings:
             yield cleandoc(it.of.__doc__ or "")
         case Kind.MODEL | Kind.FILE if facts:
             yield from _whole(facts)
