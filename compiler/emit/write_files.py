@@ -76,7 +76,7 @@ def _is_ours(path: Path) -> bool:
 
 def _is_known(path: Path) -> bool:
     """Whether a file without a mark is the one whose hash a program beside it has."""
-    program = path.with_name("train.py")
+    program = path.with_name(PROGRAM)
     return (
         program.is_file()
         and _is_ours(program)
