@@ -71,7 +71,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
     help = "the tokens to train on, as 15T (default: those of the plan's steps)"
     parser.add_argument("--tokens", type=_tokens, metavar="D", help=help)
-    help = "add the faster plans that `scalec explain time` finds, which takes as long again"
+    help = "add the faster plans that `scalec explain time` finds"
     parser.add_argument("--advice", action="store_true", help=help)
     verify_arguments(parser, "the page")
 

@@ -195,12 +195,17 @@ NONE_FITS = "no plan with one setting changed fits; `scalec check` tries several
 
 
 def _advice(it: Report) -> Iterator[str]:
-    if it.neighbours is None:
-        return
-    if all(other.room.lacks for other in it.neighbours):
-        yield NONE_FITS if it.room.lacks else NONE
+    if note := advice_note(it):
+        yield note
     for rows in advice_tables(it):
         yield "\n".join(table(rows, "lrrl"))
+
+
+def advice_note(it: Report) -> str:
+    """A sentence where plans were looked for and none of them fits; empty otherwise."""
+    if it.neighbours is None or not all(other.room.lacks for other in it.neighbours):
+        return ""
+    return NONE_FITS if it.room.lacks else NONE
 
 
 def advice_tables(it: Report) -> Iterator[list[tuple[str, ...]]]:

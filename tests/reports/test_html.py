@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from attrs import evolve
 
 from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives, places
@@ -318,6 +319,42 @@ def test_the_command(
     assert "was not written by scalec" in capsys.readouterr().err
     assert cli.main(("report", tiny, tiny, tiny)) == 2
     assert "report takes one plan, or two to compare" in capsys.readouterr().err
+
+
+def test_advice_is_that_of_explain_time_and_only_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = subject(PLANS / "llama3_70b.scale", proved=False, advised=True)
+    plain = plan("llama3_70b")
+    assert cli.main(("explain", "time", str(PLANS / "llama3_70b.scale"))) == 0
+    explained = capsys.readouterr().out
+    assert asked.neighbours
+    lines = Words(report(asked)).lines
+    for neighbour in asked.neighbours:
+        assert neighbour.told in lines
+        assert neighbour.told in explained
+    assert "would help" in lines
+    assert "would help" not in Words(report(plain)).lines
+
+
+def test_a_page_says_where_no_advice_was_found() -> None:
+    asked = evolve(plan("llama3_70b"), neighbours=())
+    assert "would help: no plan with one setting changed" in Words(report(asked)).lines
+
+
+def test_calls_that_send_next_to_nothing_are_folded_and_none_is_lost() -> None:
+    of = plan("llama3_70b")
+    ranks = by_rank(of)
+    every = model.model(of.program, busiest(ranks), ranks).state
+    open_part, _, folded = report(of).partition("<details>")
+    folded, _, _ = folded.partition("</details>")
+    total = sum(call.sent for call in every)
+    small = [call for call in every if call.sent < total / 1000]
+    assert 0 < len(small) < len(every)
+    assert folded.count("<tr><td>") == len(small)
+    assert f"{len(small)} more" in folded
+    (table,) = re.findall(r"<table>.*?</table>", open_part, re.DOTALL)
+    assert table.count("<tr><td>") == len(every) - len(small)
 
 
 @pytest.mark.parametrize("given", ["", "x", "-3", "0", "1e99", "nan"])

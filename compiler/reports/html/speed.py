@@ -9,7 +9,7 @@ from ...analysis.time import operations
 from ...analysis.time.report import Report
 from ...ir import MICROBATCHES, Program
 from ..drawing import Canvas, wide
-from ..time import advice_tables, expected, seconds
+from ..time import advice_note, advice_tables, expected, seconds
 from .subject import Subject
 
 DAY = 86_400
@@ -29,15 +29,19 @@ class Speed:
     lead    what a reader looks for first, as pairs of a name and a number in words
     facts   everything else, as such pairs
     kinds   the seconds of a step by kind, the longest first; none where speeds are not known
+    seconds  of the step; 0 where speeds are not known
     source  where the seconds come from, a sentence
     advice  tables of faster plans, each a head and rows of cells; none where none were looked for
+    advice_note  a sentence where none was found
     """
 
     lead: tuple[tuple[str, str], ...]
     facts: tuple[tuple[str, str], ...]
     kinds: tuple[tuple[str, float], ...]
+    seconds: float
     source: str
     advice: tuple[Sequence[Sequence[str]], ...] = ()
+    advice_note: str = ""
 
 
 def speed(of: Subject, tokens: float | None) -> Speed:
@@ -56,7 +60,7 @@ def speed(of: Subject, tokens: float | None) -> Speed:
     ]
     if time is None:
         unknown = "seconds are not known: `cluster { gpu = … }` names no GPU with known speed"
-        return Speed((), tuple(facts), (), unknown)
+        return Speed((), tuple(facts), (), 0.0, unknown)
     lead = (
         ("a step", seconds(time.step.seconds)),
         ("MFU", f"{time.mfu:.1%}"),
@@ -65,8 +69,16 @@ def speed(of: Subject, tokens: float | None) -> Speed:
     kinds = sorted(time.step.kinds.items(), key=lambda kind: -kind[1])
     visible_kinds = tuple(kind for kind in kinds if kind[1] > LEAST * time.step.seconds)
     source = f"on {time.ranks:,} × {time.on.name}, {expected(time.on)}"
-    advice = tuple(advice_tables(evolve(time, neighbours=of.neighbours)))
-    return Speed(lead, (*_training(time, total), *facts), visible_kinds, source, advice)
+    advised = evolve(time, neighbours=of.neighbours)
+    return Speed(
+        lead,
+        (*_training(time, total), *facts),
+        visible_kinds,
+        time.step.seconds,
+        source,
+        tuple(advice_tables(advised)),
+        advice_note(advised),
+    )
 
 
 def _operations(program: Program) -> str:
@@ -106,7 +118,7 @@ def scaled(number: float, units: Mapping[int, str]) -> str:
 def drawing(speed: Speed) -> str:
     """A bar for the whole step, and below it one for each kind of time, all on one scale."""
     canvas = Canvas(WIDTH)
-    total = sum(spent for _, spent in speed.kinds)
+    total = speed.seconds
     left = max(wide(name) for name in (WHOLE, *(name for name, _ in speed.kinds))) + 16
     scale = (WIDTH - left - ROOM_FOR_WORDS) / total
     canvas.words(0, 14, WHOLE, "head")

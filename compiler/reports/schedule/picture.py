@@ -65,7 +65,7 @@ class Picture:
     chunks: tuple[int, ...]
     """The place of each stage among those of its rank."""
     unit: str
-    """The unit of times, in words; empty where the caller says it."""
+    """The unit of times, in words; empty where it is whatever a user means by `--times`."""
 
     @property
     def depth(self) -> int:
