@@ -257,17 +257,17 @@ ROUTER = {  # what an argument takes, and what it means
     ),
     "score": (
         "`softmax`, `sigmoid`",
-        "of all of a token's logits, or of each by itself: the scores by which experts are chosen",
+        "of all of a token's logits, or of each by itself: the scores that choose experts",
     ),
     "normalise": (
         "`off`, `on`",
         "whether a token's gates, the scores of its experts, are divided by their sum",
     ),
     "scale": ("a number", "factor of the gates"),
-    "groups": ("a whole number", "experts in equal groups, of which some are chosen from"),
+    "groups": ("a whole number", "experts in equal groups; experts are chosen from some of them"),
     "from": (
         "a whole number",
-        "how many: those with the largest sums of their two best (DeepSeek-AI 2024)",
+        "how many: the groups with the largest sums of their two best (DeepSeek-AI 2024)",
     ),
     "capacity": (
         "a number",
