@@ -10,7 +10,7 @@ from attrs import evolve
 
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.link_traffic import crosses, sent
-from scalec.compiler.analysis.memory import account
+from scalec.compiler.analysis.memory import Account, account
 from scalec.compiler.cli.report import subject
 from scalec.compiler.config.units import amount
 from scalec.compiler.ir import Program
@@ -313,7 +313,101 @@ def layer() -> Canvas:
     return drawn(evolve(whole, stretches=repeated), colours)
 
 
+def owners() -> Canvas:
+    """The owners of a rank's memory over the sequence's length, for three sizes of Llama 3."""
+    places: list[str] = []
+    accounts: list[Account] = []
+    for size in SIZES:
+        for thousands in (8, 32, 128):
+            accounts.append(account(sized_llama(size, thousands * 1024)))
+            places.append(f"{thousands}k")
+        places[-3] = f"{size} {places[-3]}"
+    parts: dict[str, Callable[[Account], float]] = {
+        "parameters": lambda memory: sum(it.parameters + it.masters for it in memory.buckets),
+        "gradients": lambda memory: sum(it.gradients for it in memory.buckets),
+        "optimizer": lambda memory: sum(it.optimizer for it in memory.buckets),
+        "activations": lambda memory: memory.activations,
+        "at the peak": lambda memory: memory.total - memory.state - memory.activations,
+    }
+    chart = Chart(
+        "Memory of a rank by its owner, over the sequence's length",
+        "Llama 3 on 64, 64 and 512 H100: tp = 8, seq over tp, ZeRO 3 over dp,"
+        " recompute = full, bf16",
+        "size of the model, tokens of a sequence",
+        places,
+        gib,
+    )
+    series = [Series(name, [part(memory) for memory in accounts]) for name, part in parts.items()]
+    chart.bars(series, GIB)
+    return chart.canvas
+
+
+SIZES = {
+    "8B": ("", 8),
+    "70B": ("hidden = 8192  ffn = 28672  heads = 64  layers = 80", 8),
+    "405B": ("hidden = 16384  ffn = 53248  heads = 128  layers = 126", 64),
+}
+"""By name, the dims in which a Llama 3 differs from 8B, and the ranks of dp."""
+
+
+def sized_llama(size: str, length: int) -> Program:
+    """Llama 3 of a size, tensor parallel in a node and ZeRO 3 over nodes."""
+    dims, dp = SIZES[size]
+    shard = "batch over dp  vocab, heads, kv_heads, ffn over tp  seq over tp"
+    text = PLAN.format(
+        nodes=dp,
+        mesh=f"dp = {dp}  tp = 8",
+        shard=shard,
+        sections="state { zero 3 over dp }",
+        seq=length,
+        batch=dp,
+        train="recompute = full",
+    )
+    if dims:
+        text = text.replace(
+            'use "models/llama.scale"', f'use "models/llama.scale" {{ dims {{ {dims} }} }}'
+        )
+    return compile_plan(Source(str(ROOT / "plans" / "picture.scale"), text))
+
+
+def zigzag() -> Canvas:
+    """The work of causal attention on four ranks, for contiguous and for zigzag positions."""
+    ranks, side, left, top = 4, 12, 40, 64
+    chunks = 2 * ranks
+    layouts = {
+        "contiguous": [chunk // 2 for chunk in range(chunks)],
+        "zigzag": [min(chunk, chunks - 1 - chunk) for chunk in range(chunks)],
+    }
+    canvas = Canvas(WIDTH)
+    canvas.words(12, 18, "Causal attention over four ranks: who computes which blocks", "head")
+    canvas.words(
+        12, 34, "rows are queries, columns are keys; a block's colour is its rank", "muted"
+    )
+    for number, (name, owner) in enumerate(layouts.items()):
+        x = left + number * (WIDTH / 2 - 10)
+        canvas.words(x, top - 8, f"as {name}")
+        blocks = [0] * ranks
+        for query in range(chunks):
+            for key in range(query + 1):
+                colour = owner[query]
+                blocks[colour] += 1
+                canvas.box(
+                    x + key * side * 1.6,
+                    top + query * side * 1.6,
+                    side * 1.5,
+                    side * 1.5,
+                    f"s{colour}",
+                )
+        for rank, count in enumerate(blocks):
+            y = top + 12 + rank * 22
+            canvas.box(x + 180, y - 9, 10, 10, f"s{rank}")
+            canvas.words(x + 196, y, f"rank {rank}: {count} blocks")
+    return canvas
+
+
 PICTURES: dict[str, Callable[[], Canvas]] = {
+    "owners": owners,
+    "zigzag": zigzag,
     "saved_activations": saved_activations,
     "sharded_state": sharded_state,
     "tensor_parallel": tensor_parallel,
