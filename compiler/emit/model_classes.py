@@ -92,10 +92,9 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
     for stmt in region.body:
         if isinstance(stmt, Region):
             values |= recomputed_values(program, stmt)
-        elif is_recomputed(program, stmt):
-            # a coercion whose result nothing saves need not be made once more
-            if not _moves(stmt) or stmt.outputs[0].name in read:
-                values.add(stmt.outputs[0].name)
+        # a coercion whose result nothing saves need not be made once more
+        elif is_recomputed(program, stmt) and (not _moves(stmt) or stmt.outputs[0].name in read):
+            values.add(stmt.outputs[0].name)
     return values
 
 

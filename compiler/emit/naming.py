@@ -286,7 +286,7 @@ def shape(type: Type, program: Program) -> str:
     """For instance `[s/tp, b, h] partial over tp`."""
     sizes = list[str]()
     for dims in program.joined(type):
-        sizes.append("rows" if len(dims) > 1 else _sized(dims[0], type, program))
+        sizes.append("rows" if dims[1:] else _sized(dims[0], type, program))
     text = f"[{', '.join(sizes)}]"
     if axes := type.axes_in(Kind.PARTIAL):
         text += f" partial over {axes_word(axes, program)}"

@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..analysis.certificate import Proof, Tried, header, tried_words, trust_words, untried
@@ -109,7 +109,7 @@ def program_files(
 
 def _header(
     program: Program, source: Source, proof: Proof | None, tried: Sequence[Tried]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The template's values for the docstring."""
     device = "GPU" if account(program).device == "cuda" else "rank"
     command = launch(program).command(PurePath("train.py"))
@@ -127,7 +127,7 @@ def _header(
     }
 
 
-def _model(program: Program, model: Model) -> dict[str, object]:
+def _model(program: Program, model: Model) -> dict[str, Any]:
     """The template's values for constants, classes and `build`."""
     classes = list[tuple[Module, list[str]]]()
     for module in model.classes:

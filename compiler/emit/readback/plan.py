@@ -74,10 +74,20 @@ def _plan(program: Program) -> dict[str, str]:
         "schedule": f"{schedule.kind.capitalize()}(warmup={schedule.warmup}{floor})",
         **{name: repr(number) for name, number in (numbers | train.saves).items()},
         **_costs(program),
-        **({"smaller": _smaller(program)} if len(sizes(program)) > 1 else {}),
-        **({"watch": _watch(program)} if program.watch != Watch() else {}),
-        **({"choices": repr(choices)} if (choices := limited_choices(program)) else {}),
+        **_special(program),
     }
+
+
+def _special(program: Program) -> dict[str, str]:
+    """The settings that only some programs have."""
+    settings = dict[str, str]()
+    if len(sizes(program)) > 1:
+        settings["smaller"] = _smaller(program)
+    if program.watch != Watch():
+        settings["watch"] = _watch(program)
+    if choices := limited_choices(program):
+        settings["choices"] = repr(choices)
+    return settings
 
 
 def _watch(program: Program) -> str:
@@ -87,48 +97,50 @@ def _watch(program: Program) -> str:
 
 
 def _costs(program: Program) -> dict[str, str]:
-    return {
-        **({"nodes": repr(program.cluster.nodes)} if program.cluster.nodes > 1 else {}),
-        "account": _account(program),
-        **({"expected": text} if (text := _expected(program)) else {}),
-    }
+    costs = dict[str, str]()
+    if program.cluster.nodes > 1:
+        costs["nodes"] = repr(program.cluster.nodes)
+    costs["account"] = _account(program)
+    if text := _expected(program):
+        costs["expected"] = text
+    return costs
 
 
 def _smaller(program: Program) -> str:
     """The other sizes of an elastic axis."""
-    rows = [
-        {"microbatches": repr(it.size("microbatches")), **_costs(it)}
-        for it in every_size(program)[1:]
-    ]
-    meshes = (repr({axis.name: axis.size for axis in it.axes}) for it in every_size(program)[1:])
-    each = (
-        f"SmallerMesh({', '.join([mesh, *(f'{key}={text}' for key, text in row.items())])})"
-        for mesh, row in zip(meshes, rows, strict=True)
-    )
-    return f"({', '.join(each)},)"
+    rows = list[str]()
+    for sized in every_size(program)[1:]:
+        arguments = [repr({axis.name: axis.size for axis in sized.axes})]
+        arguments.append(f"microbatches={sized.size('microbatches')!r}")
+        arguments += [f"{key}={text}" for key, text in _costs(sized).items()]
+        rows.append(f"SmallerMesh({', '.join(arguments)})")
+    return f"({', '.join(rows)},)"
 
 
 def _account(program: Program) -> str:
     """The account of all ranks along a pipeline's axis; without one, of one rank for all; with
     experts, two of each.
     """
-    loads = [it for _, it in at_loads(program)] or [accounts(program)]
-    found, worst = loads[0], loads[-1]
-    options = f", reserve={found[0].reserve}" if found[0].reserve else ""
-    options += f", axis={program.pipeline.axis!r}" if program.pipeline else ""
-    options += f", most={tuple(it.total for it in worst)!r}" if worst is not found else ""
-    return f"Account({found[0].device!r}, {tuple(it.total for it in found)!r}{options})"
+    loads = [accounts_at_load for _, accounts_at_load in at_loads(program)] or [accounts(program)]
+    equal, worst = loads[0], loads[-1]
+    arguments = [repr(equal[0].device), repr(tuple(account.total for account in equal))]
+    if equal[0].reserve:
+        arguments.append(f"reserve={equal[0].reserve}")
+    if program.pipeline:
+        arguments.append(f"axis={program.pipeline.axis!r}")
+    if worst is not equal:
+        arguments.append(f"most={tuple(account.total for account in worst)!r}")
+    return f"Account({', '.join(arguments)})"
 
 
 def _expected(program: Program) -> str:
     """The time of a step, "" where the speed of the plan's GPUs is not known."""
-    if (it := expected(program)) is None:
+    report = expected(program)
+    if report is None:
         return ""
-    seconds, flops = (
-        float(f"{it.step.seconds:.4g}"),
-        f"flops_per_token={it.per_token}, peak_flops={it.peak!r}",
-    )
-    return f"Expected({it.on.name!r}, {seconds=}, error={it.on.error}, {flops})"
+    seconds = float(f"{report.step.seconds:.4g}")
+    flops = f"flops_per_token={report.per_token}, peak_flops={report.peak!r}"
+    return f"Expected({report.on.name!r}, {seconds=}, error={report.on.error}, {flops})"
 
 
 def _data(program: Program) -> str:
@@ -203,12 +215,12 @@ def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
 
 def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
     """The size of each repeat that has parameters, by the path of its modules."""
-    around = {
-        paths[param.name].rsplit(".*.", param.stacked - at)[0]: param.type.dims[at]
-        for param in program.stored
-        for at in range(param.stacked)
-    }
-    return {path: program.size(dim) for path, dim in around.items()}
+    counts = dict[str, int]()
+    for param in program.stored:
+        for depth in range(param.stacked):
+            path = paths[param.name].rsplit(".*.", param.stacked - depth)[0]
+            counts[path] = program.size(param.type.dims[depth])
+    return counts
 
 
 def _place(each: HFWeight, program: Program) -> dict[str, object]:
