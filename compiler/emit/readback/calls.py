@@ -144,9 +144,7 @@ class Reader:
     def _called(self, function: object, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """The shapes of the results of a call."""
         match function:
-            case Term(head="attr", args=(x, "float" | "double" as wide)) if (
-                not args and not options
-            ):
+            case Term(head="attr", args=(x, "float" | "double" as wide)) if not args:
                 dtype = {"float": "f32", "double": "f64"}[str(wide)]
                 return self._elementwise("cast", x, dtype=dtype)
             case Term(head="attr", args=(viewed, "unflatten")):

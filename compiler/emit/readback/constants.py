@@ -113,8 +113,10 @@ def check_files(files: Mapping[str, str]) -> None:
     """
     hashes = dict[str, str]()
     for node in ast.walk(ast.parse(files["train.py"])):
-        for keyword in node.keywords if isinstance(node, ast.Call) else ():
-            if isinstance(node, ast.Call) and keyword.arg == "sha256":
+        if not isinstance(node, ast.Call):
+            continue
+        for keyword in node.keywords:
+            if keyword.arg == "sha256":
                 hashes[ast.literal_eval(node.args[0])] = ast.literal_eval(keyword.value)
     digests = {name: digest(text) for name, text in files.items() if name != "train.py"}
     wrong = sorted({*hashes.items()} ^ {*digests.items()})

@@ -64,9 +64,10 @@ class Microbatches:
         """
         read, seeds = uses(self._backward), list[Op]()
         for op in self._program.region.body:
-            if isinstance(op, Op) and any(read[value.name] for value in op.outputs):
-                if not any(self._is_state(value.name) for value in op.outputs):
-                    seeds.append(op)
+            names = [value.name for value in op.outputs] if isinstance(op, Op) else []
+            is_read = any(read[name] for name in names)
+            if isinstance(op, Op) and is_read and not any(map(self._is_state, names)):
+                seeds.append(op)
         kinds = [op.kind for op in seeds]
         of_scale = ["loss_scale", "mul"] if self._program.losses > 1 else ["mul"]
         plain = ["reciprocal", "one"][: self._program.losses]
