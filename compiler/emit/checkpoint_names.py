@@ -52,38 +52,38 @@ def tables() -> dict[str, Table]:
 _FILE = Path(__file__).with_name("other_names.json")
 
 
-def table(said: Mapping[str, Any]) -> Table:
+def table(content: Mapping[str, Any]) -> Table:
     """The table of JSON content.  Raises TypeError or AttributeError for other content."""
-    tensors: Mapping[str, str] = dict(said.get("tensors", {}).items())
+    tensors: Mapping[str, str] = dict(content.get("tensors", {}).items())
     return Table(
         tensors,
-        tuple(said.get("interleaved", ())),
-        said.get("unless", ""),
-        dict(said.get("copies", {}).items()),
+        tuple(content.get("interleaved", ())),
+        content.get("unless", ""),
+        dict(content.get("copies", {}).items()),
     )
 
 
-def unnamed(program: Program, of: Table) -> list[str]:
+def unnamed(program: Program, table_of_names: Table) -> list[str]:
     """The tensors of Hugging Face's files that have no name in a table."""
-    if not of.tensors:
+    if not table_of_names.tensors:
         return []
     tensors = [weight.tensor for weight in program.names]
-    return [tensor for tensor in tensors if _general(tensor) not in of.tensors]
+    return [tensor for tensor in tensors if _general(tensor) not in table_of_names.tensors]
 
 
-def checkpoint_names(program: Program, of: Table | None) -> str:
+def checkpoint_names(program: Program, table_of_names: Table | None) -> str:
     """The description of a plan's checkpoints in a folder whose names are a table's, or the plan's
     own.
     """
     patterns = model_classes(program).patterns
     shapes = {param.name: stored_shape(program, param) for param in program.stored}
     copies: dict[str, str] = {}
-    if of:
-        names = tuple(_renamed(program, of))
+    if table_of_names:
+        names = tuple(_renamed(program, table_of_names))
         renamed = evolve(program, names=names)
         weights = {weight.param: _stacked(entry(weight, renamed)) for weight in names}
         tensors = {weight.tensor for weight in names}
-        for copy, first in of.copies.items():
+        for copy, first in table_of_names.copies.items():
             if copy not in tensors and first in tensors:
                 copies[copy] = first
     else:

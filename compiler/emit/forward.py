@@ -54,14 +54,14 @@ class Body:
 
     # ---- what the surroundings give
 
-    def bind(self, region: Region, given: list[str], tables: list[Table]) -> None:
+    def bind(self, region: Region, captured_names: list[str], tables: list[Table]) -> None:
         """Binds the arguments of a repeat's body, in their order, and the slices that are
         parameters of its modules.
         """
         slices = [arg for arg in region.args if arg.enter is Enter.EACH]
         draws = [arg.value.name for arg in slices if are_draws(arg.value.type)]
         carried = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
-        for value in (*carried, *given, *draws):
+        for value in (*carried, *captured_names, *draws):
             self.bind_argument(value)
         for arg in slices:
             if arg.source in self._frame.leaves:

@@ -296,17 +296,17 @@ DERIVED = ("master", "reduce", "room", "save_every", "keep", "keep_every")
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    def said(attribute: "Attribute[Any]", value: Any) -> bool:
+    def is_set(attribute: "Attribute[Any]", value: Any) -> bool:
         return attribute.name != "spans" and not (value is None and attribute.name in DERIVED)
 
-    return asdict(settings, filter=said)
+    return asdict(settings, filter=is_set)
 
 
-def _collective(each: Collective) -> dict[str, Any]:
-    def said(attribute: "Attribute[Any]", value: Any) -> bool:
+def _collective(collective: Collective) -> dict[str, Any]:
+    def is_set(attribute: "Attribute[Any]", value: Any) -> bool:
         return attribute.default is NOTHING or value != attribute.default
 
-    return asdict(each, filter=said) | {"bytes": each.bytes}
+    return asdict(collective, filter=is_set) | {"bytes": collective.bytes}
 
 
 # ---- the hash of a model

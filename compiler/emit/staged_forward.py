@@ -248,7 +248,9 @@ class StagedBody(Body):
 
 def _runs(counts: Sequence[int]) -> list[range]:
     """Neighbours of the same count."""
-    starts = [at for at, count in enumerate(counts) if not at or count != counts[at - 1]]
+    starts = [
+        number for number, count in enumerate(counts) if not number or count != counts[number - 1]
+    ]
     return [range(*ends) for ends in pairwise([*starts, len(counts)])]
 
 

@@ -64,20 +64,22 @@ SIGNS = (
 """The meanings of placements in comments."""
 
 
-def train_py(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> str:
+def train_py(
+    program: Program, source: Source, proof: Proof | None = None, model_hash: str = ""
+) -> str:
     """The text of `train.py`; its header says what was shown about it.
 
     `known` is the hash of its model, if any.
     """
-    return program_files(program, source, proof, known)["train.py"]
+    return program_files(program, source, proof, model_hash)["train.py"]
 
 
 def program_files(
     program: Program,
     source: Source,
     proof: Proof | None = None,
-    known: str = "",
-    unpadded: str = "",
+    model_hash: str = "",
+    unpadded_hash: str = "",
     tried: Sequence[Tried] = (),
 ) -> dict[str, str]:
     """`train.py`, and the files that it reads from its own folder, name → text.
@@ -91,7 +93,7 @@ def program_files(
     plan = [
         f"name={literal(run_word(source.path))},",
         *_plan(program, program.microbatches.args, model.sizes),
-        *_identity(program, model.patterns, known, unpadded),
+        *_identity(program, model.patterns, model_hash, unpadded_hash),
     ]
     if names:
         plan.append(f"names={read_beside('read_hf_names', names)},")
@@ -148,13 +150,13 @@ def _model(program: Program, model: Model) -> dict[str, Any]:
 
 
 def _identity(
-    program: Program, patterns: Mapping[str, str], known: str, unpadded: str
+    program: Program, patterns: Mapping[str, str], model_hash: str, unpadded_hash: str
 ) -> Iterator[str]:
     """The lines of the settings by which a checkpoint is known to be of this model."""
-    if known:
-        yield f"model={literal(known)},  # what is computed, on any mesh"
-    if unpadded:
-        yield f"unpadded={literal(unpadded)},  # the same without padding"
+    if model_hash:
+        yield f"model={literal(model_hash)},  # what is computed, on any mesh"
+    if unpadded_hash:
+        yield f"unpadded={literal(unpadded_hash)},  # the same without padding"
     if rows := padded_rows(program, patterns):
         yield f"padded_rows={literal(rows)},"
 

@@ -112,9 +112,11 @@ class Reader:
 
     def compare(self, value: object) -> None:
         """Raises where an expression is another op, or its results have other dims."""
-        found = self._results(value)
+        shapes_of_text = self._results(value)
         wanted = [self.it.program.joined(result.type) for result in self.it.op.outputs]
-        self._demand(found in ([], wanted), f"of dims {', '.join(map(_said, found))}")
+        self._demand(
+            shapes_of_text in ([], wanted), f"of dims {', '.join(map(_said, shapes_of_text))}"
+        )
 
     def _demand(self, holds: bool, what: str) -> None:
         op = self.it.op
@@ -293,8 +295,8 @@ class Reader:
 
     def _placed(self, type: Type, shape: Shape) -> object:
         """The placements of a value of a type, one for each axis of the mesh."""
-        each = (placed(type.at(axis), shape) for axis in mesh_axes(self.it.program))
-        return self.machine.spec(f"[{', '.join(each)}]")
+        placements = (placed(type.at(axis), shape) for axis in mesh_axes(self.it.program))
+        return self.machine.spec(f"[{', '.join(placements)}]")
 
     def _tensor(self, value: object, negative: bool = False) -> tuple[object, Shape]:
         """The operand that a value is a view of, and its shape.
@@ -426,11 +428,11 @@ def _indices(value: object, rank: int) -> tuple[int, ...]:
     return tuple(indices)
 
 
-def _same(said: object, wanted: object) -> bool:
+def _same(value: object, wanted: object) -> bool:
     """Whether two constants are the same; a number may be written as a whole one."""
-    if isinstance(said, int | float) and isinstance(wanted, int | float):
-        return float(said) == float(wanted) and isinstance(said, bool) == isinstance(wanted, bool)
-    return frozen_key(said) == frozen_key(wanted)
+    if isinstance(value, int | float) and isinstance(wanted, int | float):
+        return float(value) == float(wanted) and isinstance(value, bool) == isinstance(wanted, bool)
+    return frozen_key(value) == frozen_key(wanted)
 
 
 def _said(shape: Shape) -> str:

@@ -89,19 +89,19 @@ class Forward:
             target,
         )
 
-    def compare(self, model: Instance, given: Sequence[str]) -> None:
+    def compare(self, model: Instance, names_of_inputs: Sequence[str]) -> None:
         """Runs the model on the inputs of these names, and compares it with the forward block."""
-        named = {name: self._machine.terms.name(name) for name in given}
+        named = {name: self._machine.terms.name(name) for name in names_of_inputs}
         node = model.of.forward
-        found = self.begin(named)
+        actual = self.begin(named)
         result = self._machine.forward(node, model, [*named.values()])
         before = self.expect()
         self.body(
             self._forward.body,
-            iter_loops(found),
+            iter_loops(actual),
             Counter(uses(self._forward)) + Counter(self._yields()),
         )
-        compare(node, found, before)
+        compare(node, actual, before)
         self.demand_result(node, result, [self.term(name) for name in self._yields()])
 
     # ---- a run and its expectation
@@ -131,11 +131,13 @@ class Forward:
         self, node: ast.FunctionDef, result: object, wanted: Sequence[object]
     ) -> None:
         """Raises where a function returns anything else."""
-        given = cast(tuple[object, ...], result) if isinstance(result, tuple) else (result,)
-        same = len(given) == len(wanted) and all(a is b for a, b in zip(given, wanted, strict=True))
+        results = cast(tuple[object, ...], result) if isinstance(result, tuple) else (result,)
+        same = len(results) == len(wanted) and all(
+            a is b for a, b in zip(results, wanted, strict=True)
+        )
         last = [stmt for stmt in ast.walk(node) if isinstance(stmt, ast.Return)][-1]
         demand(
-            last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}"
+            last, same, f"returns {', '.join(map(str, results))}, not {', '.join(map(str, wanted))}"
         )
 
     def _yields(self) -> list[str]:
@@ -337,7 +339,7 @@ class Forward:
             return (), ()
         return layer.own, [*layer.own, *layer.inner]
 
-    def _carry(self, region: Region, loop: Loop, done: Log) -> dict[Arg, str]:
+    def _carry(self, region: Region, loop: Loop, log_before: Log) -> dict[Arg, str]:
         """The names that carry a repeat's values: each begins, after `done`, as its value does."""
         free, names = [*loop.begin], dict[Arg, str]()
         for arg in region.args:
@@ -345,7 +347,7 @@ class Forward:
                 continue
             name = next((name for name in free if loop.begin[name] is self.first(arg)), None)
             if name is None:
-                demand_known(done, self._machine.log)
+                demand_known(log_before, self._machine.log)
                 raise wrong(loop.node, f"nothing here begins as {arg.source}")
             free.remove(name)
             names[arg], self.values[arg.value.name] = name, loop.carried[name]
@@ -407,7 +409,7 @@ class Forward:
         """Whether backward recomputes this layer."""
         if every < 2:
             return True if every else None
-        size = next(len(each.by_key) for each in loop.domains if isinstance(each, Modules))
+        size = next(len(modules.by_key) for modules in loop.domains if isinstance(modules, Modules))
         return self._machine.terms("each", self._which(size, every), loop.symbol)
 
     def _followed(self, region: Region, used: Counter[str]) -> str:
@@ -429,12 +431,12 @@ class Forward:
 
 def iter_loops(log: Log) -> Loops:
     """The loops of a log."""
-    return iter([(each, log[:i]) for i, each in enumerate(log) if isinstance(each, Loop)])
+    return iter([(entry, log[:i]) for i, entry in enumerate(log) if isinstance(entry, Loop)])
 
 
-def _views(done: Event | Loop) -> bool:
+def _views(entry: Event | Loop) -> bool:
     """Whether all that is done is another view of a result."""
-    return isinstance(done, Event) and function_of(done.term) == VIEW
+    return isinstance(entry, Event) and function_of(entry.term) == VIEW
 
 
 def _axis(axes: tuple[str, ...]) -> str:

@@ -158,7 +158,7 @@ class Microbatches:
         """Backward from all losses, each times its gradient."""
         names, terms = dict[str, object](), list[str]()
         for i, (part, seed) in enumerate(zip(parts, self._seeds(), strict=True)):
-            factors = {f"f{i}{j}": each for j, each in enumerate(self._factors(seed))}
+            factors = {f"f{i}{j}": factor for j, factor in enumerate(self._factors(seed))}
             names |= {f"part{i}": part, **factors}
             terms.append(" * ".join([f"part{i}", *factors]))
         self._spec(f"({' + '.join(terms)}).backward()", **names)

@@ -33,24 +33,26 @@ def check_plan(
     """
     if sizes(program)[1:] and program is not every_size(program)[0]:
         return  # the plan says all sizes, and is compared with the largest
-    made = called(plan, "Plan")
-    if made is None or made[0]:
+    plan_call = called(plan, "Plan")
+    if plan_call is None or plan_call[0]:
         raise wrong(node, "is no plan")
-    said, texts = made[1], {**_plan(program), **stored}
+    settings, texts = plan_call[1], {**_plan(program), **stored}
     expected = {key: machine.spec(text) for key, text in texts.items()}
     expected |= {
-        key: said[key] for key in ("name", "model", "unpadded") if isinstance(said.get(key), str)
+        key: settings[key]
+        for key in ("name", "model", "unpadded")
+        if isinstance(settings.get(key), str)
     }
     assert isinstance(node.value, ast.Call), "emit: no plan"
-    at = {keyword.arg: keyword.value for keyword in node.value.keywords}
-    demand(node, isinstance(said.get("name"), str), "is no name")  # of the plan's file
-    same = {*said} == {"name", *expected}
-    demand(node, same, f"sets {', '.join(map(str, said))}, not {', '.join(expected)}")
+    nodes = {keyword.arg: keyword.value for keyword in node.value.keywords}
+    demand(node, isinstance(settings.get("name"), str), "is no name")  # of the plan's file
+    same = {*settings} == {"name", *expected}
+    demand(node, same, f"sets {', '.join(map(str, settings))}, not {', '.join(expected)}")
     for key, wanted in expected.items():
         demand(
-            at[key],
-            frozen_key(said[key]) == frozen_key(wanted),
-            f"`{key}` is {said[key]}, not {wanted}",
+            nodes[key],
+            frozen_key(settings[key]) == frozen_key(wanted),
+            f"`{key}` is {settings[key]}, not {wanted}",
         )
 
 
@@ -91,9 +93,10 @@ def _special(program: Program) -> dict[str, str]:
 
 
 def _watch(program: Program) -> str:
-    it = program.watch
-    given = f"finite={it.finite}, skips={it.skips}, locate={it.locate == ON}"
-    return f"Watch({given}, copies={it.copies}, replay={it.replay}, spikes={it.deviations})"
+    watch = program.watch
+    steps = f"finite={watch.finite}, skips={watch.skips}, locate={watch.locate == ON}"
+    times = f"copies={watch.copies}, replay={watch.replay}, spikes={watch.deviations}"
+    return f"Watch({steps}, {times})"
 
 
 def _costs(program: Program) -> dict[str, str]:
@@ -151,17 +154,17 @@ def _data(program: Program) -> str:
     options += (
         f", masked={data.masked!r}, mask_token={data.mask_id}" if data.masked is not None else ""
     )
-    sets = [
-        f"DataSet({each.name!r}, {each.files!r}, weight={each.weight!r}, holdout={each.holdout!r})"
-        for each in data.mixture
-    ]
+    sets = list[str]()
+    for data_set in data.mixture:
+        arguments = f"{data_set.name!r}, {data_set.files!r}, weight={data_set.weight!r}"
+        sets.append(f"DataSet({arguments}, holdout={data_set.holdout!r})")
     files = f"sets=({', '.join(sets)},)" if sets else repr(data.files)
     return f"{data.kind.capitalize()}({files}, holdout={data.holdout!r}{options}{dtype}{as_is})"
 
 
 def _inputs(program: Program) -> str:
     """Each input's dims as they lie in memory, and the axes over which each is split."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for arg in program.microbatches.args:
         type = arg.value.type
         split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
@@ -169,8 +172,8 @@ def _inputs(program: Program) -> str:
             axis for dim, axes in split.items() for axis in axes if (dim, axis) in program.zigzags
         ]
         zigzag = f", zigzag={tuple(chunked)!r}" if chunked else ""
-        found[base(arg.value.name)] = f"Input({type.dims!r}, {split!r}{zigzag})"
-    return f"{{{', '.join(f'{name!r}: {text}' for name, text in found.items())}}}"
+        texts[base(arg.value.name)] = f"Input({type.dims!r}, {split!r}{zigzag})"
+    return f"{{{', '.join(f'{name!r}: {text}' for name, text in texts.items())}}}"
 
 
 # ---- the file of names
@@ -203,7 +206,8 @@ def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
     if not program.names:
         return {}
     entries = (
-        f"  {dumps(paths[each.param])}: {dumps(_place(each, program))}" for each in program.names
+        f"  {dumps(paths[weight.param])}: {dumps(_place(weight, program))}"
+        for weight in program.names
     )
     head = (
         f'"written_by": "scalec {__version__}",\n "dtype": "{DTYPES[dtype].removeprefix("torch.")}"'
@@ -223,37 +227,39 @@ def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
     return counts
 
 
-def _place(each: HFWeight, program: Program) -> dict[str, object]:
+def _place(weight: HFWeight, program: Program) -> dict[str, object]:
     """One entry."""
     params = {param.name: param for param in program.stored}
     shapes = get_file_shapes(program)
     rows = {
-        other.part: shapes[other.param][0] for other in program.names if other.tensor == each.tensor
+        other.part: shapes[other.param][0]
+        for other in program.names
+        if other.tensor == weight.tensor
     }
-    own = params[each.param]
-    shape = (sum(rows.values()), *shapes[each.param][1:])
-    start = sum(rows[part] for part in range(each.part))
-    said: dict[str, object] = {
-        "tensor": each.tensor,
-        "shape": shape[::-1] if each.transposed else shape,
+    stored_param = params[weight.param]
+    shape = (sum(rows.values()), *shapes[weight.param][1:])
+    start = sum(rows[part] for part in range(weight.part))
+    content: dict[str, object] = {
+        "tensor": weight.tensor,
+        "shape": shape[::-1] if weight.transposed else shape,
     }
-    for experts in program.outer(own)[own.stacked :]:
-        said["each"] = experts, program.size(experts)
-    if each.part:
-        said["start"] = start
-    if each.transposed:
-        said["transposed"] = True
-    if isinstance(own, Buffer):
-        said["wide"] = True
-    if each.interleaved:
-        outer = own.type.dims[: -own.inner or None]
-        said["interleaved"] = (
-            each.skipped,
-            each.skipped + each.interleaved,
+    for experts in program.outer(stored_param)[stored_param.stacked :]:
+        content["each"] = experts, program.size(experts)
+    if weight.part:
+        content["start"] = start
+    if weight.transposed:
+        content["transposed"] = True
+    if isinstance(stored_param, Buffer):
+        content["wide"] = True
+    if weight.interleaved:
+        outer = stored_param.type.dims[: -stored_param.inner or None]
+        content["interleaved"] = (
+            weight.skipped,
+            weight.skipped + weight.interleaved,
             program.valid(outer[-1]),
         )
-    if own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not (
-        own.inner or each.transposed or each.parts > 1
+    if stored_param.type.dims[stored_param.stacked :][:1] == (SEQUENCE,) and not (
+        stored_param.inner or weight.transposed or weight.parts > 1
     ):
-        said["positions"] = True
-    return said
+        content["positions"] = True
+    return content

@@ -104,11 +104,11 @@ class Step(Microbatches):
         gradients = self._container("state.gradients()")
         for op in (op for op in self._ops if op.kind == "update"):
             name = str(op.get("bucket"))
-            found = cells.get(
+            actual = cells.get(
                 (gradients, frozen_key(name)), self._machine.terms("getitem", gradients, name)
             )
             wanted = self._values[op.inputs[0]]
-            demand(self._node, found is wanted, f"the gradient `{name}` is {found}, not {wanted}")
+            demand(self._node, actual is wanted, f"the gradient `{name}` is {actual}, not {wanted}")
 
     # ---- ops
 
@@ -152,9 +152,9 @@ class Step(Microbatches):
     def _begin_loads(self, num_tokens: object) -> None:
         """A zero of each load, where the number of tokens is."""
         first, last = self._program.losses, self._program.made
-        for at, end in enumerate(self._region.yields[first:last], start=first):
+        for index, end in enumerate(self._region.yields[first:last], start=first):
             sizes = ", ".join(str(self._program.size(dim)) for dim in self._types[end.name].dims)
-            self._values[f"zero {at}"] = self._spec(f"no_load(x, {sizes})", x=num_tokens)
+            self._values[f"zero {index}"] = self._spec(f"no_load(x, {sizes})", x=num_tokens)
 
     def _text(self, op: Op) -> str:
         """The expression of an op of operands `a0`, `a1`, …; "" where another line does it."""
@@ -228,7 +228,7 @@ class Step(Microbatches):
                 return self._values.get(name)
             case [Kind.SHARDED, Kind.REPLICATED] if bucket and self._buckets.moves(bucket):
                 if run := self._buckets.run_of(bucket):
-                    parts = ", ".join(f"flat_params[{each!r}]" for each in run)
+                    parts = ", ".join(f"flat_params[{first_name!r}]" for first_name in run)
                     self._spec(f"unshard_ahead({group}, {parts})", flat_params=self._flats())
                 return self._values[name]
             case [Kind.PARTIAL, _] if bucket and self._buckets.reduces(bucket, op):
@@ -253,13 +253,13 @@ class Step(Microbatches):
         bucket, dtype = self._buckets.of(value), value.type.dtype
         if not bucket or dtype == bucket.type.dtype:
             return ""
-        casts = [each for each in self._ops if each.kind == "cast"]
-        made = any(each.outputs[0].name == op.inputs[0] for each in casts)
-        kept = any(
-            each.inputs[0] == value.name and each.get("dtype") == bucket.type.dtype
-            for each in casts
+        casts = [cast_op for cast_op in self._ops if cast_op.kind == "cast"]
+        has_cast_to = any(cast_op.outputs[0].name == op.inputs[0] for cast_op in casts)
+        has_cast_back = any(
+            cast_op.inputs[0] == value.name and cast_op.get("dtype") == bucket.type.dtype
+            for cast_op in casts
         )
-        assert all((made, kept)), (
+        assert all((has_cast_to, has_cast_back)), (
             f"emit: {bucket.name} is reduced in {dtype} without casts to it and back"
         )
         return f", dtype={DTYPES[dtype]}"
@@ -268,10 +268,10 @@ class Step(Microbatches):
         """The flat parameters of a bucket, or its flat gradients."""
         bucket = self._program.bucket(str(op.get("bucket")))
         if op.inputs == bucket.params:
-            of = (
+            buffers = (
                 self._flats() if self._buckets.moves(bucket) else self._container("state.weights()")
             )
-            return self._machine.terms("getitem", of, bucket.name)
+            return self._machine.terms("getitem", buffers, bucket.name)
         assert op.inputs == self._buckets.sums(bucket), f"emit: {bucket.name} packs other gradients"
         return self._machine.terms("getitem", self._container("state.gradients()"), bucket.name)
 
@@ -281,27 +281,27 @@ class Step(Microbatches):
             return
         self._updated = True
         scale = self._values.get(op.inputs[1])
-        said = ["scale=scale"] if self._program.train.optimizer.clip or self._scale else []
+        arguments = ["scale=scale"] if self._program.train.optimizer.clip or self._scale else []
         skipped, names = self._skipped(op.inputs[2])
-        self._spec(f"state.update(lr, {', '.join([*said, skipped])})", scale=scale, **names)
+        self._spec(f"state.update(lr, {', '.join([*arguments, skipped])})", scale=scale, **names)
 
     def _balanced(self, op: Op) -> None:
         """The biases of a route's routers, by its load."""
         bias, load, count = op.inputs
         skipped, names = self._skipped(count)
         calls = [
-            cast(Any, each.term.args[1])
-            for each in self._found
-            if isinstance(each, Event) and _balances(each)
+            cast(Any, entry.term.args[1])
+            for entry in self._found
+            if isinstance(entry, Event) and _balances(entry)
         ]
-        given = calls[len(self.biases)][0] if len(self.biases) < len(calls) else None
-        self.biases[bias] = given
+        pattern = calls[len(self.biases)][0] if len(self.biases) < len(calls) else None
+        self.biases[bias] = pattern
         text = f"state.balance(given, load, rate={op.get('rate')!r}, {skipped})"
-        self._spec(text, given=given, load=self._values[load], **names)
+        self._spec(text, given=pattern, load=self._values[load], **names)
 
     def _skipped(self, counted: str) -> tuple[str, dict[str, object]]:
         """When a step changes nothing, and the names in that."""
-        makers = {made.name: each for each in self._ops for made in each.outputs}
+        makers = {value.name: op for op in self._ops for value in op.outputs}
         decides = makers[counted]
         finite = makers[decides.inputs[0]] if decides.kind == "if_below" else decides
         assert finite.kind == "if_finite", (
@@ -310,13 +310,13 @@ class Step(Microbatches):
         assert bool(self._limit) == (decides is not finite), (
             "emit: an update that does not look at the loss's limit"
         )
-        given = dict(
+        names = dict(
             zip(("count", "norm", "loss"), map(self._values.get, finite.inputs), strict=True)
         )
         overflow = ", overflow=~norm.isfinite()" if self._scale else ""
         usual = "loss.isfinite()" if self._scale and decides is finite else "usual"
         return f"skip=count == 0{overflow}, finite={usual}", {
-            **given,
+            **names,
             "usual": self._values[counted],
         }
 
