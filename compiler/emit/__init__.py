@@ -23,15 +23,18 @@ def emit(
     modules: Mapping[str, str] | None = None,
     tried: Sequence[Tried] = (),
 ) -> dict[str, str]:
-    """The files of the program, by name; `modules` among them, those of user ops as they are
-    copied.
+    """The files of the program, by name.
 
-    `tried` are the functions of these that were tried.  `model` is the plan before any placement,
-    from which all is recompiled for checks; of IR text, the program.
+    `modules` are the copied files of user ops; they are among the result.  `tried` are the user
+    ops' functions that were tried.  `model` is the plan before any placement, and checks recompile
+    everything from it; a program of IR text is its own model.
     """
-    known, copies = known_by(model or program), modules or {}
-    files = program_files(program, source, proof, known, known_unpadded(model or program), tried)
+    model = model or program
+    copies = modules or {}
+    model_hash = known_by(model)
+    files = program_files(program, source, proof, model_hash, known_unpadded(model), tried)
     check_files(files)
-    matched = min(check(files["train.py"], each) for each in every_size(program))
-    account = plan_json(program, source, model or program, proof, matched, copies, tried=tried)
+    # the one text has to match the IR at every size of an elastic axis
+    matched = min(check(files["train.py"], sized) for sized in every_size(program))
+    account = plan_json(program, source, model, proof, matched, copies, tried=tried)
     return {**files, "plan.json": account, **copies}

@@ -45,54 +45,54 @@ class Table:
 
 def tables() -> dict[str, Table]:
     """The tables that scalec has, by the name of the option."""
-    return {
-        name: table(said) for name, said in json.loads(_FILE.read_text(encoding="utf-8")).items()
-    }
+    content = json.loads(_FILE.read_text(encoding="utf-8"))
+    return {name: table(entries) for name, entries in content.items()}
 
 
 _FILE = Path(__file__).with_name("other_names.json")
 
 
-def table(said: Mapping[str, Any]) -> Table:
-    """A table of JSON.  TypeError or AttributeError where it is none."""
-    tensors: Mapping[str, str] = dict(said.get("tensors", {}).items())
+def table(content: Mapping[str, Any]) -> Table:
+    """The table of JSON content.  Raises TypeError or AttributeError for other content."""
+    tensors: Mapping[str, str] = dict(content.get("tensors", {}).items())
     return Table(
         tensors,
-        tuple(said.get("interleaved", ())),
-        said.get("unless", ""),
-        dict(said.get("copies", {}).items()),
+        tuple(content.get("interleaved", ())),
+        content.get("unless", ""),
+        dict(content.get("copies", {}).items()),
     )
 
 
-def unnamed(program: Program, of: Table) -> list[str]:
+def unnamed(program: Program, table_of_names: Table) -> list[str]:
     """The tensors of Hugging Face's files that have no name in a table."""
-    return [
-        each.tensor
-        for each in program.names
-        if of.tensors and _general(each.tensor) not in of.tensors
-    ]
+    if not table_of_names.tensors:
+        return []
+    tensors = [weight.tensor for weight in program.names]
+    return [tensor for tensor in tensors if _general(tensor) not in table_of_names.tensors]
 
 
-def checkpoint_names(program: Program, of: Table | None) -> str:
-    """The description of a plan's checkpoints in a folder whose names are of a table, or the
-    plan's own.
+def checkpoint_names(program: Program, table_of_names: Table | None) -> str:
+    """The description of a plan's checkpoints in a folder whose names are a table's, or the plan's
+    own.
     """
     patterns = model_classes(program).patterns
     shapes = {param.name: stored_shape(program, param) for param in program.stored}
-    weights = {
-        param.name: {"tensor": own_name(patterns[param.name]), "shape": shapes[param.name]}
-        | ({"wide": True} if isinstance(param, Buffer) else {})
-        for param in program.stored
-    }
     copies: dict[str, str] = {}
-    if of:
-        names = tuple(_renamed(program, of))
+    if table_of_names:
+        names = tuple(_renamed(program, table_of_names))
         renamed = evolve(program, names=names)
-        weights = {each.param: _stacked(entry(each, renamed)) for each in names}
-        held = {each.tensor for each in names}
-        copies = {
-            copy: first for copy, first in of.copies.items() if copy not in held and first in held
-        }
+        weights = {weight.param: _stacked(entry(weight, renamed)) for weight in names}
+        tensors = {weight.tensor for weight in names}
+        for copy, first in table_of_names.copies.items():
+            if copy not in tensors and first in tensors:
+                copies[copy] = first
+    else:
+        weights = dict[str, dict[str, Any]]()
+        for param in program.stored:
+            tensor = own_name(patterns[param.name])
+            weights[param.name] = {"tensor": tensor, "shape": shapes[param.name]}
+            if isinstance(param, Buffer):
+                weights[param.name]["wide"] = True
     return json.dumps(
         {
             "dtype": DTYPES[program.params[0].type.dtype].removeprefix("torch."),
@@ -110,32 +110,33 @@ def _general(tensor: str) -> str:
     return _INDEX.sub("{}", tensor)
 
 
-def _renamed(program: Program, of: Table) -> Iterable[HFWeight]:
+def _renamed(program: Program, table: Table) -> Iterable[HFWeight]:
     """The places of a plan's parameters in a folder with names of a table, which has them all."""
-    if not of.tensors:
+    if not table.tensors:
         return program.names
     params = {param.name: param for param in program.stored}
-    held = {of.tensors[_general(each.tensor)] for each in program.names}
-    interleaved = () if of.unless in held else of.interleaved
-    return [_as_named(each, params[each.param], of, interleaved, program) for each in program.names]
+    tensors = {table.tensors[_general(weight.tensor)] for weight in program.names}
+    interleaved = () if table.unless in tensors else table.interleaved
+    places = list[HFWeight]()
+    for weight in program.names:
+        places.append(_as_named(weight, params[weight.param], table, interleaved, program))
+    return places
 
 
 def _as_named(
-    each: HFWeight, param: Param, of: Table, interleaved: tuple[str, ...], program: Program
+    weight: HFWeight, param: Param, table: Table, interleaved: tuple[str, ...], program: Program
 ) -> HFWeight:
-    name, indices = of.tensors[_general(each.tensor)], iter(_INDEX.findall(each.tensor))
-    head = (
-        program.valid(param.type.dims[-param.inner - 1])
-        if name in interleaved
-        else each.interleaved
-    )
-    return evolve(each, tensor=_INDEX.sub(lambda _: next(indices), name), interleaved=head)
+    name = table.tensors[_general(weight.tensor)]
+    indices = iter(_INDEX.findall(weight.tensor))
+    head = weight.interleaved
+    if name in interleaved:
+        head = program.valid(param.type.dims[-param.inner - 1])
+    return evolve(weight, tensor=_INDEX.sub(lambda _: next(indices), name), interleaved=head)
 
 
 def _stacked(place: dict[str, Any]) -> dict[str, Any]:
-    """A place that has no index for experts: one tensor of all of them."""
+    """A place without an index for experts becomes one tensor of all of them."""
     if "each" not in place or f"{{{place['each'][0]}}}" in place["tensor"]:
         return place
-    return {key: value for key, value in place.items() if key != "each"} | {
-        "shape": (place["each"][1], *place["shape"])
-    }
+    stacked = {key: value for key, value in place.items() if key != "each"}
+    return stacked | {"shape": (place["each"][1], *place["shape"])}

@@ -5,6 +5,7 @@ Non-goals: which kernels a program has (`analysis.kernel_tiles`), what a stage d
 (`staged_forward`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -29,30 +30,21 @@ from .user_ops import modules
 
 
 def size_names(program: Program, values: Iterable[str]) -> dict[str, str]:
-    """The name of the size of each dim of a parameter, but for those that something else goes
-    by.
-    """
+    """The name of the size of each dim of a parameter, except names that something else has."""
     cut = program.pipeline.dims if program.pipeline else ()
-    dims = dict.fromkeys(
-        dim for param in program.params for dim in param.type.dims if dim not in cut
-    ) | {"seq": None}
+    dims = dict[str, None]()  # as an ordered set
+    for param in program.params:
+        dims |= dict.fromkeys(dim for dim in param.type.dims if dim not in cut)
+    dims["seq"] = None
     classes = (class_name(singular(dim.name)) for dim in program.dims)
-    taken = {
-        *TAKEN,
-        *modules(program),
-        *classes,
-        class_name(program.name),
-        *map(base, values),
-        "I",
-        "L",
-        "O",
-    }
+    taken = {*TAKEN, *modules(program), *classes, class_name(program.name), *map(base, values)}
+    taken |= {"I", "L", "O"}  # read as digits
     words = {dim: dim.upper() for dim in dims if not program.dim(dim).twin}
-    names = {
-        dim: word
-        for dim, word in words.items()
-        if word not in taken and [*words.values()].count(word) == 1
-    }
+    occurrences = Counter(words.values())
+    names = dict[str, str]()
+    for dim, word in words.items():
+        if word not in taken and occurrences[word] == 1:
+            names[dim] = word
     return names | {dim.name: names[dim.twin] for dim in program.dims if dim.twin in names}
 
 
@@ -102,16 +94,12 @@ def stage_lines(program: Program) -> list[str]:
     """The layers of each stage, if there are stages."""
     if not (pipeline := program.pipeline):
         return []
-    each = (
-        [_range(stage.layers[i]) for stage in stages(program, pipeline)]
-        for i, _ in enumerate(pipeline.dims)
-    )
-    layers = [
-        filled(f"{literal(dim)}: ", ranges, 4)
-        for dim, ranges in zip(pipeline.dims, each, strict=True)
-    ]
-    first, entries = "LAYERS_OF_STAGE = {  # by repeat", (f"    {entry}," for entry in layers)
-    return [first, *entries, f"}}{_as_it_is(layers)}"]
+    all_stages, layers = stages(program, pipeline), list[str]()
+    for i, dim in enumerate(pipeline.dims):
+        ranges = [_range(stage.layers[i]) for stage in all_stages]
+        layers.append(filled(f"{literal(dim)}: ", ranges, 4))
+    entries = [f"    {entry}," for entry in layers]
+    return ["LAYERS_OF_STAGE = {  # by repeat", *entries, f"}}{_as_it_is(layers)}"]
 
 
 def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
@@ -130,30 +118,32 @@ def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
 
 
 def _as_it_is(tuples: Iterable[str]) -> str:
-    """The sign that keeps formatters from writing tuples that have several lines with one entry
-    on each.
+    """The sign that keeps formatters from rewriting tuples that have several entries on each of
+    several lines.
     """
-    return "  # fmt: skip" if any("\n" in each for each in tuples) else ""
+    return "  # fmt: skip" if any("\n" in entries for entries in tuples) else ""
 
 
 def schedule_files(program: Program) -> dict[str, str]:
     """The files that a program with a pipeline reads its rows from, name → text."""
-    files = (
-        [file for files in _files_of_sizes(program) for file in files.values()]
-        if program.pipeline
-        else []
-    )
-    return {name: text for file in files for name, text in file.items()}
+    if not program.pipeline:
+        return {}
+    files = dict[str, str]()
+    for files_by_argument in _files_of_sizes(program):
+        for file in files_by_argument.values():
+            files |= file
+    return files
 
 
 def _files_of_sizes(program: Program) -> list[dict[str, dict[str, str]]]:
-    """At each size of an elastic axis the arguments that are read from files, and these, name →
-    text.
+    """At each size of an elastic axis, the arguments that are read from files, each with its
+    file, name → text.
     """
-    return [
-        _row_files(it, f"_{it.size(MICROBATCHES)}" * (i > 0))
-        for i, it in enumerate(every_size(program))
-    ]
+    files = list[dict[str, dict[str, str]]]()
+    for i, sized in enumerate(every_size(program)):
+        suffix = f"_{sized.size(MICROBATCHES)}" if i else ""
+        files.append(_row_files(sized, suffix))
+    return files
 
 
 def _row_files(program: Program, number: str) -> dict[str, dict[str, str]]:
@@ -166,22 +156,13 @@ def _row_files(program: Program, number: str) -> dict[str, dict[str, str]]:
 
 def _smaller(program: Program, files: Sequence[dict[str, dict[str, str]]]) -> Iterator[str]:
     """The argument with the rows of smaller sizes, by their numbers of microbatches."""
-    entries = (
-        exploded(
-            f"{it.size(MICROBATCHES)}: ",
-            [read_beside("read_schedule", file, 12) for file in each.values()],
-            8,
-        )
-        for it, each in zip(every_size(program)[1:], files, strict=True)
-    )
-    if files:
-        yield "\n".join(
-            [
-                "smaller={  # by their microbatches, where nodes are lost",
-                *(f"        {entry}," for entry in entries),
-                "    }",
-            ]
-        )
+    if not files:
+        return
+    lines = ["smaller={  # by their microbatches, where nodes are lost"]
+    for sized, files_of_size in zip(every_size(program)[1:], files, strict=True):
+        reads = [read_beside("read_schedule", file, 12) for file in files_of_size.values()]
+        lines.append(f"        {exploded(f'{sized.size(MICROBATCHES)}: ', reads, 8)},")
+    yield "\n".join([*lines, "    }"])
 
 
 def _range(layers: range) -> str:
@@ -189,31 +170,36 @@ def _range(layers: range) -> str:
 
 
 def _carried(program: Program, pipeline: Pipeline, sizes: Mapping[str, str]) -> str:
-    """The values that cross, in order; where they differ between cuts, with the cuts that they
-    cross.
+    """The values that cross, in order.
+
+    Where they differ between cuts, each has the numbers of the cuts that it crosses.
     """
-    cuts = [
-        [_value(value, program, sizes) for value in values]
-        for values in crossing(program, pipeline)
-    ]
+    cuts = list[list[str]]()
+    for values in crossing(program, pipeline):
+        cuts.append([_value(value, program, sizes) for value in values])
     entries: list[str] = []
     begin = 0
     for values, same in groupby(cuts):
         end = begin + len([*same])
-        some = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
-        entries += [f"StageInput({value}{some})" for value in values]
+        cuts_word = f", cuts={_range(range(begin, end))}" if end - begin < len(cuts) else ""
+        entries += [f"StageInput({value}{cuts_word})" for value in values]
         begin = end
-    return call("stage_inputs=", entries if len(entries) > 1 else [f"{entries[0]},"], 4)
+    if len(entries) == 1:
+        entries = [f"{entries[0]},"]  # a tuple of one
+    return call("stage_inputs=", entries, 4)
 
 
 def _value(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
+    """The arguments that describe a value that crosses: its name, its shape on a rank, its type."""
+    shape = list[str]()
+    for dim in value.type.dims:
+        size, degree = sizes.get(dim), program.degree(value.type.axes_of(dim))
+        if size is None:
+            size = str(program.local_size(value.type, dim))
+        elif degree > 1:
+            size = f"{size} // {degree}"
+        shape.append(size)
     constant = "" if value.type.differentiable else ", gradient=False"
-    degrees = {dim: program.degree(value.type.axes_of(dim)) for dim in value.type.dims}
-    parts = {
-        dim: f"{sizes[dim]} // {n}" if n > 1 else sizes[dim]
-        for dim, n in degrees.items()
-        if dim in sizes
-    }
-    shape = [parts.get(dim, str(program.local_size(value.type, dim))) for dim in degrees]
-    dims = f"({', '.join(shape)}{',' * (len(shape) == 1)})"
+    comma = "," if len(shape) == 1 else ""
+    dims = f"({', '.join(shape)}{comma})"
     return f"{literal(base(value.name))}, {dims}, {DTYPES[value.type.dtype]}{constant}"

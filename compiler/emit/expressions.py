@@ -35,8 +35,9 @@ ATOM, PRODUCT, SUM = 3, 2, 1
 
 @frozen
 class Expr:
-    """Python text, how tightly it binds, the values it reads, the ops in it, and what it is the
-    negative of, if any.
+    """Python text, how tightly it binds, the values it reads, and the ops in it.
+
+    `negates` is the expression whose negative this one is, if there is such.
     """
 
     text: str
@@ -64,42 +65,45 @@ class Context:
     target: Target = RUNTIME_TARGET
 
     def index(self, value: str, dim: str) -> int:
-        """Which of a tensor's dims it is, or is in."""
+        """The number of the tensor's dim that a dim of the IR is, or is part of."""
         return self.program.place_of(self.types(value), dim)
 
 
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
     """The expression that computes `op` from the expressions of its operands."""
-    own = {} if context.target.local else {"coerce": _coerced, "call": _on_each_rank}
-    writer = own.get(op.kind) or WRITERS.get(op.kind, _call)
+    target_writers = {} if context.target.local else {"coerce": _coerced, "call": _on_each_rank}
+    writer = target_writers.get(op.kind) or WRITERS.get(op.kind, _call)
     text, binds = writer(op, operands, context)
-    reads, ops = (
-        tuple(n for e in operands for n in e.reads),
-        (*(o for e in operands for o in e.ops), op),
-    )
-    return Expr(
-        text, binds, reads, ops, operands[0] if op.kind == "scale" and op.get("by") == -1 else None
-    )
+    reads, ops = list[str](), list[Op]()
+    for operand in operands:
+        reads += operand.reads
+        ops += operand.ops
+    is_negative = op.kind == "scale" and op.get("by") == -1
+    negates = operands[0] if is_negative else None
+    return Expr(text, binds, tuple(reads), (*ops, op), negates)
 
 
 def as_call(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
-    """The same as a call of a function, whose result may be viewed (`split_view`): a block
-    recomputes that.
+    """The same expression as a call of a function, which a block can recompute.
+
+    The call's result may be viewed (`split_view`).
     """
-    found = express(op, operands, context)
+    expr = express(op, operands, context)
     if op.kind == "coerce" and not context.target.local:
         to = placements(op.outputs[0].type, context.program)
-        return evolve(found, text=f"DTensor.redistribute({operands[0].text}, placements={to})")
+        return evolve(expr, text=f"DTensor.redistribute({operands[0].text}, placements={to})")
     if function := FUNCTIONS.get(op.kind):
         texts = (_aligned(op, i, SUM, operand, context) for i, operand in enumerate(operands))
-        return evolve(found, text=f"{function}({', '.join(texts)})", binds=ATOM)
-    return found
+        return evolve(expr, text=f"{function}({', '.join(texts)})", binds=ATOM)
+    return expr
 
 
 def split_view(text: str) -> tuple[str, str]:
-    """The text of a call, and that of the view of its result, if there is one."""
+    """The text of a call, and the text of the view of its result, "" if there is none."""
     call, dot, view = text.rpartition(VIEW)
-    return (call, dot + view) if dot and call.count("(") == call.count(")") else (text, "")
+    if dot and call.count("(") == call.count(")"):
+        return call, dot + view
+    return text, ""
 
 
 VIEW = ".unflatten("
@@ -109,19 +113,23 @@ FUNCTIONS = {"mul": "torch.mul"}
 """Functions that do what an operator of Python does."""
 
 Written = tuple[str, int]
+"""The text of an expression, and how tightly it binds."""
+
 CASTS = {"f32": "float", "f64": "double", "bf16": "bfloat16", "f16": "half"}
 """Methods of a tensor, by the element type that they give."""
 
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """The call that the op's entry says."""
-    said = context.target.call(_local(op, context))
-    by_keyword = {each.operand for each in said.options.values() if isinstance(each, Keyword)}
+    entry_call = context.target.call(_local(op, context))
+    by_keyword = {
+        option.operand for option in entry_call.options.values() if isinstance(option, Keyword)
+    }
     arguments = [operand.text for i, operand in enumerate(operands) if i not in by_keyword]
-    arguments += [_argument(each, op, operands, context) for each in said.args]
-    arguments += [
-        f"{key}={_argument(each, op, operands, context)}" for key, each in said.options.items()
-    ]
+    for argument in entry_call.args:
+        arguments.append(_argument(argument, op, operands, context))
+    for key, option in entry_call.options.items():
+        arguments.append(f"{key}={_argument(option, op, operands, context)}")
     return f"{context.target.function(op, context.program)}({', '.join(arguments)})", ATOM
 
 
@@ -137,19 +145,15 @@ def _coerced(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _on_each_rank(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    """A function of the user's own, of a rank's parts: DTensor does not know what it does."""
-    function, constants = (
-        context.target.function(op, context.program),
-        OPS[op.kind].call(_local(op, context)).args,
-    )
+    """A user's own function on a rank's parts: DTensor does not know what it does."""
+    function = context.target.function(op, context.program)
+    constants = OPS[op.kind].call(_local(op, context)).args
     if constants:
         function = f"lambda *each: {function}(*each, {', '.join(map(literal, constants))})"
-    first, *others = (placements(each.type, context.program) for each in op.outputs)
-    to = f"({', '.join([first, *others])})" if others else first
-    return (
-        f"on_each_rank({', '.join([function, to, *(operand.text for operand in operands)])})",
-        ATOM,
-    )
+    to = [placements(result.type, context.program) for result in op.outputs]
+    all_placements = to[0] if len(to) == 1 else f"({', '.join(to)})"
+    arguments = [function, all_placements, *(operand.text for operand in operands)]
+    return f"on_each_rank({', '.join(arguments)})", ATOM
 
 
 def _local(op: Op, context: Context) -> Local:
@@ -159,8 +163,8 @@ def _local(op: Op, context: Context) -> Local:
 def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Context) -> str:
     match argument:
         case Dims(names):
-            at = tuple(context.index(op.inputs[0], dim) for dim in names)
-            return literal(at[0] if len(names) == 1 else at)
+            indices = tuple(context.index(op.inputs[0], dim) for dim in names)
+            return literal(indices[0] if len(names) == 1 else indices)
         case Size(dim):
             return context.sizes.get(dim, str(context.program.size(dim)))
         case Group(axes):
@@ -168,9 +172,11 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
         case Positions() | PositionIds() | Experts():
             return context.layout(argument)
         case Shards(parts):
-            texts = {dim: _argument(part, op, operands, context) for dim, part in parts.items()}
-            each = (f"{context.index(op.inputs[0], dim)}: {text}" for dim, text in texts.items())
-            return f"{{{', '.join(each)}}}"
+            entries = list[str]()
+            for dim, part in parts.items():
+                text = _argument(part, op, operands, context)
+                entries.append(f"{context.index(op.inputs[0], dim)}: {text}")
+            return f"{{{', '.join(entries)}}}"
         case Keyword(operand):
             return operands[operand].text
         case RotaryTable():
@@ -196,38 +202,37 @@ def _cast(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 def _scale(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     if op.get("by") == -1:
         return f"-{operands[0].within(ATOM)}", PRODUCT
-    by = literal(op.get("by"))
-    return f"{operands[0].within(PRODUCT)} * {f'({by})' if '/' in by else by}", PRODUCT
+    factor = literal(op.get("by"))
+    if "/" in factor:
+        factor = f"({factor})"
+    return f"{operands[0].within(PRODUCT)} * {factor}", PRODUCT
 
 
 def _shift(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     by = float(str(op.get("by")))
-    return f"{operands[0].within(SUM)} {'-' if by < 0 else '+'} {literal(abs(by))}", SUM
+    sign = "-" if by < 0 else "+"
+    return f"{operands[0].within(SUM)} {sign} {literal(abs(by))}", SUM
 
 
 def _div(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    left, right = (
-        _aligned(op, 0, PRODUCT, operands[0], context),
-        _aligned(op, 1, ATOM, operands[1], context),
-    )
+    left = _aligned(op, 0, PRODUCT, operands[0], context)
+    right = _aligned(op, 1, ATOM, operands[1], context)
     return f"{left} / {right}", PRODUCT
 
 
 def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    left, right = (
-        _aligned(op, 0, PRODUCT, operands[0], context),
-        _aligned(op, 1, ATOM, operands[1], context),
-    )
+    left = _aligned(op, 0, PRODUCT, operands[0], context)
+    right = _aligned(op, 1, ATOM, operands[1], context)
     return f"{left} * {right}", PRODUCT
 
 
 def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     *before, _ = op.outputs[0].type.dims
-    lasts = (context.types(name).dims[-1] for name in op.inputs)
-    each = (
-        _aligned(op, i, SUM, operands[i], context, (*before, last)) for i, last in enumerate(lasts)
-    )
-    return f"{context.target.function(op, context.program)}({', '.join(each)})", ATOM
+    texts = list[str]()
+    for i, name in enumerate(op.inputs):
+        last = context.types(name).dims[-1]
+        texts.append(_aligned(op, i, SUM, operands[i], context, (*before, last)))
+    return f"{context.target.function(op, context.program)}({', '.join(texts)})", ATOM
 
 
 def _aligned(
@@ -238,16 +243,21 @@ def _aligned(
     context: Context,
     full: tuple[str, ...] | None = None,
 ) -> str:
-    """The operand at `index`, with dims that it lacks between its own unsqueezed; torch itself adds
-    those before.
+    """The operand at `index`, with each dim unsqueezed that it lacks between its own dims.
 
-    It comes to have the dims `full`, by default the result's.
+    Torch itself adds the dims that it lacks before its first one.  The operand comes to have the
+    dims `full`, by default the result's.
     """
-    own, full = context.types(op.inputs[index]).dims, full or op.outputs[0].type.dims
-    lacking = [i for i, dim in enumerate(full) if dim not in own and set(full[:i]) & set(own)]
+    full = full or op.outputs[0].type.dims
+    present = context.types(op.inputs[index]).dims
+    first, lacking = len(full), list[int]()
+    for i, dim in enumerate(full):
+        if dim in present:
+            first = min(first, i)
+        elif i > first:
+            lacking.append(i)
     if not lacking:
         return operand.within(binds)
-    first = next(i for i, dim in enumerate(full) if dim in own)
     viewed = operand.text if operand.negates else operand.within(ATOM)
     return viewed + "".join(f".unsqueeze({i - first})" for i in lacking)
 
@@ -258,14 +268,27 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """
     inner = len(op.names("over"))
     weight = context.types(op.inputs[1])
-    left = f"{operands[0].within(ATOM)}.flatten(-{inner})" if inner > 1 else operands[0].text
-    view = "" if context.is_matrix(op.inputs[1]) else matrix_view(weight, inner)
-    right = operands[1].within(ATOM) + view if view else operands[1].text
+    left = _flattened(operands[0], inner)
+    right = operands[1].text
+    if not context.is_matrix(op.inputs[1]) and (view := matrix_view(weight, inner)):
+        right = operands[1].within(ATOM) + view
     _, *others = weight.dims[: len(weight.dims) - inner] or ("",)
-    unflatten = (
-        f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
-    )
-    return f"{context.target.function(op, context.program)}({left}, {right}){unflatten}", ATOM
+    function = context.target.function(op, context.program)
+    return f"{function}({left}, {right}){_unflatten(others, weight, context)}", ATOM
+
+
+def _flattened(operand: Expr, inner: int) -> str:
+    """The left side of a product whose `inner` last dims are summed over, as one dim."""
+    return f"{operand.within(ATOM)}.flatten(-{inner})" if inner > 1 else operand.text
+
+
+def _unflatten(others: Sequence[str], weight: Type, context: Context) -> str:
+    """The view of a product's result where the weight has several outer dims: the first one and
+    `others`.
+    """
+    if not others:
+        return ""
+    return f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))"
 
 
 def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -273,48 +296,49 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     contracted.
     """
     over = op.names("over")
-    left = (
-        f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
-    )
-    weights = [context.types(name) for name in op.inputs[1:]]
-    into = [_sizes([dim for dim in w.dims if dim not in over], w, context) for w in weights]
-    each = (f"({', '.join(sizes)}{'' if sizes[1:] else ','})" for sizes in into)
-    options = [f"into=({', '.join(each)})"] if any(len(sizes) > 1 for sizes in into) else []
-    options += [f"apart={literal(tuple(map(int, op.names('apart'))))}"] if op.names("apart") else []
-    return (
-        f"fused_linear({', '.join([left, *(weight.text for weight in operands[1:]), *options])})",
-        ATOM,
-    )
+    arguments = [_flattened(operands[0], len(over)), *(weight.text for weight in operands[1:])]
+    views, has_views = list[str](), False
+    for name in op.inputs[1:]:
+        weight = context.types(name)
+        sizes = _sizes([dim for dim in weight.dims if dim not in over], weight, context)
+        has_views = has_views or len(sizes) > 1
+        comma = "" if sizes[1:] else ","  # of a tuple of one
+        views.append(f"({', '.join(sizes)}{comma})")
+    if has_views:
+        arguments.append(f"into=({', '.join(views)})")
+    if apart := op.names("apart"):
+        arguments.append(f"apart={literal(tuple(map(int, apart)))}")
+    return f"fused_linear({', '.join(arguments)})", ATOM
 
 
 def _grouped(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """`grouped_linear`, as `_contract` writes a product."""
     over, weight = op.names("over"), context.types(op.inputs[1])
-    left = (
-        f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
-    )
     _, _, *others = (dim for dim in weight.dims if dim not in over)
-    unflatten = (
-        f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
-    )
-    arguments = ", ".join([left, *(operand.text for operand in operands[1:])])
-    return f"{context.target.function(op, context.program)}({arguments}){unflatten}", ATOM
+    texts = [_flattened(operands[0], len(over)), *(operand.text for operand in operands[1:])]
+    function = context.target.function(op, context.program)
+    return f"{function}({', '.join(texts)}){_unflatten(others, weight, context)}", ATOM
 
 
 def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:
     """The sizes of some dims of a value on a rank, by name where the rank has the whole dim."""
-    whole = {
-        dim: name for dim, name in context.sizes.items() if dim in dims and not type.axes_of(dim)
-    }
-    return [whole.get(dim, str(context.program.local_size(type, dim))) for dim in dims]
+    sizes = list[str]()
+    for dim in dims:
+        name = context.sizes.get(dim)
+        if name is None or type.axes_of(dim):
+            name = str(context.program.local_size(type, dim))
+        sizes.append(name)
+    return sizes
 
 
 def matrix_view(type: Type, inner: int) -> str:
     """How a value of several outer or inner dims becomes a matrix."""
-    outer = len(type.dims) - inner
-    return (f".flatten(-{inner})" if inner > 1 else "") + (
-        f".flatten(0, {outer - 1})" if outer > 1 else ""
-    )
+    outer, view = len(type.dims) - inner, ""
+    if inner > 1:
+        view += f".flatten(-{inner})"
+    if outer > 1:
+        view += f".flatten(0, {outer - 1})"
+    return view
 
 
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {

@@ -47,14 +47,14 @@ def _make_own_weight(param: Param, pattern: str, program: Program) -> HFWeight:
 
 def own_name(pattern: str) -> str:
     """A parameter's name by the indices of its repeats."""
-    before, *rest = pattern.split("*")
-    return before + "".join(
-        f"{{{index}}}{part}" for index, part in zip(INDICES, rest, strict=False)
-    )
+    name, *parts = pattern.split("*")
+    for index, part in zip(INDICES, parts, strict=False):
+        name += f"{{{index}}}{part}"
+    return name
 
 
 def names_file(plan: Program, patterns: dict[str, str]) -> dict[str, str]:
-    """The file that a program reads them from, name → text."""
+    """The file from which a program reads the names, name → text."""
     program = get_program_with_names(plan, patterns)
     if not program.names:
         return {}
@@ -65,70 +65,68 @@ def names_file(plan: Program, patterns: dict[str, str]) -> dict[str, str]:
         "repeats": repeats(program, patterns),
     }
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    weights = [
-        f"  {json.dumps(patterns[e.param])}: {json.dumps(entry(e, program))}" for e in program.names
-    ]
-    return {
-        "hf_names.json": "{"
-        + ",\n ".join([*lines, '"weights": {\n' + ",\n".join(weights) + "\n }"])
-        + "}\n"
-    }
+    weights = list[str]()
+    for weight in program.names:
+        place = json.dumps(entry(weight, program))
+        weights.append(f"  {json.dumps(patterns[weight.param])}: {place}")
+    lines.append('"weights": {\n' + ",\n".join(weights) + "\n }")
+    return {"hf_names.json": "{" + ",\n ".join(lines) + "}\n"}
 
 
 def plain_names(program: Program, patterns: dict[str, str]) -> dict[str, str]:
-    """The tensor of each parameter, by its pattern, where each is a whole one of the same
-    shape; else none.
+    """The tensor of each parameter, by its pattern, where every tensor is one whole parameter of
+    the same shape; else none.
     """
     params = {param.name: param for param in program.stored}
-    found: dict[str, str] = {}
-    for each in program.names:
-        place, pattern = entry(each, program), patterns[each.param]
-        own = stored_shape(program, params[each.param])
-        indices = re.findall(r"\{[^}]*\}", each.tensor)
-        if place != {"tensor": each.tensor, "shape": own} or indices != ["{i}"] * pattern.count(
-            "*"
-        ):
+    tensors: dict[str, str] = {}
+    for weight in program.names:
+        pattern = patterns[weight.param]
+        shape = stored_shape(program, params[weight.param])
+        is_whole = entry(weight, program) == {"tensor": weight.tensor, "shape": shape}
+        indices = re.findall(r"\{[^}]*\}", weight.tensor)
+        if not is_whole or indices != ["{i}"] * pattern.count("*"):
             return {}
-        found[pattern] = each.tensor
-    return found if len(found) == len(program.stored) else {}
+        tensors[pattern] = weight.tensor
+    return tensors if len(tensors) == len(program.stored) else {}
 
 
 def repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
-    """How often each repeat around a parameter is repeated, by what the parameters' names have
+    """How often each repeat around a parameter is repeated, by the part of the parameters' names
     before its `*`.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for param in program.stored:
         parts = patterns[param.name].split(".*")
         for depth, dim in enumerate(param.type.dims[: param.stacked], start=1):
-            found[".*".join(parts[:depth])] = program.size(dim)
-    return found
+            counts[".*".join(parts[:depth])] = program.size(dim)
+    return counts
 
 
-def entry(each: HFWeight, program: Program) -> dict[str, Any]:
+def entry(weight: HFWeight, program: Program) -> dict[str, Any]:
     """The description of one parameter's place, as the runtime reads it."""
-    own = next(param for param in program.stored if param.name == each.param)
+    param = next(param for param in program.stored if param.name == weight.param)
     shape_of = get_file_shapes(program)
-    part_of = {other.part: other.param for other in program.names if other.tensor == each.tensor}
-    shapes = [shape_of[part_of[part]] for part in sorted(part_of)]
+    # the parameters that are parts of the same tensor, by the number of the part
+    params = {other.part: other.param for other in program.names if other.tensor == weight.tensor}
+    shapes = [shape_of[params[part]] for part in sorted(params)]
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    found: dict[str, Any] = {
-        "tensor": each.tensor,
-        "shape": whole[::-1] if each.transposed else whole,
+    place: dict[str, Any] = {
+        "tensor": weight.tensor,
+        "shape": whole[::-1] if weight.transposed else whole,
     }
-    if experts := program.outer(own)[own.stacked :]:
-        found["each"] = (*experts, program.size(*experts))
-    if each.part:
-        found["start"] = sum(shape[0] for shape in shapes[: each.part])
-    if each.transposed:
-        found["transposed"] = True
-    if isinstance(own, Buffer):
-        found["wide"] = True
-    if each.interleaved:  # by heads, whose rows are the last dim that no product sums over
-        last = each.skipped + each.interleaved
-        found["interleaved"] = each.skipped, last, program.valid(own.type.dims[-own.inner - 1])
-    of_positions = own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not own.inner
-    # a file may have more than the plan's sequences
-    if of_positions and not each.transposed and each.parts == 1:
-        found["positions"] = True
-    return found
+    if experts := program.outer(param)[param.stacked :]:
+        place["each"] = (*experts, program.size(*experts))
+    if weight.part:
+        place["start"] = sum(shape[0] for shape in shapes[: weight.part])
+    if weight.transposed:
+        place["transposed"] = True
+    if isinstance(param, Buffer):
+        place["wide"] = True
+    if weight.interleaved:  # by heads, whose rows are the last dim that no product sums over
+        last, head_dim = weight.skipped + weight.interleaved, param.type.dims[-param.inner - 1]
+        place["interleaved"] = weight.skipped, last, program.valid(head_dim)
+    of_positions = param.type.dims[param.stacked :][:1] == (SEQUENCE,) and not param.inner
+    # a file may have more positions than the plan's sequences
+    if of_positions and not weight.transposed and weight.parts == 1:
+        place["positions"] = True
+    return place

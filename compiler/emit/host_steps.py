@@ -21,9 +21,7 @@ from .train_py import program_files
 Json = dict[str, Any]
 
 LAYERS = (1, 3)
-"""The layers of each repeat in a step and in a longer one: from one to the other only layers
-are added.
-"""
+"""The layers of each repeat in a step and in a longer one.  The two differ in layers only."""
 
 ROWS = 32
 """The positions of a rank's sequence, so that the GPU is faster than the host."""
@@ -36,10 +34,14 @@ def host_steps(programs: Sequence[Program]) -> list[Json]:
     """Two steps of the first plan without a pipeline, with fewer and more layers; one of the
     first with a pipeline.
     """
-    able = [program for program in programs if _is_able(program)]
-    plain = [program for program in able if not program.pipeline][:1]
-    steps = [_with_layers(program, layers) for program in plain for layers in LAYERS]
-    return [_step(program) for program in (*steps, *[it for it in able if it.pipeline][:1])]
+    plain, staged = list[Program](), list[Program]()
+    for program in programs:
+        if _is_able(program):
+            (staged if program.pipeline else plain).append(program)
+    steps = list[Json]()
+    for program in plain[:1]:
+        steps += [_step(_with_layers(program, layers)) for layers in LAYERS]
+    return steps + [_step(program) for program in staged[:1]]
 
 
 def _is_able(program: Program) -> bool:
@@ -52,39 +54,44 @@ def _is_able(program: Program) -> bool:
 
 
 def _with_layers(program: Program, layers: int) -> Program:
-    repeats = {it.dim for it in walk_regions(program.region.body) if it.kind == "repeat"}
-    return program.sized(
-        {**{dim: min(layers, program.size(dim)) for dim in repeats}, MICROBATCHES: 1}
-    )
+    sizes = dict[str, int]()
+    for region in walk_regions(program.region.body):
+        if region.kind == "repeat":
+            sizes[region.dim] = min(layers, program.size(region.dim))
+    return program.sized({**sizes, MICROBATCHES: 1})
 
 
 def _step(program: Program) -> Json:
     """A step of a row of few tokens: its files, mesh and inputs; the ops that the host issues,
     and its actions.
     """
-    ranks = {
-        dim: prod(program.axis(it.axis).size for it in program.claims if it.dim == dim)
-        for dim in (BATCH, SEQUENCE)
-    }
-    small = program.sized(
-        {BATCH: ranks[BATCH], SEQUENCE: min(ROWS * ranks[SEQUENCE], program.size(SEQUENCE))}
-    )
-    on = named("h100_sxm")
-    assert on, "calibrate: no GPU to count by"
-    counting = evolve(on, op=1.0, collective=0.0)
+    batch = _split(program, BATCH)
+    seq = min(ROWS * _split(program, SEQUENCE), program.size(SEQUENCE))
+    small = program.sized({BATCH: batch, SEQUENCE: seq})
+    gpu = named("h100_sxm")
+    assert gpu, "calibrate: no GPU to count by"
+    counting = evolve(gpu, op=1.0, collective=0.0)
+    inputs = list[list[int]]()
+    for arg in small.microbatches.args:
+        inputs.append([small.size(MICROBATCHES), *small.local_shape(arg.value.type)])
+    stage = 0 if small.pipeline else None
     return {
         "files": program_files(small, Source(f"{program.name}.scale", "")),
         "mesh": {axis.name: axis.size for axis in program.axes},
-        "inputs": [
-            [small.size(MICROBATCHES), *small.local_shape(arg.value.type)]
-            for arg in small.microbatches.args
-        ],
-        "ops": sum(row.issued for row in op_rows(small, counting, 0 if small.pipeline else None)),
+        "inputs": inputs,
+        "ops": sum(row.issued for row in op_rows(small, counting, stage)),
         "actions": _actions(small),
     }
 
 
+def _split(program: Program, dim: str) -> int:
+    """The number of ranks among which a dim of the data is split."""
+    return prod(program.axis(claim.axis).size for claim in program.claims if claim.dim == dim)
+
+
 def _actions(program: Program) -> int:
-    """The actions of the first rank that compute."""
+    """The number of actions of the first rank that compute."""
     schedule = program.pipeline.schedule if program.pipeline else None
-    return sum(not it.work.is_message for it in schedule.rows[0]) if schedule else 0
+    if not schedule:
+        return 0
+    return sum(not action.work.is_message for action in schedule.rows[0])

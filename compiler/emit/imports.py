@@ -13,7 +13,7 @@ from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME, TORCH
 from ..ops.user import module_and_function
 
 SPLIT = {name: f"split_{name}" for name in ("embedding", "linear")}
-"""By function, the one that a program calls in its place if its schedule splits off weight
+"""By function, the function that a program calls instead if its schedule splits off weight
 gradients.
 """
 

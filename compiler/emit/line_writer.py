@@ -21,8 +21,8 @@ from .naming import WIDTH, axes_word, fitted, identifier, layout_stem, place, sh
 
 
 class _Assigned(NamedTuple):
-    """An assignment in no block: its targets, where its lines begin, the expression, the
-    comment.
+    """An assignment outside of blocks: its targets, the number of its first line, the expression,
+    the comment.
     """
 
     targets: str
@@ -37,12 +37,12 @@ class Lines:
     def __init__(self, frame: Frame, module: Module, prefix: str, uses: Counter[str]) -> None:
         self._frame, self._module, self._prefix = frame, module, prefix
         self.left = Counter(uses)  # how often each value still will be read
-        # of what has a Python name, or will be part of the line that uses it
+        # of values that have a Python name, or will be part of the line that uses them
         self.exprs: dict[str, Expr] = {}
         self._holder: dict[str, str] = {}  # Python name → its value
         self._tables: dict[Table, str] = {}
         self._fixed: set[str] = set()  # arguments that no value takes the name of
-        # values whose `with regather` or `with recompute` block is open
+        # values whose `with regather` or `with recompute` block is still open
         self._blocks: list[Sequence[str]] = []
         self._branch = 0  # 1 within an `if stage == …`
         self._last: _Assigned | None = None  # if it is the last statement
@@ -60,7 +60,7 @@ class Lines:
     # ---- lines
 
     def assign(self, values: list[str], expr: Expr, like: Sequence[str] = ()) -> None:
-        """A line of its own for values, perhaps with the names of others."""
+        """Writes a line of its own for values, which may take the names of others, `like`."""
         self.read(expr)
         targets = ", ".join(map(self.hold, values, like or values))
         assigned = _Assigned(targets, len(self._module.lines), expr.text, self.comment(expr))
@@ -69,23 +69,25 @@ class Lines:
         self.close_blocks()
 
     def append(self, code: str, comment: str = "", deeper: int = 0) -> None:
-        """A line in the innermost open block, or `deeper` in the loop that the lines before it
-        open.
+        """Writes a line in the innermost open block, or `deeper` in the loop that the lines before
+        it open.
         """
         self._last = None
         indent = " " * self.indent(deeper)
         code = fitted(code, len(indent))
         line = f"{indent}{code}  # {comment}" if comment else indent + code
-        if comment and ("\n" in code or len(line) > WIDTH or "\n" in comment):
-            parts = (
-                part for text in comment.split("\n") for part in wrap(text, WIDTH - len(indent) - 2)
-            )
-            self._module.lines += [*(f"{indent}# {part}" for part in parts), indent + code]
-        else:
+        fits = len(line) <= WIDTH and "\n" not in line
+        if fits or not comment:
             self._module.lines.append(line)
+            return
+        # the comment goes before the code where both do not fit one line
+        for text in comment.split("\n"):
+            for part in wrap(text, WIDTH - len(indent) - 2):
+                self._module.lines.append(f"{indent}# {part}")
+        self._module.lines.append(indent + code)
 
     def indent(self, deeper: int = 0) -> int:
-        """The columns that such a line is indented by."""
+        """The columns that a line is indented by, `deeper` in loops as in `append`."""
         return 4 * (2 + self._branch + len(self._blocks) + deeper)
 
     def open_branch(self, head: str) -> None:
@@ -99,7 +101,7 @@ class Lines:
         self._branch = 0
 
     def open_block(self, values: Sequence[str]) -> None:
-        """Opens the block of some values, which ends when nothing reads them any more."""
+        """Opens the block of some values; it ends when nothing reads them any more."""
         self._blocks.append(values)
 
     def close_blocks(self) -> None:
@@ -108,8 +110,9 @@ class Lines:
             self._blocks.pop()
 
     def finish(self, ends: Sequence[str]) -> None:
-        """Ends the body, which returns some values, or what the last line would only give a
-        name to.
+        """Ends the body with a `return` of some values.
+
+        If the last line only gives them their names, its expression is returned instead.
         """
         result = ", ".join(self.operand(name).text for name in ends)
         self._blocks.clear()
@@ -131,12 +134,13 @@ class Lines:
         raise AssertionError(f"emit: {name} is read before it is written")
 
     def hold(self, value: str, like: str = "") -> str:
-        """A Python name for `value`: its own, or that of another, if the value that had it is
-        not read any more.
+        """A Python name for `value`: its own name or `like`, with a number while another value
+        that is still read has it.
         """
-        held = {name for name, value in self._holder.items() if self.left[value]}
-        like = "local_max" if self._frame.types[value].axes_in(Kind.MAXIMUM) else like or value
-        name = identifier(like, held | self._fixed)
+        in_use = {name for name, value in self._holder.items() if self.left[value]}
+        if self._frame.types[value].axes_in(Kind.MAXIMUM):
+            like = "local_max"
+        name = identifier(like or value, in_use | self._fixed)
         self.rename(name, value)
         return name
 
@@ -146,7 +150,7 @@ class Lines:
         self.exprs[value] = Expr(name, ATOM, (value,))
 
     def argument(self, like: str, type: str) -> str:
-        """An argument of `forward` that is no value, so that no value takes its name."""
+        """Adds an argument of `forward` that is no value of the IR; no value takes its name."""
         name = self.free(like)
         self._fixed.add(name)
         self._module.arguments[name] = type
@@ -188,19 +192,20 @@ class Lines:
         return f"self.{self._module.tables[table]}"
 
     def bind_table(self, table: Table) -> None:
-        """A table that the caller passes on."""
+        """Makes a table an argument, which the caller passes on."""
         self._tables[table] = self.argument("rotary", "Tensor")
 
     def _attribute(self, name: str) -> str:
         param = self._frame.param(name)
-        for attribute, held in self._module.weights.items():
-            if held is param:
+        for attribute, weight in self._module.weights.items():
+            if weight is param:
                 return attribute
         return self._frame.declare(self._module, self._prefix, param)
 
     def _cast(self, name: str) -> str:
-        """The method that makes of a parameter what the model computes with, where no buffer
-        holds that.
+        """The method that casts a parameter to the model's element type, "" where it has that.
+
+        In programs of the runtime a buffer holds the cast parameter.
         """
         dtype = self._frame.types[name].dtype
         differs = not self._frame.target.local and dtype != self._frame.param(name).type.dtype
@@ -212,9 +217,8 @@ class Lines:
         """The shape of an expression's value, what its coercions do, and the plan's line."""
         op = expr.ops[-1]
         parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
-        parts += [
-            self._note(part) if part.kind == "coerce" else self._sent(part) for part in expr.ops
-        ]
+        for part in expr.ops:
+            parts.append(self._note(part) if part.kind == "coerce" else self._sent(part))
         if op.kind != "coerce" and op.outputs[0].name in self._frame.recomputed_values:
             parts.append("bwd: recomputed")
         return "  ".join([*filter(None, parts), place(op.span)])
@@ -222,23 +226,27 @@ class Lines:
     def _sent(self, op: Op) -> str:
         """The collectives of an op that is no coercion, forward and backward."""
         program, entry = self._frame.program, OPS.get(op.kind)
-        sent = messages(program, op, self._frame.types)
-        back = entry and (entry.linear or (entry.vjp and entry.vjp.communicates))
-        each = dict.fromkeys(f"{it.op} over {axes_word(it.axes, program)}" for it in sent)
-        conjugates = dict.fromkeys("wait" if begins(op) else it.op for it in sent) if back else ()
+        communicates_back = entry and (entry.linear or (entry.vjp and entry.vjp.communicates))
+        # dictionaries as ordered sets
+        forward, backward = dict[str, None](), dict[str, None]()
+        for message in messages(program, op, self._frame.types):
+            forward[f"{message.op} over {axes_word(message.axes, program)}"] = None
+            if communicates_back:
+                backward["bwd: wait" if begins(op) else f"bwd: {message.op}"] = None
         if entry and entry.awaits:
-            conjugates = ("begins the exchange",)
-        return "  ".join([*each, *(f"bwd: {it}" for it in conjugates)])
+            backward = {"bwd: begins the exchange": None}
+        return "  ".join([*forward, *backward])
 
     def _note(self, op: Op) -> str:
         """A coercion's effect, forward and backward."""
         source, target = ends(op)
         if source.kind is Kind.MAXIMUM:
             return f"{source}→{target}  no gradient"
-        conjugated = coercion(*conjugate(source, target))
-        back = conjugated.collective or conjugated.local or "none"
-        regathered = "all_gather, " if op.outputs[0].name in self._frame.recomputed_values else ""
-        return f"{source}→{target}  bwd: {regathered}{back}"
+        conjugate_coercion = coercion(*conjugate(source, target))
+        backward = conjugate_coercion.collective or conjugate_coercion.local or "none"
+        if op.outputs[0].name in self._frame.recomputed_values:
+            backward = f"all_gather, {backward}"
+        return f"{source}→{target}  bwd: {backward}"
 
 
 def reads(body: tuple[Stmt, ...]) -> Iterator[str]:

@@ -23,7 +23,7 @@ Line = tuple[str, str]
 
 @frozen
 class Around:
-    """The lines before the call of a layer's module, and those after it."""
+    """The lines before the call of a layer's module, and the lines after it."""
 
     before: tuple[Line, ...] = ()
     after: tuple[Line, ...] = ()
@@ -44,7 +44,7 @@ class LayerCall:
 
 
 def is_flat(program: Program, stmt: Stmt) -> bool:
-    """Whether these lines do what a statement of a forward body does."""
+    """Whether lines of this module do what a statement of a forward body does."""
     if not isinstance(stmt, Op):
         return False
     flat_params = {bucket.dim for bucket in program.buckets}
@@ -73,53 +73,60 @@ def loop_line(item: str, modules: str, zipped: Mapping[str, str], indent: int) -
     return f"{call(f'{head} in zip', [modules, *zipped.values(), 'strict=True'], indent)}:"
 
 
-def around(program: Program, own: Sequence[Bucket], params: str, x: str) -> Around:
-    """The lines for the group `params` of a layer, which has these buckets; `x` is what they
-    pass on.
+def around(program: Program, buckets: Sequence[Bucket], params: str, x: str) -> Around:
+    """The lines for the group `params` of a layer, which has these buckets; `x` is the value that
+    they pass on.
     """
-    resharded = [bucket for bucket in own if bucket.reshard_after_forward]
-    gathers = [
-        (f"all_gather over {axes_word(b.shard_axes, program)}", b) for b in reversed(resharded)
-    ]
-    there = [f"{what}  {gathered(program, *of)}" for what, of in _each(gathers).items()]
-    there += ["all_gather is complete"] * any(b.shard_axes and b not in resharded for b in own)
-    backward = ", ".join([*(["freed"] if resharded else []), *_reductions(program, own)])
-    function = "unshard" if there else "reduce_grads_in_backward"
-    before = f"{x} = {function}({x}, {params})", "\n".join([*there, f"bwd: {backward}"])
-    after = (f"{x} = reshard({x}, {params})", "freed  bwd: all_gather")
-    return Around((before,), (after,) if resharded else ())
+    resharded = [bucket for bucket in buckets if bucket.reshard_after_forward]
+    comments = _gathers(program, resharded)
+    if any(bucket.shard_axes and bucket not in resharded for bucket in buckets):
+        comments.append("all_gather is complete")
+    function = "unshard" if comments else "reduce_grads_in_backward"
+    backward = _reductions(program, buckets)
+    if resharded:
+        backward.insert(0, "freed")
+    comments.append(f"bwd: {', '.join(backward)}")
+    before = f"{x} = {function}({x}, {params})", "\n".join(comments)
+    if not resharded:
+        return Around((before,))
+    return Around((before,), ((f"{x} = reshard({x}, {params})", "freed  bwd: all_gather"),))
 
 
-def _reductions(program: Program, own: Sequence[Bucket]) -> list[str]:
+def _gathers(program: Program, resharded: Sequence[Bucket]) -> list[str]:
+    """The gathers of a layer's parameters, one for each group of axes."""
+    gathers = list[tuple[str, Bucket]]()
+    for bucket in reversed(resharded):
+        gathers.append((f"all_gather over {axes_word(bucket.shard_axes, program)}", bucket))
+    comments = list[str]()
+    for gather, buckets in _by_key(gathers).items():
+        comments.append(f"{gather}  {gathered(program, *buckets)}")
+    return comments
+
+
+def _reductions(program: Program, buckets: Sequence[Bucket]) -> list[str]:
     """The reductions of a layer's gradients, with the elements of this rank's part."""
-    when = {True: "", False: ", in the last microbatch"}
-    sums = [
-        (
-            (
-                f"{what} over {axes_word(axes, program)}",
-                program.reduce_dtype(bucket),
-                bucket.shard_gradients,
-            ),
-            bucket,
-        )
-        for bucket in own
-        for what, axes in (
-            ("reduce_scatter", bucket.shard_axes),
-            ("all_reduce", bucket.reduce_axes),
-        )
-        if axes
-    ]
-    return [
-        f"{what}  {_sum(_elements(program, each) for each in of)} × {dtype}{when[each_time]}"
-        for (what, dtype, each_time), of in _each(sums).items()
-    ]
+    sums = list[tuple[tuple[str, str, bool], Bucket]]()
+    for bucket in buckets:
+        dtype, each_time = program.reduce_dtype(bucket), bucket.shard_gradients
+        if bucket.shard_axes:
+            scatter = f"reduce_scatter over {axes_word(bucket.shard_axes, program)}"
+            sums.append(((scatter, dtype, each_time), bucket))
+        if bucket.reduce_axes:
+            reduction = f"all_reduce over {axes_word(bucket.reduce_axes, program)}"
+            sums.append(((reduction, dtype, each_time), bucket))
+    comments = list[str]()
+    for (reduction, dtype, each_time), reduced in _by_key(sums).items():
+        elements = _sum(_elements(program, bucket) for bucket in reduced)
+        when = "" if each_time else ", in the last microbatch"
+        comments.append(f"{reduction}  {elements} × {dtype}{when}")
+    return comments
 
 
-def _each(pairs: Iterable[tuple[_K, Bucket]]) -> dict[_K, list[Bucket]]:
-    found: dict[_K, list[Bucket]] = {}
+def _by_key(pairs: Iterable[tuple[_K, Bucket]]) -> dict[_K, list[Bucket]]:
+    buckets: dict[_K, list[Bucket]] = {}
     for key, bucket in pairs:
-        found.setdefault(key, []).append(bucket)
-    return found
+        buckets.setdefault(key, []).append(bucket)
+    return buckets
 
 
 def _elements(program: Program, bucket: Bucket) -> int:
@@ -132,15 +139,20 @@ def _sum(sizes: Iterable[int]) -> str:
     return f"({' + '.join(texts)})" if len(texts) > 1 else texts[0]
 
 
-def gathered(program: Program, *of: Bucket) -> str:
+def gathered(program: Program, *buckets: Bucket) -> str:
     """The sizes of gathered buffers of a layer, all of one element type."""
-    sizes = _sum(_elements(program, bucket) * program.degree(bucket.shard_axes) for bucket in of)
-    return f"{sizes} × {working(program, *of)}"
+    sizes = list[int]()
+    for bucket in buckets:
+        sizes.append(_elements(program, bucket) * program.degree(bucket.shard_axes))
+    return f"{_sum(sizes)} × {working(program, *buckets)}"
 
 
-def working(program: Program, *of: Bucket) -> str:
-    """The element type of buckets' parameters as the model uses them, which is one."""
-    names = {bucket.name for bucket in of}
-    unpacks = (op for op in program.ops if op.kind == "unpack" and op.get("bucket") in names)
-    (dtype,) = {value.type.dtype for op in unpacks for value in op.outputs}
+def working(program: Program, *buckets: Bucket) -> str:
+    """The one element type of buckets' parameters as the model uses them."""
+    names = {bucket.name for bucket in buckets}
+    dtypes = set[str]()
+    for op in program.ops:
+        if op.kind == "unpack" and op.get("bucket") in names:
+            dtypes |= {value.type.dtype for value in op.outputs}
+    (dtype,) = dtypes
     return dtype

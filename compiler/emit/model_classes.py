@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ..analysis.recompute import is_recomputed, recomputes_region
 from ..config.settings import ON
-from ..ir import Op, Program, Region, Stmt, base
+from ..ir import Op, Program, Region, Stmt, Value, base
 from ..ops import OPS
 from .forward import Body
 from .line_writer import reads
@@ -39,23 +39,12 @@ def model_classes(program: Program, target: Target = RUNTIME_TARGET) -> Model:
     forward, microbatches = program.forward, program.microbatches
     frame = Frame(program, recomputed_values(program, forward), target)
     inputs = [arg.value for arg in microbatches.args]
-    given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
-    name, pipeline = class_name(program.name), program.pipeline
-    whose = (
-        f"A rank's stages of {name}; the forward of the last one"
-        if pipeline
-        else f"{name}; forward"
-    )
-    losses = (
-        "a microbatch's token and router losses"
-        if program.losses > 1
-        else "the summed token loss of a microbatch"
-    )
-    losses = "losses and loads of a microbatch" if program.routes else losses
-    doc = in_lines(f"{whose} returns {losses}.  {given}")
-    module, ends = Module(name, doc), tuple(end.name for end in microbatches.yields[: program.made])
-    of = (frame, module, forward.body, ends)
-    body = StagedBody(*of, pipeline) if pipeline else Body(*of)
+    module = Module(class_name(program.name), _model_doc(program, inputs))
+    ends = tuple(end.name for end in microbatches.yields[: program.made])
+    if program.pipeline:
+        body = StagedBody(frame, module, forward.body, ends, program.pipeline)
+    else:
+        body = Body(frame, module, forward.body, ends)
     for value in inputs:
         body.bind_argument(value.name)
     if target.local and any(bucket.layers for bucket in program.buckets):
@@ -65,29 +54,48 @@ def model_classes(program: Program, target: Target = RUNTIME_TARGET) -> Model:
     return Model(tuple(frame.classes), frame.patterns, frame.sizes)
 
 
+def _model_doc(program: Program, inputs: Sequence[Value]) -> str:
+    """The docstring of the model's class, with the shapes of its inputs."""
+    name = class_name(program.name)
+    subject = f"{name}; forward"
+    if program.pipeline:
+        subject = f"A rank's stages of {name}; the forward of the last one"
+    if program.routes:
+        results = "losses and loads of a microbatch"
+    elif program.losses > 1:
+        results = "a microbatch's token and router losses"
+    else:
+        results = "the summed token loss of a microbatch"
+    shapes = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
+    return in_lines(f"{subject} returns {results}.  {shapes}")
+
+
 def compiled(program: Program, classes: Sequence[Module]) -> str:
-    """The names of the classes that torch.compile compiles, those without repeats inside; ""
-    where it compiles none.
+    """The names of the classes that torch.compile compiles; "" where it compiles none.
+
+    They are the classes without repeats inside.
     """
-    return (
-        ", ".join(each.name for each in classes if not each.children)
-        if program.train.compile == ON
-        else ""
-    )
+    if program.train.compile != ON:
+        return ""
+    return ", ".join(module.name for module in classes if not module.children)
 
 
 def recomputed_values(program: Program, region: Region) -> set[str]:
     """Results of single forward ops that backward recomputes; forward does not save them."""
     if recomputes_region(program, region):
         return set()
-    inner = [recomputed_values(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
-    read = {
-        name for stmt in region.body if not _saves_nothing(program, stmt) for name in reads((stmt,))
-    }
-    read |= {end.name for end in region.yields}
-    own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_recomputed(program, stmt)]
-    own = [op for op in own if not _moves(op) or op.outputs[0].name in read]
-    return {op.outputs[0].name for op in own}.union(*inner)
+    read = {end.name for end in region.yields}  # values that an op saves, or that are returned
+    for stmt in region.body:
+        if not _saves_nothing(program, stmt):
+            read |= {*reads((stmt,))}
+    values = set[str]()
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            values |= recomputed_values(program, stmt)
+        # a coercion whose result nothing saves need not be made once more
+        elif is_recomputed(program, stmt) and (not _moves(stmt) or stmt.outputs[0].name in read):
+            values.add(stmt.outputs[0].name)
+    return values
 
 
 def _moves(stmt: Stmt) -> bool:

@@ -41,8 +41,8 @@ class Table:
     theta: float
     seq_dim: int  # of the tensors to rotate, from the last
     scaling: tuple[tuple[str, Attr], ...] = ()
-    axes: tuple[str, ...] = ()  # that shard the sequence
-    of: str = field(default="", eq=False)  # the dim that it is for
+    axes: tuple[str, ...] = ()  # the axes that shard the sequence
+    of: str = field(default="", eq=False)  # the dim that the table is for
 
 
 @frozen
@@ -73,8 +73,8 @@ class Module:
     lines: list[str] = field(factory=list[str])
     result: str = ""
     crossing: tuple[int, ...] = ()
-    """How many values stages of a pipeline make for the next ones, each number once; none of a
-    module that is whole.
+    """How many values stages of a pipeline make for the next ones, each number once; empty for a
+    module that is not cut into stages.
     """
     held: dict[str, tuple[int, ...]] = field(factory=dict[str, tuple[int, ...]])
     """In a model in stages, the stages that need an attribute, if not all do."""
@@ -86,23 +86,32 @@ class Module:
     @property
     def weights(self) -> dict[str, Param]:
         """The parameters, by attribute."""
-        return {name: it for name, it in self.declared.items() if not isinstance(it, Child)}
+        weights = dict[str, Param]()
+        for name, declaration in self.declared.items():
+            if not isinstance(declaration, Child):
+                weights[name] = declaration
+        return weights
 
     @property
     def children(self) -> dict[str, Child]:
         """The layers of repeats, by attribute."""
-        return {name: it for name, it in self.declared.items() if isinstance(it, Child)}
+        children = dict[str, Child]()
+        for name, declaration in self.declared.items():
+            if isinstance(declaration, Child):
+                children[name] = declaration
+        return children
 
     @property
     def header(self) -> str:
         """The line that begins `forward`."""
-        returns = f" -> {tensors(*self.crossing, self.result.count(',') + 1)}:"
+        results = self.result.count(",") + 1
+        returns = f" -> {tensors(*self.crossing, results)}:"
         arguments = ["self", *(f"{name}: {type}" for name, type in self.arguments.items())]
         return call("def forward", arguments, 4, len(returns)) + returns
 
 
 def in_lines(doc: str) -> str:
-    """A class' docstring, its shapes in lines of their own where it is too long for one."""
+    """A class' docstring; its shapes have lines of their own where it is too long for one."""
     head, _, shapes = doc.partition("  ")
     if len(f'    """{doc}"""') <= WIDTH:
         return doc
@@ -111,10 +120,11 @@ def in_lines(doc: str) -> str:
 
 
 def tensors(*counts: int) -> str:
-    """The Python type of one tensor, or several, where it may be any of these numbers."""
-    return " | ".join(
-        "Tensor" if n == 1 else f"tuple[{', '.join(['Tensor'] * n)}]" for n in dict.fromkeys(counts)
-    )
+    """The Python type of so many tensors; a union where there are several counts."""
+    types = list[str]()
+    for count in dict.fromkeys(counts):
+        types.append("Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]")
+    return " | ".join(types)
 
 
 @define
@@ -122,7 +132,7 @@ class Frame:
     """State that all classes of a program share."""
 
     program: Program
-    recomputed_values: set[str]  # what backward makes once more
+    recomputed_values: set[str]  # values that backward makes once more
     target: Target = RUNTIME_TARGET
     types: Mapping[str, Type] = Factory(lambda self: self.program.types, takes_self=True)
     # value → its parameter
@@ -149,63 +159,68 @@ class Frame:
     def bucket_per_layer(self, value: str) -> Bucket | None:
         """The bucket of layers that a value is a parameter or a flat buffer of."""
         dims, param = self.types[value].dims, self.leaves.get(value)
-        return next(
-            (b for b in self.program.buckets if b.layers and (param in b.params or b.dim in dims)),
-            None,
-        )
+        for bucket in self.program.buckets:
+            if bucket.layers and (param in bucket.params or bucket.dim in dims):
+                return bucket
+        return None
 
 
 def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
     """The table of rotary positions that an op `rope` needs."""
     type, seq = types[op.inputs[0]], roles(op, types).query_seq
-    seq_dim = type.dims.index(seq) - len(type.dims)
-    given = dict(op.attrs)
-    theta, dims = given.pop("theta"), given.pop("dims", program.local_size(type, type.dims[-1]))
-    assert isinstance(theta, float), "emit: rope without theta"
     dim = type.dims[-1]
-    axes = type.axes_of(seq)
+    scaling = dict(op.attrs)
+    theta = scaling.pop("theta")
+    dims = scaling.pop("dims", program.local_size(type, dim))
+    assert isinstance(theta, float), "emit: rope without theta"
     return Table(
-        program.size(seq), round(float(str(dims))), theta, seq_dim, tuple(given.items()), axes, dim
+        program.size(seq),
+        round(float(str(dims))),
+        theta,
+        seq_dim=type.dims.index(seq) - len(type.dims),
+        scaling=tuple(scaling.items()),
+        axes=type.axes_of(seq),
+        of=dim,
     )
 
 
 def weight_lines(
     attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int
 ) -> list[str]:
-    """The declaration of a parameter in its module, as one layer has it; `names` are those of
+    """The declaration of a parameter in its module, as one layer has it; `names` are the names of
     sizes.
     """
     if isinstance(param, Buffer):
-        _, type, _ = parameter_sizes(param)
-        zeros = (
-            f"torch.zeros({', '.join(product(names, program, (dim,)) for dim in type.dims)},"
-            " device=mesh.device)"
-        )
-        return [
-            f"self.register_buffer({literal(attribute)}, {zeros})  #"
-            f" {matrix_shape(type, 0, program)}"
-        ]
+        return [_buffer_line(attribute, param, program, names)]
     groups, type, joined = parameter_sizes(param)
-    sizes = [product(names, program, group) for group in groups]
-    split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
-    arguments = ["mesh", *sizes]
+    arguments = ["mesh", *(product(names, program, group) for group in groups)]
+    split = list[str]()
+    for i, group in enumerate(groups):
+        if axes := type.axes_of(group[0]):
+            split.append(f"{i}: {literal(axes[0] if len(axes) == 1 else axes)}")
     if split:
-        over = (f"{i}: {literal(axes[0] if len(axes) == 1 else axes)}" for i, axes in split.items())
-        arguments.append(f"shard={{{', '.join(over)}}}")
+        arguments.append(f"shard={{{', '.join(split)}}}")
     arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")
-    code, comment = (
-        call(f"self.{attribute} = weight", arguments, indent, 0),
-        matrix_shape(type, joined, program),
-    )
-    one = f"{code}  # {comment}"
-    if "\n" not in code and indent + len(one) <= WIDTH:
-        return [one]
+    code = call(f"self.{attribute} = weight", arguments, indent, 0)
+    comment = matrix_shape(type, joined, program)
+    line = f"{code}  # {comment}"
+    if "\n" not in code and indent + len(line) <= WIDTH:
+        return [line]
     return [f"# {comment}", *call(f"self.{attribute} = weight", arguments, 0, indent).split("\n")]
 
 
+def _buffer_line(attribute: str, buffer: Buffer, program: Program, names: Mapping[str, str]) -> str:
+    """The declaration of a buffer, which begins with zeros."""
+    _, type, _ = parameter_sizes(buffer)
+    sizes = ", ".join(product(names, program, (dim,)) for dim in type.dims)
+    zeros = f"torch.zeros({sizes}, device=mesh.device)"
+    shape = matrix_shape(type, 0, program)
+    return f"self.register_buffer({literal(attribute)}, {zeros})  # {shape}"
+
+
 def parameter_sizes(param: Param) -> tuple[list[tuple[str, ...]], Type, int]:
-    """The dims of each stored dim of one layer's part of a parameter, its type, and how many
-    dims are joined last.
+    """One layer's part of a parameter: the dims of each stored dim, its type, and how many dims
+    are joined last.
     """
     type = param.type
     for dim in type.dims[: param.stacked]:
@@ -221,54 +236,53 @@ Field = tuple[str, str]
 
 def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
-    yield from (
-        f"self.{name} = mesh.axis({', '.join(map(literal, axes))})"
-        for axes, name in module.axes.items()
-    )
-    yield from (
-        f"self.{name} = {layout_text(of, program, sizes)}" for of, name in module.layouts.items()
-    )
-    cut = program.pipeline.dims if module.crossing and program.pipeline else ()
-    lines = {
-        name: _modules(name, it, cut, sizes)
-        if isinstance(it, Child)
-        else weight_lines(name, it, program, sizes, 12)
-        for name, it in module.declared.items()
-    }
-    declared = ((name, line) for name, each in lines.items() for line in each)
-    yield from _branched(
-        module, declared, len(program.pipeline.stage_to_rank) if program.pipeline else 0
-    )
+    for axes, name in module.axes.items():
+        yield f"self.{name} = mesh.axis({', '.join(map(literal, axes))})"
+    for layout, name in module.layouts.items():
+        yield f"self.{name} = {layout_text(layout, program, sizes)}"
+    cut, stages = (), 0
+    if program.pipeline:
+        stages = len(program.pipeline.stage_to_rank)
+        cut = program.pipeline.dims if module.crossing else ()
+    lines_by_field = list[Field]()
+    for name, declaration in module.declared.items():
+        if isinstance(declaration, Child):
+            lines = _modules(name, declaration, cut, sizes)
+        else:
+            lines = weight_lines(name, declaration, program, sizes, 12)
+        lines_by_field += [(name, line) for line in lines]
+    yield from _branched(module, lines_by_field, stages)
     for table, name in module.tables.items():
         yield from _table(name, table, program, sizes)
 
 
 def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterator[str]:
     """Each line, in a branch where not all stages need what it sets."""
-    for held, together in groupby(declared, key=lambda field: module.held.get(field[0], ())):
-        if held:
-            words = [stage_word(stage, stages) for stage in held]
-            yield (
-                f"if {words[0]} in stages:"
-                if len(held) == 1
-                else f"if {{{', '.join(words)}}} & {{*stages}}:"
-            )
-        yield from (f"{'    ' if held else ''}{line}" for _, line in together)
+    for needing, lines in groupby(declared, key=lambda field: module.held.get(field[0], ())):
+        indent = ""
+        if needing:
+            indent = "    "
+            words = [stage_word(stage, stages) for stage in needing]
+            if len(words) == 1:
+                yield f"if {words[0]} in stages:"
+            else:
+                yield f"if {{{', '.join(words)}}} & {{*stages}}:"
+        yield from (f"{indent}{line}" for _, line in lines)
 
 
 def _modules(name: str, child: Child, cut: Sequence[str], sizes: Mapping[str, str]) -> list[str]:
-    of_all = (
-        f"nn.ModuleList({child.module.name}(mesh) for _ in"
-        f" range({sizes.get(child.dim, child.count)}))"
-    )
-    line = f"self.{name} = {_of_stages(child) if child.dim in cut else of_all}"
-    return fitted(line, 8).replace("\n        ", "\n").split("\n")
+    if child.dim in cut:
+        modules = _of_stages(child)
+    else:
+        count = sizes.get(child.dim, child.count)
+        modules = f"nn.ModuleList({child.module.name}(mesh) for _ in range({count}))"
+    return fitted(f"self.{name} = {modules}", 8).replace("\n        ", "\n").split("\n")
 
 
 def _of_stages(child: Child) -> str:
     """The modules of this rank's stages, by the number of their layer."""
-    mine = f"for stage in stages for i in {layers_word(child.dim)}[stage]"
-    return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {mine}}})"
+    layers = f"for stage in stages for i in {layers_word(child.dim)}[stage]"
+    return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {layers}}})"
 
 
 def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
@@ -284,7 +298,9 @@ def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) 
 def ropes(table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
     """The arguments that say which rotary positions a table has."""
     yield names.get(SEQUENCE, str(table.seq))
-    yield str((names.get(table.of) if table.dim == program.size(table.of) else None) or table.dim)
+    # the dim's name says its whole size, and a table may be of a part
+    is_whole = table.dim == program.size(table.of)
+    yield names.get(table.of, str(table.dim)) if is_whole else str(table.dim)
     yield f"theta={literal(table.theta).removesuffix('.0')}"
     if table.seq_dim != -3:  # with heads between sequence and head dim, the function's default
         yield f"seq_dim={table.seq_dim}"

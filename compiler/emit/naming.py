@@ -1,7 +1,7 @@
 """Words of emitted programs: identifiers, literals, shape comments.
 
-Nothing of a plan becomes code: names are identifiers by the grammar and kept apart from Python's,
-all else is a literal.
+Nothing of a plan becomes code.  Names are identifiers by the grammar and are kept apart from
+Python's; everything else is a literal.
 """
 
 import builtins
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from hashlib import sha256
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from pathlib import PurePath
 from textwrap import wrap
 
@@ -110,7 +110,9 @@ def singular(name: str) -> str:
     stem, _, number = name.rpartition("_")
     if stem and number.isdecimal():
         return f"{singular(stem)}_{number}"
-    return name[:-1] if name.endswith("s") and not name.endswith("ss") and len(name) > 1 else name
+    if name.endswith("s") and not name.endswith("ss") and len(name) > 1:
+        return name[:-1]
+    return name
 
 
 MANY_DIGITS = 12
@@ -120,7 +122,8 @@ MANY_DIGITS = 12
 def literal(value: object) -> str:
     """A Python literal in the quotes that formatters prefer."""
     if isinstance(value, str):
-        return repr(value) if '"' in value and "'" not in value else json.dumps(value)
+        needs_single_quotes = '"' in value and "'" not in value
+        return repr(value) if needs_single_quotes else json.dumps(value)
     if isinstance(value, tuple):
         inner = ", ".join(map(literal, value))  # type: ignore[arg-type]
         return f"({inner},)" if len(value) == 1 else f"({inner})"  # type: ignore[arg-type]
@@ -133,7 +136,8 @@ def _number(value: float) -> str:
     if root := _of_root(value):
         return root
     if abs(value) >= 1:
-        return digits if "e" in digits or abs(value) < 10_000 else f"{value:_}"
+        needs_underscores = "e" not in digits and abs(value) >= 10_000
+        return f"{value:_}" if needs_underscores else digits
     short = f"{Decimal(digits):e}"
     return short if len(short) < len(digits) else digits
 
@@ -144,28 +148,27 @@ def _of_root(value: float) -> str:
     """
     if not 1e-4 < value < 1e6:
         return ""
-    digits, inverse = len(repr(value)), round(value**-2)
+    inverse = round(value**-2)
     if inverse >= 128 and inverse.bit_count() == 1 and inverse**-0.5 == value:
         return f"{inverse}**-0.5"
-    if digits > MANY_DIGITS and (square := round(value * value)) ** 0.5 == value:
+    if len(repr(value)) <= MANY_DIGITS:
+        return ""
+    if (square := round(value * value)) ** 0.5 == value:
         return f"{square}**0.5"
-    # 0.02: of which initial values are a part
-    for above in (1, 0.02) if digits > MANY_DIGITS else ():
-        number = round((above / value) ** 2) or 1
-        if number**0.5 % 1 and above / number**0.5 == value:
-            return f"{above} / {number}**0.5"
+    for numerator in (1, 0.02):  # initial values are often a part of 0.02
+        number = round((numerator / value) ** 2) or 1
+        if number**0.5 % 1 and numerator / number**0.5 == value:
+            return f"{numerator} / {number}**0.5"
     return ""
 
 
 def quotient(value: float, divisor: int) -> str:
     """A number as `1e-4 / 15360`, where that is exactly the number, and shorter."""
-    above = float(f"{value * divisor:.{MANY_DIGITS}g}")
-    divided = f"{literal(above)} / {divisor}"
-    return (
-        divided
-        if above / divisor == value and len(divided) < len(literal(value))
-        else literal(value)
-    )
+    numerator = float(f"{value * divisor:.{MANY_DIGITS}g}")
+    division, number = f"{literal(numerator)} / {divisor}", literal(value)
+    if numerator / divisor == value and len(division) < len(number):
+        return division
+    return number
 
 
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
@@ -179,28 +182,25 @@ def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -
 
 
 def filled(before: str, entries: Sequence[str], indent: int) -> str:
-    """A tuple on one line if it fits, else with as many entries on each line as fit: one has
-    many stages.
+    """A tuple on one line if it fits, else with as many entries on each line as fit.
+
+    The tuple of a pipeline has an entry for each stage, and there may be many.
     """
     line = call(before, entries, indent)
     if "\n" not in line:
         return line
     pad = " " * indent
-    rows = wrap(", ".join(entry.replace(" ", "\0") for entry in entries) + ",", WIDTH - indent - 4)
-    return "\n".join([f"{before}(", *(f"{pad}    {row}" for row in rows), f"{pad})"]).replace(
-        "\0", " "
-    )
+    # a zero byte keeps `wrap` from breaking a line inside of an entry
+    text = ", ".join(entry.replace(" ", "\0") for entry in entries) + ","
+    rows = [f"{pad}    {row}" for row in wrap(text, WIDTH - indent - 4)]
+    return "\n".join([f"{before}(", *rows, f"{pad})"]).replace("\0", " ")
 
 
 def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
     """A call with an argument a line."""
-    pad = " " * (indent + 4)
-    return (
-        f"{function}(\n"
-        + "".join(f"{pad}{argument},\n" for argument in arguments)
-        + " " * indent
-        + ")"
-    )
+    pad = " " * indent
+    lines = [f"{pad}    {argument}," for argument in arguments]
+    return "\n".join([f"{function}(", *lines, f"{pad})"])
 
 
 def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
@@ -211,10 +211,13 @@ def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
 
 
 def fitted(code: str, indent: int) -> str:
-    """A line that is one call, or a block's, with its arguments on a line of their own, or each
-    on one, if need be.
+    """A line that is one call, or opens a block with one, cut so that it fits.
+
+    Its arguments have a line of their own if need be, or each has one.
     """
-    call, end, names = code.rpartition(" as ") if code.startswith("with ") else (code, "", "")
+    call, end, names = code, "", ""
+    if code.startswith("with "):
+        call, end, names = code.rpartition(" as ")
     function, _, arguments = call.partition("(")
     if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
         return code
@@ -226,16 +229,16 @@ def fitted(code: str, indent: int) -> str:
 
 def _apart(arguments: str) -> list[str]:
     """The arguments of a call, each by itself."""
-    depths = accumulate(
-        {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}.get(each, 0) for each in arguments
-    )
-    ends = [
-        i
-        for i, (each, depth) in enumerate(zip(arguments, depths, strict=True))
-        if (each, depth) == (",", 0)
-    ]
-    bounds = pairwise((-1, *ends, len(arguments)))
-    return [arguments[start + 1 : end].strip() for start, end in bounds]
+    parts, depth, start = list[str](), 0, 0
+    for i, character in enumerate(arguments):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(arguments[start:i].strip())
+            start = i + 1
+    return [*parts, arguments[start:].strip()]
 
 
 def _closes_last(arguments: str) -> bool:
@@ -254,60 +257,67 @@ def axes_word(axes: tuple[str, ...], program: Program) -> str:
     words: list[str] = []
     for name in axes:
         parent = program.axis(name).parent
-        complete = {a.name for a in program.axes if a.parent == parent} <= set(axes)
-        words.append(parent if complete else name)
+        factors = {axis.name for axis in program.axes if axis.parent == parent}
+        words.append(parent if factors <= set(axes) else name)
     return "_".join(dict.fromkeys(words))
 
 
-def layout_stem(it: Layout) -> str:
+def layout_stem(layout: Layout) -> str:
     """The stem of the attribute that holds a layout."""
-    return f"{it.dim}_positions" if isinstance(it, PositionIds) else type(it).__name__.lower()
+    if isinstance(layout, PositionIds):
+        return f"{layout.dim}_positions"
+    return type(layout).__name__.lower()
 
 
-def layout(it: Layout, program: Program, sizes: Mapping[str, str]) -> str:
+def layout(layout: Layout, program: Program, sizes: Mapping[str, str]) -> str:
     """The positions or the experts that a rank holds; `sizes` are names of dims' sizes."""
-    arguments = ["mesh", sizes.get(it.dim, str(program.size(it.dim))), *map(literal, it.axes)]
-    some = (
-        ("tokens", it.tokens)
-        if isinstance(it, Experts)
-        else ("zigzag", program.zigzag_axes(it.dim, it.axes))
-    )
-    arguments += [f"{some[0]}={literal(some[1])}"] if some[1] else []
-    function = "position_ids" if isinstance(it, PositionIds) else type(it).__name__
+    dim = layout.dim
+    arguments = ["mesh", sizes.get(dim, str(program.size(dim))), *map(literal, layout.axes)]
+    if isinstance(layout, Experts):
+        if layout.tokens:
+            arguments.append(f"tokens={literal(layout.tokens)}")
+    elif zigzag := program.zigzag_axes(dim, layout.axes):
+        arguments.append(f"zigzag={literal(zigzag)}")
+    function = "position_ids" if isinstance(layout, PositionIds) else type(layout).__name__
     return f"{function}({', '.join(arguments)})"
 
 
 def shape(type: Type, program: Program) -> str:
     """For instance `[s/tp, b, h] partial over tp`."""
-    inner = ", ".join(
-        "rows" if dims[1:] else _sized(dims[0], type, program) for dims in program.joined(type)
-    )
-    words = {"partial": type.axes_in(Kind.PARTIAL), "maximal": type.axes_in(Kind.MAXIMUM)}
-    pending = [f" {word} over {axes_word(axes, program)}" for word, axes in words.items() if axes]
-    return f"[{inner}]{''.join(pending)}"
+    sizes = list[str]()
+    for dims in program.joined(type):
+        sizes.append("rows" if dims[1:] else _sized(dims[0], type, program))
+    text = f"[{', '.join(sizes)}]"
+    if axes := type.axes_in(Kind.PARTIAL):
+        text += f" partial over {axes_word(axes, program)}"
+    if axes := type.axes_in(Kind.MAXIMUM):
+        text += f" maximal over {axes_word(axes, program)}"
+    return text
 
 
 def matrix_shape(type: Type, inner: int, program: Program) -> str:
     """A parameter's shape with its outer and inner dims joined: `[n*d/tp, h]`."""
-    cut = len(type.dims) - inner
-    rows, columns = (type.dims[:cut], type.dims[cut:]) if inner else (type.dims, ())
-    joined = "*" if inner else ", "
-    parts = [
-        joined.join(_sized(dim, type, program) for dim in part) for part in (rows, columns) if part
-    ]
-    return f"[{', '.join(parts)}]"
+    words = [_sized(dim, type, program) for dim in type.dims]
+    if not inner:
+        return f"[{', '.join(words)}]"
+    parts = ["*".join(words[:-inner]), "*".join(words[-inner:])]
+    return f"[{', '.join(filter(None, parts))}]"
 
 
 def _sized(dim: str, type: Type, program: Program) -> str:
-    """The dim's letter, over the axes of the plan that shard it; `b` is a rank's own batch, as
-    inputs have it.
+    """The dim's letter, over the axes of the plan that shard it.
+
+    `b` is a rank's own batch, as inputs have it.
     """
     axes, dim = type.axes_of(dim), program.dim(dim).twin or dim
-    given = program.region.args[0].value.type.axes_of(dim) if dim == BATCH else ()
-    if dim == BATCH and axes == given:
-        return letter(dim)
-    lost = f"*{axes_word(given, program)}" if dim == BATCH and given and not axes else ""
-    return f"{letter(dim)}{lost}" + (f"/{axes_word(axes, program)}" if axes else "")
+    word = letter(dim)
+    if dim == BATCH:
+        input_axes = program.region.args[0].value.type.axes_of(dim)
+        if axes == input_axes:
+            return word
+        if input_axes and not axes:  # the batches of all ranks together
+            word += f"*{axes_word(input_axes, program)}"
+    return f"{word}/{axes_word(axes, program)}" if axes else word
 
 
 UNFIT = r"[^\w.\-/ ]"
@@ -320,7 +330,7 @@ def place(span: Span) -> str:
 
 
 def run_word(path: str) -> str:
-    """The name of a plan's runs: that of its file without ending, fit for a folder."""
+    """The name of a plan's runs: its file's name without ending, fit for a folder."""
     return PurePath(file_word(path)).stem.strip(".") or "plan"
 
 

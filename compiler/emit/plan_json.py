@@ -20,10 +20,10 @@ from ..analysis.communication import active_count, collectives, evaluation, para
 from ..analysis.compared import Compared, compared
 from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
-from ..analysis.memory import Account, account, at_loads, capacity, fits, need_range
+from ..analysis.memory import Account, Kept, account, at_loads, capacity, fits, need_range
 from ..analysis.time import expected
 from ..config.settings import AUTO, Watch
-from ..ir import Pipeline, Program
+from ..ir import Claim, Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
 from ..syntax.source import Source
@@ -51,50 +51,63 @@ def plan_json(
     """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any
     placement.
 
-    `modules` are the files of user ops, `torch_alone` those of a program of torch alone, name →
+    `modules` are the files of user ops, `torch_alone` the files of a program of torch alone, name →
     text; `tried` are the functions of user ops that were tried.
     """
     hashes = {name: digest(text) for name, text in modules.items()}
-    smaller = every_size(program)[1:]
-    content = {
+    content: dict[str, object] = {
         "written_by": f"scalec {__version__}",
         "schema": SCHEMA,
         "name": run_word(source.path),
         "plan": file_word(source.path),
-        **({"target": TORCH_ALONE} if torch_alone else {}),
-        **_sized(program),
-        "shard": [
-            f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}{how_claimed(c)}"
-            for c in program.claims
-        ],
-        "parameters": {
-            "count": parameter_count(program),
-            **({"active": active_count(program)} if program.choices else {}),
-            "shapes": {
-                p.name: {dim: program.size(dim) for dim in p.type.dims} for p in program.params
-            },
-        },
-        "settings": {
-            "train": _plain(program.train),
-            "cluster": _plain(_beside(program).cluster),
-            **({"state": _plain(program.flow)} if model.flow.bucket == AUTO else {}),
-            **({"watch": _plain(program.watch)} if program.watch != Watch() else {}),
-        },
-        **_accounts(program, bool(torch_alone)),
-        **(
-            {"smaller": [_sized(it) | _accounts(it, bool(torch_alone)) for it in smaller]}
-            if smaller
-            else {}
-        ),
-        "certificate": certificate(proof, matched, program, bool(torch_alone), tried, hashes),
-        **{
-            key: {name: digest(text) for name, text in files.items()}
-            for key, files in (("files", torch_alone), ("modules", modules))
-            if files
-        },
-        "model": print_ir(_beside(model)).splitlines(),
     }
+    if torch_alone:
+        content["target"] = TORCH_ALONE
+    content |= _sized(program)
+    content["shard"] = [_claim_text(claim) for claim in program.claims]
+    content["parameters"] = _parameters(program)
+    content["settings"] = _settings(program, model)
+    content |= _accounts(program, bool(torch_alone))
+    if smaller := every_size(program)[1:]:
+        content["smaller"] = [
+            _sized(sized) | _accounts(sized, bool(torch_alone)) for sized in smaller
+        ]
+    content["certificate"] = certificate(proof, matched, program, bool(torch_alone), tried, hashes)
+    if torch_alone:
+        content["files"] = {name: digest(text) for name, text in torch_alone.items()}
+    if modules:
+        content["modules"] = hashes
+    content["model"] = print_ir(_beside(model)).splitlines()
     return _text(content)
+
+
+def _claim_text(claim: Claim) -> str:
+    """A placement that the plan claims: `heads over tp`, with the reason."""
+    preposition = "over" if claim.split else "whole on"
+    return f"{claim.dim} {preposition} {claim.axis}{how_claimed(claim)}"
+
+
+def _parameters(program: Program) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"count": parameter_count(program)}
+    if program.choices:
+        parameters["active"] = active_count(program)
+    shapes = parameters["shapes"] = dict[str, dict[str, int]]()
+    for param in program.params:
+        shapes[param.name] = {dim: program.size(dim) for dim in param.type.dims}
+    return parameters
+
+
+def _settings(program: Program, model: Program) -> dict[str, Any]:
+    """The sections of the plan; what the compiler chose is in them only where the plan asks."""
+    settings = {
+        "train": _plain(program.train),
+        "cluster": _plain(_beside(program).cluster),
+    }
+    if model.flow.bucket == AUTO:
+        settings["state"] = _plain(program.flow)
+    if program.watch != Watch():
+        settings["watch"] = _plain(program.watch)
+    return settings
 
 
 def as_kept(text: str) -> str:
@@ -121,41 +134,39 @@ def _accounts(program: Program, torch_alone: bool) -> dict[str, Any]:
 
     Programs of torch alone compare nothing.
     """
-    return {
-        **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
-        "collectives": [
-            _collective(each) for rank in places(program) for each in collectives(program, rank)
-        ],
-        "evaluation": [
-            _collective(each) for rank in places(program) for each in evaluation(program, rank)
-        ],
-        **({} if torch_alone else {"compared": [_as_json(each) for each in compared(program)]}),
-        "memory": _memory(program),
-        **({"time": time} if (time := _time(program)) else {}),
-    }
+    accounts: dict[str, Any] = {}
+    if program.pipeline:
+        accounts["pipeline"] = _pipeline(program, program.pipeline)
+    step, evaluation_step = list[dict[str, Any]](), list[dict[str, Any]]()
+    for rank in places(program):
+        step += map(_collective, collectives(program, rank))
+        evaluation_step += map(_collective, evaluation(program, rank))
+    accounts |= {"collectives": step, "evaluation": evaluation_step}
+    if not torch_alone:
+        accounts["compared"] = [_as_json(comparison) for comparison in compared(program)]
+    accounts["memory"] = _memory(program)
+    if time := _time(program):
+        accounts["time"] = time
+    return accounts
 
 
 def _beside(program: Program) -> Program:
-    """The same with its cluster's file where it is copied to."""
+    """The program whose cluster's file is beside the output, where the file is copied."""
     cluster = program.cluster
-    return (
-        evolve(program, cluster=evolve(cluster, hardware=PurePath(cluster.hardware).name))
-        if cluster.hardware
-        else program
-    )
+    if not cluster.hardware:
+        return program
+    hardware = PurePath(cluster.hardware).name
+    return evolve(program, cluster=evolve(cluster, hardware=hardware))
 
 
 def _written(value: object) -> str:
-    """JSON text; the elements of a list have a line each, which is written many times faster
-    than indented.
+    """JSON text; each element of a list has one line, which is written many times faster than
+    indented text.
     """
     if not isinstance(value, list) or not value:
         return json.dumps(value, indent=2).replace("\n", "\n  ")
-    return (
-        "[\n"
-        + ",\n".join(f"    {json.dumps(each)}" for each in cast(list[object], value))
-        + "\n  ]"
-    )
+    lines = [f"    {json.dumps(element)}" for element in cast(list[object], value)]
+    return "[\n" + ",\n".join(lines) + "\n  ]"
 
 
 def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
@@ -166,67 +177,78 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
     nothing.
     """
     assert pipeline.schedule, "emit: no schedule"
-    layers = [
-        dict(zip(pipeline.dims, stage.layers, strict=True)) for stage in stages(program, pipeline)
-    ]
+    rows = list[dict[str, Any]]()
+    for rank, stage in zip(pipeline.stage_to_rank, stages(program, pipeline), strict=True):
+        layers = dict[str, list[int]]()
+        for dim, numbers in zip(pipeline.dims, stage.layers, strict=True):
+            layers[dim] = [numbers.start, numbers.stop]
+        rows.append({"rank": rank, "layers": layers})
     return {
         "axis": pipeline.axis,
-        "stages": [
-            {"rank": rank, "layers": {dim: [own.start, own.stop] for dim, own in its.items()}}
-            for rank, its in zip(pipeline.stage_to_rank, layers, strict=True)
-        ],
+        "stages": rows,
         "rows": [*map(" ".join, pipeline.schedule.words)],
     }
 
 
-def _as_json(each: Compared) -> dict[str, Any]:
-    of = {"of": [*each.of]} if each.of else {}
-    return {"what": each.what, **of, "over": [*each.over], "when": each.when}
+def _as_json(comparison: Compared) -> dict[str, Any]:
+    content: dict[str, Any] = {"what": comparison.what}
+    if comparison.of:
+        content["of"] = [*comparison.of]
+    return content | {"over": [*comparison.over], "when": comparison.when}
 
 
 def _memory(program: Program) -> dict[str, Any]:
     """The memory account of one rank, in bytes; `count` of each saved tensor is for one microbatch.
 
-    A pipeline's is that of the rank that needs most, and of a microbatch in each of its stages.
+    A pipeline's account is for the rank that needs most, and for a microbatch in each of its
+    stages.
     """
-    it = account(program)
-    return {
-        **({} if it.rank is None else {"rank": it.rank}),
-        "device": it.device,
-        "buckets": [asdict(bucket) | {"slots": dict(bucket.slots)} for bucket in it.buckets],
-        "state": it.state,
-        "inputs": it.inputs,
-        "tables": it.tables,
-        "kept": [
-            {
-                "op": kept.op.kind,
-                "line": str(kept.op.span),
-                "what": kept.what,
-                "bytes": kept.bytes,
-                "count": kept.layers,
-            }
-            for kept in it.kept
-        ],
-        "activations": it.activations,
-        "peak": {
-            "bytes": it.total,
-            "kept": it.peak.kept,
-            "weights": it.peak.weights,
-            "gradients": it.peak.gradients,
-            "other": it.peak.other,
-            "in": it.peak.where,
-            "layers": {dim: at for dim, at, _ in it.peak.layers},
-            "of": it.peak.name,
-            "line": str(it.peak.op.span) if it.peak.op else "",
-        },
-        "reserve": it.reserve,
-        "range": _range(program, it),
+    counted = account(program)
+    content: dict[str, Any] = {}
+    if counted.rank is not None:
+        content["rank"] = counted.rank
+    content |= {
+        "device": counted.device,
+        "buckets": [asdict(bucket) | {"slots": dict(bucket.slots)} for bucket in counted.buckets],
+        "state": counted.state,
+        "inputs": counted.inputs,
+        "tables": counted.tables,
+        "kept": [_saved(saved) for saved in counted.kept],
+        "activations": counted.activations,
+        "peak": _peak(counted),
+        "reserve": counted.reserve,
+        "range": _range(program, counted),
         "capacity": capacity(program),
-        **(
-            {"loads": loads}
-            if (loads := [_load(program, *each) for each in at_loads(program)])
-            else {}
-        ),
+    }
+    if loads := [_load(program, *load) for load in at_loads(program)]:
+        content["loads"] = loads
+    return content
+
+
+def _saved(saved: Kept) -> dict[str, Any]:
+    """A tensor that forward saves for backward."""
+    return {
+        "op": saved.op.kind,
+        "line": str(saved.op.span),
+        "what": saved.what,
+        "bytes": saved.bytes,
+        "count": saved.layers,
+    }
+
+
+def _peak(counted: Account) -> dict[str, Any]:
+    """The moment at which a rank holds most."""
+    peak = counted.peak
+    return {
+        "bytes": counted.total,
+        "kept": peak.kept,
+        "weights": peak.weights,
+        "gradients": peak.gradients,
+        "other": peak.other,
+        "in": peak.where,
+        "layers": {dim: layer for dim, layer, _ in peak.layers},
+        "of": peak.name,
+        "line": str(peak.op.span) if peak.op else "",
     }
 
 
@@ -243,23 +265,24 @@ def _range(program: Program, counted: Account) -> dict[str, Any]:
 
 def _time(program: Program) -> dict[str, Any]:
     """The time of a step, where the speed of the plan's GPUs is known."""
-    if (it := expected(program)) is None:
+    report = expected(program)
+    if report is None:
         return {}
     from ..analysis.time.report import as_json
 
-    return as_json(it)
+    return as_json(report)
 
 
 def _load(program: Program, load: Load, of_ranks: Sequence[Account]) -> dict[str, Any]:
     """Needs of the rank that needs most, with a load of its experts; `rows` are by dim of
     experts.
     """
-    it = max(of_ranks, key=lambda it: it.needs)
+    most = max(of_ranks, key=lambda account: account.needs)
     return {
         "load": load.name,
         "rows": dict(load.rows),
-        "bytes": it.total,
-        "fits": fits(program, it),
+        "bytes": most.total,
+        "fits": fits(program, most),
     }
 
 
@@ -269,24 +292,24 @@ def digest(text: str) -> str:
 
 
 DERIVED = ("master", "reduce", "room", "save_every", "keep", "keep_every")
-"""Settings that follow from others, or are the runtime's, where they are unset."""
+"""Settings that follow from others, or that the runtime chooses, where they are unset."""
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    def said(attribute: "Attribute[Any]", value: Any) -> bool:
+    def is_set(attribute: "Attribute[Any]", value: Any) -> bool:
         return attribute.name != "spans" and not (value is None and attribute.name in DERIVED)
 
-    return asdict(settings, filter=said)
+    return asdict(settings, filter=is_set)
 
 
-def _collective(each: Collective) -> dict[str, Any]:
-    def said(attribute: "Attribute[Any]", value: Any) -> bool:
+def _collective(collective: Collective) -> dict[str, Any]:
+    def is_set(attribute: "Attribute[Any]", value: Any) -> bool:
         return attribute.default is NOTHING or value != attribute.default
 
-    return asdict(each, filter=said) | {"bytes": each.bytes}
+    return asdict(collective, filter=is_set) | {"bytes": collective.bytes}
 
 
-# ---- what a model is known by
+# ---- the hash of a model
 
 _OF_A_RUN = re.compile(
     r"(axis|claim|state|bucket|pipeline|held|given|row|dim (batch|microbatches|seq)) "
@@ -296,9 +319,11 @@ _NOT_COMPUTED = re.compile(r" !\S+:\d+|\b(bf16|f16|f32|f64)(?=\[)| ~ \w+\([^)]*\
 
 
 def known_unpadded(model: Program) -> str:
-    """The same hash as of the model without padding, where it has any; "" where it has none."""
+    """The hash of the model without padding, where it has any; "" where it has none."""
+    if not is_padded(model):
+        return ""
     unpadded = [evolve(dim, size=dim.valid) for dim in model.dims]
-    return known_by(evolve(model, dims=tuple(unpadded))) if is_padded(model) else ""
+    return known_by(evolve(model, dims=tuple(unpadded)))
 
 
 def is_padded(program: Program) -> bool:
@@ -307,8 +332,9 @@ def is_padded(program: Program) -> bool:
 
 
 def known_by(model: Program) -> str:
-    """The hash of a model before any placement: of its dims, parameters and ops; "" for a program
-    that has placements.
+    """The hash of a model before any placement; "" for a program that has placements.
+
+    It covers the model's dims, parameters and ops.
 
     No mesh, microbatch or precision changes it.  A run says by it that it goes on with the model of
     its checkpoint; sizes that a checkpoint's own tensors tell apart are not in it, nor how

@@ -9,11 +9,11 @@ from ..config.schema import DIALECT, settings_schema
 
 def plan_schema() -> dict[str, Any]:
     """The schema of the version that `plan_json.SCHEMA` names."""
-    own = json.loads(Path(__file__).with_name("plan.schema.json").read_bytes())
+    schema = json.loads(Path(__file__).with_name("plan.schema.json").read_bytes())
     settings = settings_schema()
     of_settings = {key: settings[key] for key in ("type", "properties", "additionalProperties")}
     return {
         "$schema": DIALECT,
-        **own,
-        "$defs": own["$defs"] | {"settings": of_settings} | settings["$defs"],
+        **schema,
+        "$defs": schema["$defs"] | {"settings": of_settings} | settings["$defs"],
     }

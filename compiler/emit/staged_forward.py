@@ -1,10 +1,10 @@
 """The `forward` of a model in stages: the lines that the requested stage runs.
 
-Purpose: a branch for each group of ops, of the stage that has it; loops over the layers of that
-stage; and what crosses from stage to stage.  Repeats in a row that carry as many values make up a
-section, in which these always go by the same Python names; stages that are cut in it begin before
-it, and return after it.  Non-goals: which stage has what (`ir.stages`), lines within branches
-(`forward`), rows (`schedules`).
+Purpose: a branch for each group of ops, for the stage that has it; loops over the layers of that
+stage; the values that cross from stage to stage.  Repeats in a row that carry as many values make
+up a section.  In a section these values always have the same Python names; stages that are cut
+within it begin before it, and return after it.  Non-goals: which stage has what (`ir.stages`),
+lines within branches (`forward`), rows (`schedules`).
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,9 @@ class StagedBody(Body):
         self._pipeline = cut
         self._groups, self._cut = groups(cut, self._body)
         self._stages = stages(frame.program, cut)
-        self._owner = {group: k for k, each in enumerate(self._stages) for group in each.groups}
+        self._owner = dict[int, int]()  # group → its stage
+        for number, stage in enumerate(self._stages):
+            self._owner |= dict.fromkeys(stage.groups, number)
         self._held: dict[str, tuple[int, ...]] = {}  # the stages of modules that only some have
 
     def write(self) -> None:
@@ -64,44 +66,47 @@ class StagedBody(Body):
     # ---- what crosses
 
     def _bind_carried(self) -> list[_Section]:
-        """The stage, and the values that the stage before it returned, are arguments before the
-        inputs.
+        """Binds the stage, and the values that the stage before it returned, as arguments before
+        the inputs.
 
-        A module of torch's pipelining is of one stage, and calls the first without any values.
+        A module of torch's pipelining has one stage; torch calls the first one without any values.
         """
         inputs, self._module.arguments = self._module.arguments, {}
         local = self._frame.target.local
         self._stage = self._lines.argument("stage", "int") if local else "self.stage"
-        carried = [
-            [arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY]
-            for repeat in self._cut
-        ]
-        self._module.crossing = tuple(
-            dict.fromkeys(len(carried[stage.begins]) for stage in self._stages[1:])
-        )
-        later = [*enumerate(self._stages)][1:]
-        runs = [
-            (run, tuple(k for k, stage in later if stage.begins in run))
-            for run in _runs([*map(len, carried)])
-        ]
-        is_one = (
-            local
-            and self._module.crossing == (1,)
-            and sum(map(bool, (begin for _, begin in runs))) == 1
-        )
+        carried = [self._carried_names(repeat) for repeat in self._cut]
+        counts = [len(carried[stage.begins]) for stage in self._stages[1:]]
+        self._module.crossing = tuple(dict.fromkeys(counts))
+        runs = self._runs_with_stages([*map(len, carried)])
+        cut_runs = [run for run, begin in runs if begin]
+        is_one = local and self._module.crossing == (1,) and len(cut_runs) == 1
         if not local:
             self._given = self._lines.argument("received", "Tensor")
             self._module.arguments = {f"*{self._given}": "Tensor"}
         elif not is_one:
             self._given = self._lines.argument("carried", tensors(*self._module.crossing))
-        sections = [
-            _Section(run, self._free_names(carried[run.start]), begin) for run, begin in runs
-        ]
-        if is_one:
+        sections = list[_Section]()
+        for run, begin in runs:
+            sections.append(_Section(run, self._free_names(carried[run.start]), begin))
+        if is_one:  # then the argument has the name that the section gives the value
             (self._given,) = next(section.names for section in sections if section.begin)
             self._module.arguments[self._given] = tensors(1)
         self._module.arguments |= inputs
         return sections
+
+    def _carried_names(self, repeat: Region) -> list[str]:
+        """The values that a layer of a repeat gets from the layer before it."""
+        return [arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY]
+
+    def _runs_with_stages(self, counts: Sequence[int]) -> list[tuple[range, tuple[int, ...]]]:
+        """Neighbouring repeats that carry as many values, each with the stages but the first that
+        begin in them.
+        """
+        later = [*enumerate(self._stages)][1:]
+        runs = list[tuple[range, tuple[int, ...]]]()
+        for run in _runs(counts):
+            runs.append((run, tuple(number for number, stage in later if stage.begins in run)))
+        return runs
 
     def _free_names(self, values: Sequence[str]) -> tuple[str, ...]:
         names: list[str] = []
@@ -110,8 +115,8 @@ class StagedBody(Body):
         return tuple(names)
 
     def _branch(self, number: int, section: _Section) -> None:
-        """The ops before a repeat, on the stage that has them; stages that begin in the section
-        receive its values.
+        """Writes the ops before a repeat, on the stage that has them; stages that begin in the
+        section receive its values.
         """
         group = [stmt for stmt in self._groups[number] if not is_free(stmt)]
         carried, owner = _carried(self._cut[number]), self._owner[number]
@@ -126,7 +131,9 @@ class StagedBody(Body):
         self._hold(group, number)
 
     def _unpack(self, section: _Section, owner: int, behind_branch: bool) -> None:
-        """The values received by stages that begin here, after the `owner` of the ops before."""
+        """Unpacks the values received by stages that begin here, after the `owner` of the ops
+        before.
+        """
         if not section.begin or section.names == (self._given,):
             return
         if section.begin[-1] == len(self._stages) - 1:
@@ -136,8 +143,9 @@ class StagedBody(Body):
             head = f"elif {until}" if behind_branch else f"if {self._word(owner)} < {until}"
         self._lines.open_branch(head)
         names = ", ".join(section.names)
-        one = not self._frame.target.local and not section.names[1:]
-        self._lines.append(f"{f'({names},)' if one else names} = {self._given}")
+        if not self._frame.target.local and len(section.names) == 1:
+            names = f"({names},)"  # torch's pipelining passes even one value as a tuple
+        self._lines.append(f"{names} = {self._given}")
         self._lines.close_branch()
 
     def _word(self, stage: int) -> str:
@@ -145,31 +153,34 @@ class StagedBody(Body):
 
     def _return(self, section: _Section) -> None:
         """Stages whose next one begins in the section hand on its values."""
-        if section.begin:
-            self._lines.open_branch(f"if {self._stage} < {self._word(section.begin[-1])}")
-            copied = {at for number in section.repeats for at in self._copied(self._cut[number])}
-            texts = (
-                f"{name}.clone()" if at in copied else name for at, name in enumerate(section.names)
-            )
-            why = "a copy, for torch detaches in place what a stage returns" if copied else ""
-            self._lines.append(f"return {', '.join(texts)}", why)
-            self._lines.close_branch()
+        if not section.begin:
+            return
+        self._lines.open_branch(f"if {self._stage} < {self._word(section.begin[-1])}")
+        copied = set[int]()
+        for number in section.repeats:
+            copied |= {*self._copied(self._cut[number])}
+        texts = list[str]()
+        for index, name in enumerate(section.names):
+            texts.append(f"{name}.clone()" if index in copied else name)
+        why = "a copy, for torch detaches in place what a stage returns" if copied else ""
+        self._lines.append(f"return {', '.join(texts)}", why)
+        self._lines.close_branch()
 
     def _copied(self, repeat: Region) -> list[int]:
-        """Which of the carried values recomputed layers do not change, where torch's backward
-        has two parts.
+        """The numbers of carried values that recomputed layers do not change, where torch's
+        backward has two parts.
         """
         if self._frame.target.local or not (self._pipeline.splits and self._every(repeat)):
             return []
-        carried = [arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY]
-        return [
-            at
-            for at, (name, end) in enumerate(zip(carried, repeat.yields, strict=False))
-            if end.name == name
-        ]
+        indices = list[int]()
+        ends = zip(self._carried_names(repeat), repeat.yields, strict=False)
+        for index, (name, end) in enumerate(ends):
+            if end.name == name:
+                indices.append(index)
+        return indices
 
     def _hand_over(self, carried: Sequence[str]) -> None:
-        """The results of a branch get the names by which they cross, all at once."""
+        """Gives the results of a branch the names by which they cross, all at once."""
         self._end_coercions()
         if renamed := self._renamed(carried):
             self._lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")
@@ -181,45 +192,45 @@ class StagedBody(Body):
         expressions.
         """
         texts = [self._lines.operand(value).text for value in carried]
-        return {
-            name: text for name, text in zip(self._crossing, texts, strict=True) if name != text
-        }
+        renamed = dict[str, str]()
+        for name, text in zip(self._crossing, texts, strict=True):
+            if name != text:
+                renamed[name] = text
+        return renamed
 
     def _hold(self, group: Sequence[Stmt], number: int) -> None:
-        """The modules of a repeat that is not cut are those of one stage."""
+        """Notes that the modules of a repeat that is not cut belong to one stage."""
         whole = {stmt.dim for stmt in group if isinstance(stmt, Region)}
-        children = (name for name, child in self._module.children.items() if child.dim in whole)
-        self._held |= dict.fromkeys(children, (self._owner[number],))
+        for name, child in self._module.children.items():
+            if child.dim in whole:
+                self._held[name] = (self._owner[number],)
 
     def _needed(self) -> dict[str, tuple[int, ...]]:
         """The stages that need an attribute, if not all do."""
         by_param = dict(self._pipeline.param_stages)
-        weights = {
-            name: by_param[param.name]
-            for name, param in self._module.weights.items()
-            if param.name in by_param
-        }
-        held = self._held | weights
-        return {name: by for name, by in held.items() if len(by) < len(self._pipeline.layers)}
+        stages_of = dict(self._held)
+        for name, param in self._module.weights.items():
+            if param.name in by_param:
+                stages_of[name] = by_param[param.name]
+        count = len(self._pipeline.layers)
+        return {name: stages for name, stages in stages_of.items() if len(stages) < count}
 
     # ---- repeats
 
     def _open(
         self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]
     ) -> LayerCall:
-        """The loop over the requested stage's layers of a repeat that is cut."""
+        """Opens the loop over the requested stage's layers of a repeat that is cut."""
         if region.dim not in self._pipeline.dims:
             return super()._open(region, attribute, has_params, inner)
         index = self._lines.free("i")
         self._lines.append(f"for {index} in {layers_word(region.dim)}[{self._stage}]:")
-        draws = [
-            f"{self._drawn_by_all(arg)}[{index}]"
-            for arg in region.args
-            if are_draws(arg.value.type)
-        ]
-        return LayerCall(
-            f"self.{attribute}[str({index})]", tuple(draws), f"{index} % {self._every(region)} == 0"
-        )
+        draws = list[str]()
+        for arg in region.args:
+            if are_draws(arg.value.type):
+                draws.append(f"{self._drawn_by_all(arg)}[{index}]")
+        module = f"self.{attribute}[str({index})]"
+        return LayerCall(module, tuple(draws), f"{index} % {self._every(region)} == 0")
 
     def _drawn_by_all(self, arg: Arg) -> str:
         """The Python name of the draws of all layers."""
@@ -237,7 +248,9 @@ class StagedBody(Body):
 
 def _runs(counts: Sequence[int]) -> list[range]:
     """Neighbours of the same count."""
-    starts = [at for at, count in enumerate(counts) if not at or count != counts[at - 1]]
+    starts = [
+        number for number, count in enumerate(counts) if not number or count != counts[number - 1]
+    ]
     return [range(*ends) for ends in pairwise([*starts, len(counts)])]
 
 

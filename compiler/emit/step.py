@@ -32,13 +32,15 @@ LOSSES = "loss", "router_loss"
 
 
 def names_of_results(program: Program) -> tuple[str, ...]:
-    """The names of what microbatches make and a step adds up: losses and loads."""
+    """The names of the results of microbatches that a step adds up: losses and loads."""
     return (*LOSSES[: program.losses], *load_names(program))
 
 
 def load_names(program: Program) -> tuple[str, ...]:
     """The names of a step's loads: numbered, if there are several."""
-    return ("load",) if program.routes == 1 else tuple(f"load_{i}" for i in range(program.routes))
+    if program.routes == 1:
+        return ("load",)
+    return tuple(f"load_{i}" for i in range(program.routes))
 
 
 # ---- groups of ranks, functions under construction, sums of squares
@@ -46,13 +48,13 @@ def load_names(program: Program) -> tuple[str, ...]:
 
 @frozen
 class Ranks:
-    """A group of ranks: over some axes, or some of the ranks of one."""
+    """A group of ranks: all over some axes, or `among` the ranks of one axis."""
 
     axes: tuple[str, ...]
     among: tuple[str, ...] = ()
 
     def asked(self) -> str:
-        """How the mesh is asked for it."""
+        """The call that asks the mesh for the group."""
         if self.among:
             return f"mesh.among({', '.join([*map(literal, self.axes), *self.among])})"
         return f"mesh.axis({', '.join(map(literal, self.axes))})"
@@ -66,13 +68,15 @@ class Function:
     lines: list[str] = field(factory=list[str])
 
     def add(self, code: str, comment: str) -> None:
-        """A line with its comment, if any."""
+        """Adds a line with its comment, if any."""
         self.lines += lined(code, comment) if comment else [code]
 
     def all(self) -> list[str]:
-        """The groups first."""
+        """All lines, those of the groups first."""
         groups = [f"{name} = {ranks.asked()}" for ranks, name in self.groups.items()]
-        return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
+        if groups:
+            groups.insert(0, "mesh = state.mesh")
+        return [*groups, *self.lines]
 
 
 def lined(code: str, comment: str) -> list[str]:
@@ -94,7 +98,9 @@ class Squares:
         """The expression, with an argument a line where it is too long for one line with
         `others` more characters.
         """
-        arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
+        arguments = [*self.operands]
+        if self.once:
+            arguments.append(f"once={self.once}")
         if not self.group:
             return call("sum_squares", arguments, indent, others)
         line = f"all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
@@ -122,13 +128,16 @@ def step_lines(
         else:
             step.write(stmt)
     loss, norm, count = (step.text[end.name] for end in program.region.yields[:3])
-    scale = ", loss_scale=scale" if "scale" in step.text.values() else ""
-    limit = ", limit=limit" if "limit" in step.text.values() else ""
-    routers = ", router_loss=router_loss" if program.losses > 1 else ""
-    loads = f", loads=({', '.join(load_names(program))},)" if program.routes else ""
-    step.train.lines.append(
-        f"return Metrics(loss={loss}, norm={norm}, tokens={count}{routers}{loads}{scale}{limit})"
-    )
+    metrics = [f"loss={loss}", f"norm={norm}", f"tokens={count}"]
+    if program.losses > 1:
+        metrics.append("router_loss=router_loss")
+    if program.routes:
+        metrics.append(f"loads=({', '.join(load_names(program))},)")
+    if "scale" in step.text.values():
+        metrics.append("loss_scale=scale")
+    if "limit" in step.text.values():
+        metrics.append("limit=limit")
+    step.train.lines.append(f"return Metrics({', '.join(metrics)})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
     return step.train.all(), step.evaluate.all()
 
@@ -144,13 +153,15 @@ class _Step:
         self._scale = ""  # of the losses, if they have one
         self.train, self.evaluate = Function(), Function()
         self._of_ranks = rank_programs(program) if program.pipeline else (program,)
-        self._given = ["flat_params"] if any(bucket.layers for bucket in program.buckets) else []
+        has_layers = any(bucket.layers for bucket in program.buckets)
+        self._extra_inputs = ["flat_params"] if has_layers else []  # of the model
         self._chunked = chunk_moves(program)
         self._runs = {run[0].name: run for run in runs(program)}  # by the first bucket's name
 
     def write(self, op: Op) -> None:
-        """An op of the step: a cast is part of what moves the value, and views of a bucket are
-        no line.
+        """Writes an op of the step.
+
+        A cast is part of the line that moves the value, and views of a bucket have no line.
         """
         if op.kind == "cast":
             self.text[op.outputs[0].name] = self.text.get(op.inputs[0], "")
@@ -158,7 +169,7 @@ class _Step:
             getattr(self, f"_{op.kind}")(op)
 
     def _coerce(self, op: Op) -> None:
-        """The sum of a scalar is part of another line, that of a bucket is a line."""
+        """The sum of a scalar is part of another line, the sum of a bucket has its own line."""
         name, result = op.inputs[0], op.outputs[0]
         text = self.text.get(name, "")
         bucket = self._program.bucket_of(result.type)
@@ -185,8 +196,7 @@ class _Step:
             case [Kind.SHARDED, Kind.REPLICATED]:
                 self._both(f"all_gather_({text}, {self._group(op)})", f"S→R  {self._size(result)}")
             case [Kind.INVARIANT, Kind.SHARDED | Kind.REPLICATED]:
-                # a rank's part of a bucket, and its parameters as the model uses them, are there
-                pass
+                pass  # the state already has a rank's part, and parameters as the model uses them
             case _:
                 raise AssertionError(
                     f"emit: nothing does {op.outputs[0].name} at the scope of the step"
@@ -194,8 +204,9 @@ class _Step:
         self.text[result.name] = text
 
     def _gather_per_layer(self, op: Op, bucket: Bucket) -> None:
-        """Gathers of all layers or chunks begin here, together where they follow each other;
-        reductions in backward.
+        """Gathers of all layers or chunks begin here, in one line where they follow each other.
+
+        Their reductions are part of backward.
         """
         run = self._runs.get(bucket.name)
         if ends(op)[0].kind is not Kind.SHARDED or not run:
@@ -204,31 +215,34 @@ class _Step:
         self._both(*unshard_ahead(self._program, run, self._group(op), self._patterns))
 
     def _both_flats(self) -> None:
-        """The buffers of layers, which training is told the number of microbatches for, or of
-        chunks.
+        """The buffers of layers or chunks, in both functions.
+
+        Layers reduce in the last microbatch, so training says how many there are.
         """
-        if (self._given or self._chunked) and "flat_params" not in self.text.values():
-            self.train.lines.append(
-                "flat_params = state.flat_params()"
-                if self._chunked
-                else "flat_params = state.flat_params(len(batch))"
-            )
-            self.evaluate.lines.append("flat_params = state.flat_params()")
-            self.text["flat_params"] = "flat_params"
+        if not (self._extra_inputs or self._chunked) or "flat_params" in self.text.values():
+            return
+        count = "" if self._chunked else "len(batch)"
+        self.train.lines.append(f"flat_params = state.flat_params({count})")
+        self.evaluate.lines.append("flat_params = state.flat_params()")
+        self.text["flat_params"] = "flat_params"
 
     def _sent(self, value: Value) -> str:
-        """The element type in which a gradient is reduced, where it is not that of the state."""
+        """The element type in which a gradient is reduced, where it is not the state's."""
         dtype = value.type.dtype
-        return "" if dtype == self._program.params[0].type.dtype else f", dtype={DTYPES[dtype]}"
+        if dtype == self._program.params[0].type.dtype:
+            return ""
+        return f", dtype={DTYPES[dtype]}"
 
     def _size(self, value: Value) -> str:
         """A rank's part of a flat buffer."""
-        sizes = {each.elements(value.type) for each in self._of_ranks}
-        return f"{'up to ' if len(sizes) > 1 else ''}{max(sizes):,} × {value.type.dtype}"
+        sizes = {of_rank.elements(value.type) for of_rank in self._of_ranks}
+        size = f"{max(sizes):,} × {value.type.dtype}"
+        return f"up to {size}" if len(sizes) > 1 else size
 
     def _group(self, op: Op) -> str:
-        """The name of the joint group of a reduction; evaluation asks for those of counts and
-        losses only.
+        """The name of the joint group of a reduction.
+
+        Evaluation reduces counts and losses only, and gathers, so it asks for no other groups.
         """
         ranks = self._ranks(op.names("axes"), op.names("among"))
         name = self._named(ranks)
@@ -266,12 +280,12 @@ class _Step:
 
     def _loads(self) -> list[str]:
         """The sizes of each load."""
-        of = self._program.microbatches.yields[self._program.losses : self._program.made]
-        dims = (self._program.types[end.name].dims for end in of)
-        return [
-            ", ".join(self._sizes.get(dim, str(self._program.size(dim))) for dim in each)
-            for each in dims
-        ]
+        program = self._program
+        loads = list[str]()
+        for end in program.microbatches.yields[program.losses : program.made]:
+            dims = program.types[end.name].dims
+            loads.append(", ".join(self._sizes.get(dim, str(program.size(dim))) for dim in dims))
+        return loads
 
     def _one(self, op: Op) -> None:
         self.text[op.outputs[0].name] = "1.0"
@@ -283,7 +297,7 @@ class _Step:
         self.text[op.outputs[0].name] = self._scale = "scale"
 
     def microbatches(self, region: Region) -> None:
-        """Forward, backward and the sum of losses; gradients add up in the state's buckets."""
+        """Writes forward, backward and the sum of losses; the state's buckets add up gradients."""
         self._both_flats()
         if self._program.pipeline:
             self._rows()
@@ -297,8 +311,8 @@ class _Step:
                 self.text[result.name] = f"gradients[{literal(bucket.name)}]"
 
     def _rows(self) -> None:
-        """The rows of the pipeline's schedule, and how stages reduce the gradients of chunks
-        where they end.
+        """The rows of the pipeline's schedule, and how stages reduce the gradients of chunks where
+        these end.
         """
         assert self._program.pipeline, "emit: no pipeline"
         line = place(self._program.axis(self._program.pipeline.axis).span)
@@ -315,73 +329,68 @@ class _Step:
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
     def _loop(self, region: Region) -> None:
+        program = self._program
         names = [base(arg.value.name) for arg in region.args]
-        kept = [
-            "_" if are_draws(arg.value.type) else name
-            for arg, name in zip(region.args, names, strict=True)
-        ]
-        program, totals = self._program, names_of_results(self._program)
+        totals = names_of_results(program)
         sums = [f"{total}_sum" for total in totals]
-        routers = (
-            f" + router_loss_sum{f' * {self._scale}' if self._scale else ''}"
-            if program.losses > 1
-            else ""
-        )
-        added = [f"{total}_sum{'.detach()' if total in LOSSES else ''}" for total in totals]
+        loss = f"loss_sum * {self._seed}"
+        if program.losses > 1:
+            loss += " + router_loss_sum"
+            if self._scale:
+                loss += f" * {self._scale}"
         self.train.lines += [
             f"for {', '.join(names)} in batch.microbatches():",
-            f"    {', '.join(sums)} = model({', '.join([*names, *self._given])})",
-            f"    (loss_sum * {self._seed}{routers}).backward()",
-            *(f"    {total} += {each}" for total, each in zip(totals, added, strict=True)),
+            f"    {', '.join(sums)} = model({', '.join([*names, *self._extra_inputs])})",
+            f"    ({loss}).backward()",
         ]
-        given = ", ".join(["None" if name == "_" else name for name in kept] + self._given)
-        self.evaluate.lines += [
-            f"for {', '.join(kept)} in batch.microbatches():",
-            f"    loss += model({given}){'[0]' * bool(sums[1:])}"
-            + ("  # nothing is dropped" if "_" in kept else ""),
-        ]
+        for total in totals:
+            detached = ".detach()" if total in LOSSES else ""
+            self.train.lines.append(f"    {total} += {total}_sum{detached}")
+        # evaluation drops nothing, so that the model gets no draws
+        variables, arguments = list[str](), list[str]()
+        for arg, name in zip(region.args, names, strict=True):
+            is_drawn = are_draws(arg.value.type)
+            variables.append("_" if is_drawn else name)
+            arguments.append("None" if is_drawn else name)
+        first = "[0]" * bool(sums[1:])
+        forward = f"    loss += model({', '.join([*arguments, *self._extra_inputs])}){first}"
+        if "_" in variables:
+            forward += "  # nothing is dropped"
+        self.evaluate.lines += [f"for {', '.join(variables)} in batch.microbatches():", forward]
 
     def _mul(self, op: Op) -> None:
         """The gradient from which backward begins, with its loss scale; or the step's loss."""
         if self.text[op.inputs[1]] == "scale":
             self._seed = self.text[op.outputs[0].name] = "inv_num_tokens * scale"
             return
-        self._both(
-            f"loss = {self.text[op.inputs[0]]} * inv_num_tokens", "mean over the step's labels"
-        )
+        mean = f"loss = {self.text[op.inputs[0]]} * inv_num_tokens"
+        self._both(mean, "mean over the step's labels")
         self.text[op.outputs[0].name] = "loss"
-        whose = (
-            "the stages' reductions"
-            if self._chunked
-            else "the reductions of backward"
-            if self._given
-            else ""
-        )
-        self.train.lines.append(
-            f"gradients = state.gradients(){f'  # waits for {whose}' if whose else ''}"
-        )
+        line = "gradients = state.gradients()"
+        if self._chunked:
+            line += "  # waits for the stages' reductions"
+        elif self._extra_inputs:
+            line += "  # waits for the reductions of backward"
+        self.train.lines.append(line)
 
     def _pack(self, op: Op) -> None:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""
         bucket = self._program.bucket(str(op.get("bucket")))
-        of = "weights" if op.inputs == bucket.params else "gradients"
-        if (
-            of == "weights"
-            and not (bucket.layers or self._program.pipeline)
-            and "weights" not in self.text.values()
-        ):
+        buffers = "weights" if op.inputs == bucket.params else "gradients"
+        is_whole = not (bucket.layers or self._program.pipeline)
+        if buffers == "weights" and is_whole and "weights" not in self.text.values():
             self._both("weights = state.weights()")
             self.text["weights"] = "weights"
-        self.text[op.outputs[0].name] = f"{of}[{literal(bucket.name)}]"
+        self.text[op.outputs[0].name] = f"{buffers}[{literal(bucket.name)}]"
 
     def _sum_squares(self, op: Op) -> None:
-        held = op.names("once")
-        once = self._named(self._ranks((str(op.get("stages")),), held)) if held else ""
+        shared, once = op.names("once"), ""
+        if shared:  # several stages have these, and one of them counts
+            once = self._named(self._ranks((str(op.get("stages")),), shared))
         # of chunks, as many as a rank has
-        each = "*" if self._program.pipeline and not held else ""
-        self._squares[op.outputs[0].name] = Squares(
-            tuple(each + self.text[name] for name in op.inputs), once=once
-        )
+        star = "*" if self._program.pipeline and not shared else ""
+        operands = tuple(star + self.text[name] for name in op.inputs)
+        self._squares[op.outputs[0].name] = Squares(operands, once=once)
 
     def _grad_norm(self, op: Op) -> None:
         self._norm(op, op.inputs, "")
@@ -390,15 +399,15 @@ class _Step:
         self._norm(op, op.inputs[1:], " / scale")
 
     def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
-        terms = [self._squares[each] for each in squares]
+        terms = [self._squares[name] for name in squares]
         others = len(f"grad_norm = .sqrt(){unscaled}")
-        total = (
-            terms[0].text(4, others)
-            if len(terms) == 1
-            else f"({' + '.join(each.text(0) for each in terms)})"
-        )
-        if len(terms) > 1 and len(total) + others > WIDTH - 4:
-            total = "(\n        " + "\n        + ".join(each.text(8) for each in terms) + "\n    )"
+        if len(terms) == 1:
+            total = terms[0].text(4, others)
+        else:
+            total = f"({' + '.join(term.text(0) for term in terms)})"
+            if len(total) + others > WIDTH - 4:
+                total = "\n        + ".join(term.text(8) for term in terms)
+                total = f"(\n        {total}\n    )"
         self.train.lines.append(f"grad_norm = {total}.sqrt(){unscaled}")
         self.text[op.outputs[0].name] = "grad_norm"
 
@@ -410,8 +419,10 @@ class _Step:
         self.text[op.outputs[0].name] = f"{self.text[op.inputs[0]] or 1} / scale"
 
     def _if_finite(self, op: Op) -> None:
-        """With a loss scale a norm that is not finite is an overflow, of which the state makes
-        something else.
+        """When a step changes nothing.
+
+        With a loss scale, a norm that is not finite is an overflow; the state then adapts the
+        scale.
         """
         if self._scale:
             self.text[op.outputs[0].name] = (
@@ -438,10 +449,9 @@ class _Step:
     def _balanced(self, op: Op) -> None:
         """All biases of a route's routers, by its load."""
         bias, load, count = op.inputs
-        given = (
-            f"{literal(self._patterns[bias])}, {self.text[load]}, rate={literal(op.get('rate'))}"
-        )
-        self.train.lines.append(f"state.balance({given}, skip={self.text[count]})")
+        pattern, rate = literal(self._patterns[bias]), literal(op.get("rate"))
+        arguments = f"{pattern}, {self.text[load]}, rate={rate}, skip={self.text[count]}"
+        self.train.lines.append(f"state.balance({arguments})")
 
     def _update(self, op: Op) -> None:
         """All buckets' updates are one call, which scales too."""
@@ -463,19 +473,22 @@ def runs(program: Program) -> list[list[Bucket]]:
     """The buckets whose layers or chunks the step gathers; neighbours of the same layers go
     together.
     """
-    moved = {
-        bucket.dim: bucket for bucket in program.buckets if bucket.per_layer or program.pipeline
-    }
+    moved = dict[str, Bucket]()
+    for bucket in program.buckets:
+        if bucket.per_layer or program.pipeline:
+            moved[bucket.dim] = bucket
     runs: list[list[Bucket]] = []
     for op in program.region.body:
-        if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
-            if not (bucket := moved.get("".join(op.outputs[0].type.dims[-1:]))):
-                continue
-            last = runs[-1][-1] if runs else None
-            if last and (last.layers, last.shard_axes) == (bucket.layers, bucket.shard_axes):
-                runs[-1].append(bucket)
-            else:
-                runs.append([bucket])
+        if not (isinstance(op, Op) and op.kind == "coerce"):
+            continue
+        bucket = moved.get("".join(op.outputs[0].type.dims[-1:]))
+        if ends(op)[0].kind is not Kind.SHARDED or bucket is None:
+            continue
+        last = runs[-1][-1] if runs else None
+        if last and (last.layers, last.shard_axes) == (bucket.layers, bucket.shard_axes):
+            runs[-1].append(bucket)
+        else:
+            runs.append([bucket])
     return runs
 
 
@@ -483,35 +496,37 @@ def unshard_ahead(
     program: Program, run: Sequence[Bucket], axis: str, patterns: Mapping[str, str]
 ) -> tuple[str, str]:
     """The line that begins to gather buckets over an axis, and its comment."""
-    names = [
-        bucket.name if program.pipeline else repeat_of(patterns[bucket.params[0]]) for bucket in run
-    ]
-    flat_params = (f"flat_params[{literal(name)}]" for name in dict.fromkeys(names))
-    line = call("unshard_ahead", [axis, *flat_params], 4, after=0)
     if program.pipeline:
-        return (
-            line,
-            f"S→R  {_largest(program, *run)} × {working(program, *run)} a stage, awaited"
-            " before its first forward",
-        )
-    layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
-    return line, f"S→R  {layers} × {gathered(program, *run)}, awaited before each layer"
+        names = [bucket.name for bucket in run]
+        size = f"{_largest(program, *run)} × {working(program, *run)}"
+        comment = f"S→R  {size} a stage, awaited before its first forward"
+    else:
+        names = [repeat_of(patterns[bucket.params[0]]) for bucket in run]
+        layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
+        size = f"{layers} × {gathered(program, *run)}"
+        comment = f"S→R  {size}, awaited before each layer"
+    flat_params = (f"flat_params[{literal(name)}]" for name in dict.fromkeys(names))
+    return call("unshard_ahead", [axis, *flat_params], 4, after=0), comment
 
 
 def stage_reductions(program: Program) -> Iterator[str]:
     """Comments on how stages reduce the chunks of each bucket, in the order of the IR."""
     for bucket in program.buckets:
-        over = [("P→S", bucket.shard_axes), ("P→I", bucket.reduce_axes)]
-        if changes := ", ".join(
-            f"{change} over {axes_word(axes, program)}" for change, axes in over if axes
-        ):
-            sizes = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
-            yield f"# {bucket.name}: {changes}  {sizes} a stage, after its last backward"
+        changes = list[str]()
+        if bucket.shard_axes:
+            changes.append(f"P→S over {axes_word(bucket.shard_axes, program)}")
+        if bucket.reduce_axes:
+            changes.append(f"P→I over {axes_word(bucket.reduce_axes, program)}")
+        if changes:
+            size = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
+            yield f"# {bucket.name}: {', '.join(changes)}  {size} a stage, after its last backward"
 
 
-def _largest(program: Program, *of: Bucket) -> str:
+def _largest(program: Program, *buckets: Bucket) -> str:
     """The most elements that any rank has of one chunk of each of these buckets."""
-    own = [chunk for each in chunks(program) for chunk in each]
-    sizes = [max(chunk.size for chunk in own if chunk.bucket == bucket.name) for bucket in of]
-    text = " + ".join(f"{size:,}" for size in sizes)
-    return f"up to {f'({text})' if len(of) > 1 else text}"
+    largest = dict[str, int]()
+    for chunks_of_rank in chunks(program):
+        for chunk in chunks_of_rank:
+            largest[chunk.bucket] = max(chunk.size, largest.get(chunk.bucket, 0))
+    text = " + ".join(f"{largest[bucket.name]:,}" for bucket in buckets)
+    return f"up to ({text})" if len(buckets) > 1 else f"up to {text}"

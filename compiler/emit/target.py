@@ -9,7 +9,7 @@ from attrs import frozen
 from ..ir import Kind, Op, Program, Type
 from ..ops import OPS
 from ..ops.attention import ATTENTION
-from ..ops.call import Call, Group, Positions
+from ..ops.call import Argument, Call, Group, Positions
 from ..ops.protocol import DETERMINISTIC, RUNTIME, TORCH
 from ..ops.ring_attention import RING_ATTENTION, ring_hops
 from ..ops.saved_tensors import Local
@@ -31,28 +31,27 @@ class Target:
     local: bool = True
 
 
-def own_call(it: Local) -> Call:
+def own_call(local: Local) -> Call:
     """The call that the op's entry says."""
-    return OPS[it.op.kind].call(it)
+    return OPS[local.op.kind].call(local)
 
 
-def torch_call(it: Local) -> Call:
-    """The same without ranks and their parts, which DTensors know, and determinism, for which torch
-    has a switch.
+def torch_call(local: Local) -> Call:
+    """The call of an op's entry without groups and positions, which DTensors know.
 
-    Attention is told what placements do not say: the order of positions, and how often keys go on
-    around a ring.
+    Determinism is left out too, because torch has a switch for it.  Attention gets two facts that
+    placements do not say: the order of positions, and how often keys go on around a ring.
     """
-    said = own_call(it)
-    args = tuple(each for each in said.args if not isinstance(each, Group | Positions))
-    named = {key: each for key, each in said.options.items() if key != DETERMINISTIC.name}
-    options = {key: each for key, each in named.items() if not isinstance(each, Group | Positions)}
-    if (
-        it.op.kind in (ATTENTION.name, RING_ATTENTION.name)
-        and (ranks := zigzag_ranks(it.program)) > 1
-    ):
+    entry_call = own_call(local)
+    args = tuple(arg for arg in entry_call.args if not isinstance(arg, Group | Positions))
+    options = dict[str, Argument]()
+    for key, option in entry_call.options.items():
+        if key != DETERMINISTIC.name and not isinstance(option, Group | Positions):
+            options[key] = option
+    is_attention = local.op.kind in (ATTENTION.name, RING_ATTENTION.name)
+    if is_attention and (ranks := zigzag_ranks(local.program)) > 1:
         options["zigzag"] = ranks
-    if it.op.kind == RING_ATTENTION.name and (count := ring_hops(it)):
+    if local.op.kind == RING_ATTENTION.name and (count := ring_hops(local)):
         options["hops"] = count
     return Call(args, options)
 
@@ -77,30 +76,36 @@ def placements(type: Type, program: Program) -> str:
 
 
 def mesh_axes(program: Program) -> dict[str, int]:
-    """The axes of DTensors, with their sizes: those of several ranks but a pipeline's, or one
-    of one rank.
+    """The axes of DTensors, with their sizes.
+
+    They are the axes of several ranks except a pipeline's, or else one axis of one rank.
     """
-    stages = program.pipeline.axis if program.pipeline else ""
-    return {
-        axis.name: axis.size for axis in program.axes if axis.size > 1 and axis.name != stages
-    } or {"one": 1}
+    stages = _stages_axis(program)
+    axes = dict[str, int]()
+    for axis in program.axes:
+        if axis.size > 1 and axis.name != stages:
+            axes[axis.name] = axis.size
+    return axes or {"one": 1}
 
 
 def whole_mesh(program: Program) -> dict[str, int]:
-    """The axes of a program's DeviceMesh: those of DTensors, and a pipeline's."""
-    own = mesh_axes(program)
-    stages = program.pipeline.axis if program.pipeline else ""
-    return {axis.name: axis.size for axis in program.axes if axis.name in (*own, stages)} | own
+    """The axes of a program's DeviceMesh: the axes of DTensors, and a pipeline's."""
+    tensor_axes = mesh_axes(program)
+    names = (*tensor_axes, _stages_axis(program))
+    axes = {axis.name: axis.size for axis in program.axes if axis.name in names}
+    return axes | tensor_axes
+
+
+def _stages_axis(program: Program) -> str:
+    return program.pipeline.axis if program.pipeline else ""
 
 
 def _placement(type: Type, axis: str) -> str:
     place = type.at(axis)
+    if place.dim:
+        return f"Shard({type.dims.index(place.dim)})"
     words = {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: 'Partial("max")'}
-    return (
-        f"Shard({type.dims.index(place.dim)})"
-        if place.dim
-        else words.get(place.kind, "Replicate()")
-    )
+    return words.get(place.kind, "Replicate()")
 
 
 def zigzag_ranks(program: Program) -> int:

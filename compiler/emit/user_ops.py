@@ -28,7 +28,7 @@ def modules(program: Program) -> tuple[str, ...]:
 
 
 def copies(program: Program, source: Source) -> dict[str, str]:
-    """Their files beside the plan, with those that they import.
+    """The modules' files beside the plan, and the files that they import.
 
     Raises PlanError where one cannot be copied.
     """
@@ -36,26 +36,24 @@ def copies(program: Program, source: Source) -> dict[str, str]:
         f"# Written by scalec {__version__}: a copy of the file beside"
         f" {file_word(source.path)}; change that one.\n"
     )
-    return {
-        name: head + file.text for name, file in copied(program, Path(source.path).parent).items()
-    }
+    files_of_plan = copied(program, Path(source.path).parent)
+    return {name: head + file.text for name, file in files_of_plan.items()}
 
 
 def copied(program: Program, folder: Path) -> dict[str, Source]:
-    """Their files in a folder, with those of it that they import.
+    """The modules' files in a folder, and the files of the folder that they import.
 
     Raises PlanError where one cannot be read.
     """
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for name in modules(program):
-        found |= files(name, folder, _calls(program)[name])
+        sources |= files(name, folder, _calls(program)[name])
     if program.cluster.hardware:
         from ..analysis.hardware import own_file
 
-        found[Path(program.cluster.hardware).name] = load(
-            own_file(program.cluster), most=MAX_WRITTEN_BYTES
-        )
-    return found
+        hardware = load(own_file(program.cluster), most=MAX_WRITTEN_BYTES)
+        sources[Path(program.cluster.hardware).name] = hardware
+    return sources
 
 
 def _calls(program: Program) -> dict[str, Span]:
@@ -64,8 +62,7 @@ def _calls(program: Program) -> dict[str, Span]:
 
 
 def _taken(program: Program) -> set[str]:
-    """Names of values and repeats, and of what programs give meaning to."""
-    own = {base(name).lstrip("_") for name in program.types} | {
-        singular(dim.name) for dim in program.dims
-    }
-    return own | TAKEN
+    """Names of values and repeats, and names to which programs give meaning."""
+    values = {base(name).lstrip("_") for name in program.types}
+    repeats = {singular(dim.name) for dim in program.dims}
+    return values | repeats | TAKEN

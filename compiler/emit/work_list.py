@@ -36,47 +36,53 @@ PARTS = (1, 2, 4, 16, 64, 256)
 """The parts of a plan's batch, then of its sequence, at which its ops are measured."""
 
 LONGER = (2, 4)
-"""How many times a plan's sequence are those at which its attention is measured besides."""
+"""The factors of the longer sequences at which a plan's attention is measured besides."""
 
 INDICES = {"tokens", "labels"}
-"""The operands of integers that any number below a size serves for."""
+"""The operands of integers for which any number below a size serves."""
 
 SORT = "sort_by_expert"
-"""The op that makes the order of rows by expert, of which rows are taken and to which they are
-added.
+"""The op that makes the order of rows by expert.  Other ops take rows in this order, or add to
+them.
 """
 
 
 def work_list(programs: Sequence[Program]) -> str:
     """The list of calls to measure for programs after the last pass, as JSON."""
     device = account(programs[0]).device
-    calls = _different(it for program in programs for it in _calls(program))
-    return json.dumps(
-        {
-            "written_by": f"scalec {__version__}",
-            "device": device,
-            "gpu": next((it.cluster.gpu for it in programs if it.cluster.gpu), device),
-            "ranks": max(launch(it).nodes * launch(it).ranks_per_node for it in programs),
-            "ranks_per_node": max(launch(it).ranks_per_node for it in programs),
-            "calls": [
-                *calls,
-                *grid([it["row"] for it in calls if it["row"]["table"] == "product"]),
-            ],
-            "updates": _sizes(bucket for program in programs for bucket in _shards(program)),
-            "steps": host_steps(programs) if device == "cuda" else [],
-            "groups": _different(it for program in programs for it in _groups(program)),
-        },
-        indent=1,
-    )
+    calls, updates, groups = list[Json](), set[int](), list[Json]()
+    for program in programs:
+        calls += _calls(program)
+        updates |= {*_shards(program)}
+        groups += _groups(program)
+    calls = _different(calls)
+    products = [call["row"] for call in calls if call["row"]["table"] == "product"]
+    gpus = [program.cluster.gpu for program in programs if program.cluster.gpu]
+    jobs = [launch(program) for program in programs]
+    content = {
+        "written_by": f"scalec {__version__}",
+        "device": device,
+        "gpu": gpus[0] if gpus else device,
+        "ranks": max(job.nodes * job.ranks_per_node for job in jobs),
+        "ranks_per_node": max(job.ranks_per_node for job in jobs),
+        "calls": [*calls, *grid(products)],
+        "updates": _sizes(updates),
+        "steps": host_steps(programs) if device == "cuda" else [],
+        "groups": _different(groups),
+    }
+    return json.dumps(content, indent=1)
 
 
-def _different(each: Iterable[Json]) -> list[Json]:
-    return [*{json.dumps(it): it for it in each}.values()]
+def _different(entries: Iterable[Json]) -> list[Json]:
+    return [*{json.dumps(entry): entry for entry in entries}.values()]
 
 
-def _sizes(of: Iterable[int]) -> list[int]:
-    """Sizes, and those between them and a small one, each four times the one before."""
-    return sorted({size // 4**part for size in of for part in range(6) if size // 4**part >= 64})
+def _sizes(updates: Iterable[int]) -> list[int]:
+    """Sizes, and smaller ones down to 64, each a quarter of the one before it."""
+    sizes = set[int]()
+    for update in updates:
+        sizes |= {update // 4**power for power in range(6)}
+    return sorted(size for size in sizes if size >= 64)
 
 
 # ---- calls
@@ -88,11 +94,11 @@ def _calls(program: Program) -> Iterator[Json]:
 
     Ranks that share a sequence attend to keys of all of it.
     """
-    ranks = {
-        dim: prod(program.axis(it.axis).size for it in program.claims if it.dim == dim)
-        for dim in DATA
-    }
-    # whose ranks hold two pieces each
+    ranks = dict[str, int]()
+    for dim in DATA:
+        sizes = [program.axis(claim.axis).size for claim in program.claims if claim.dim == dim]
+        ranks[dim] = prod(sizes)
+    # in zigzag order each rank has two pieces of the sequence
     ranks[SEQUENCE] *= 2 ** sum(dim == SEQUENCE for dim, _ in program.zigzags)
     for part in PARTS:
         rows = max(program.size(BATCH) // part, ranks[BATCH])
@@ -101,14 +107,13 @@ def _calls(program: Program) -> Iterator[Json]:
             yield from _Calls(_resized(program, rows, length)).all()
     for times in LONGER:
         longer = _Calls(_resized(program, ranks[BATCH], program.size(SEQUENCE) * times))
-        yield from (it for it in longer.all() if it["row"]["table"] == "attention")
+        yield from (call for call in longer.all() if call["row"]["table"] == "attention")
 
 
 def _resized(program: Program, batch: int, seq: int) -> Program:
     sizes = {BATCH: batch, SEQUENCE: seq}
-    return evolve(
-        program, dims=tuple(evolve(dim, size=sizes.get(dim.name, dim.size)) for dim in program.dims)
-    )
+    dims = [evolve(dim, size=sizes.get(dim.name, dim.size)) for dim in program.dims]
+    return evolve(program, dims=tuple(dims))
 
 
 DATA = (BATCH, SEQUENCE)
@@ -120,35 +125,35 @@ class _Calls:
     def __init__(self, program: Program) -> None:
         self._program, self._types = program, program.types
         self._vjps = dict[object, dict[tuple[str, ...], Op]]()
-        self._made = {value.name: op for op in walk(program.region.body) for value in op.outputs}
+        self._makers = dict[str, Op]()
+        for op in walk(program.region.body):
+            self._makers |= {value.name: op for value in op.outputs}
         for op in walk(program.region.body):
             if op.kind == VJP:
-                of = VJPS.pulled(op, self._of(op))
-                self._vjps.setdefault(_key(of.op, of.types), {})[op.names("wrt")] = op
+                pulled = VJPS.pulled(op, self._of(op))
+                self._vjps.setdefault(_key(pulled.op, pulled.types), {})[op.names("wrt")] = op
 
     def all(self) -> Iterator[Json]:
-        """The calls of all ops; products are called by themselves, as those of two matrices
+        """The calls of all ops; products are called by themselves, as the products of two matrices
         that they are.
         """
         forward = {id(op) for op in walk(self._program.forward.body)}
         for op in walk(self._program.region.body):
             work = self._work(op)
             if work.products and not work.scores:
-                yield from (
-                    product_call(work.dtype, it) for it in work.products if id(op) in forward
-                )
+                if id(op) in forward:  # the backward of these calls is measured with them
+                    yield from (product_call(work.dtype, product) for product in work.products)
             elif (row := _row(op, work)) and self._is_listed(op):
                 yield self._call(op, row)
-            if sums := sums_of(self._program, op, self._of(op)):
-                yield from (_sum(self._program, value.type) for value in op.outputs if sums)
+            if sums_of(self._program, op, self._of(op)):
+                yield from (_sum(self._program, value.type) for value in op.outputs)
 
     def _is_listed(self, op: Op) -> bool:
-        entry, types = OPS[op.kind], self._of(op)
-        numbers = {
-            entry.operands[min(i, len(entry.operands) - 1)].name
-            for i, (name, it) in enumerate(zip(op.inputs, types, strict=True))
-            if it.dtype == "i64" and not self._order(name)
-        }
+        entry = OPS[op.kind]
+        numbers = set[str]()  # the operands that are integers
+        for i, (name, type) in enumerate(zip(op.inputs, self._of(op), strict=True)):
+            if type.dtype == "i64" and not self._order(name):
+                numbers.add(entry.operands[min(i, len(entry.operands) - 1)].name)
         return (
             op.kind != "call"
             and bool(entry.function or op.kind in WRITERS)
@@ -157,24 +162,25 @@ class _Calls:
         )
 
     def _call(self, op: Op, row: Json) -> Json:
-        types, names = self._of(op), [f"x{i}" for i in range(len(op.inputs))]
-        orders = [self._order(value) for value in op.inputs]
-        inputs = {
-            name: {"made": self._call(order, {})} if order else self._tensor(op, type)
-            for name, type, order in zip(names, types, orders, strict=True)
-        }
-        written = express(op, [Expr(name, ATOM, ()) for name in names], self._context(inputs))
-        made = self._vjps.get(_key(op, types), {}).values()
-        back = (
-            {"wrt": [*VJPS.pulled(it, self._of(it)).wrt], "row": _row(it, self._work(it))}
-            for it in made
-        )
+        types, inputs = self._of(op), dict[str, Json]()
+        for i, (value, type) in enumerate(zip(op.inputs, types, strict=True)):
+            if order := self._order(value):
+                inputs[f"x{i}"] = {"made": self._call(order, {})}
+            else:
+                inputs[f"x{i}"] = self._tensor(op, type)
+        operands = [Expr(name, ATOM, ()) for name in inputs]
+        expr = express(op, operands, self._context(inputs))
+        backward = list[Json]()
+        for vjp in self._vjps.get(_key(op, types), {}).values():
+            if vjp_row := _row(vjp, self._work(vjp)):
+                wrt = VJPS.pulled(vjp, self._of(vjp)).wrt
+                backward.append({"wrt": [*wrt], "row": vjp_row})
         return {
-            "call": written.text,
+            "call": expr.text,
             "module": OPS[op.kind].module,
             "inputs": inputs,
             "row": row,
-            "backward": [it for it in back if it["row"]],
+            "backward": backward,
         }
 
     def _context(self, inputs: dict[str, Json]) -> Context:
@@ -207,23 +213,21 @@ class _Calls:
     def _tensor(self, op: Op, type: Type) -> Json:
         """An operand; integers are below the size of what they choose from."""
         first = self._types[op.inputs[0]]
+        shape = self._program.local_shape(type)
         if op.kind == SORT:
             count = self._program.size(str(op.get("to")))
-            return tensor(self._program.local_shape(type), type.dtype, count, warm=True) | {
-                "even": True
-            }
-        chosen = (
-            self._of(op)[1].dims[0]
-            if first.dtype == "i64" and len(op.inputs) > 1
-            else first.dims[-1]
-        )
-        below = self._program.size(chosen) if type.dtype == "i64" else 0
-        return tensor(self._program.local_shape(type), type.dtype, below, warm=BATCH in type.dims)
+            return tensor(shape, type.dtype, count, warm=True) | {"even": True}
+        below = 0
+        if type.dtype == "i64":
+            is_index = first.dtype == "i64" and len(op.inputs) > 1
+            chosen = self._of(op)[1].dims[0] if is_index else first.dims[-1]
+            below = self._program.size(chosen)
+        return tensor(shape, type.dtype, below, warm=BATCH in type.dims)
 
     def _order(self, value: str) -> Op | None:
         """The op that makes a value, if it is an order of rows."""
-        made = self._made.get(value)
-        return made if made and made.kind == SORT else None
+        maker = self._makers.get(value)
+        return maker if maker and maker.kind == SORT else None
 
     def _of(self, op: Op) -> tuple[Type, ...]:
         return tuple(self._types[name] for name in op.inputs)
@@ -238,15 +242,15 @@ def _key(op: Op, types: Sequence[Type]) -> object:
 
 
 def _row(op: Op, work: Work) -> Json | None:
-    """The row of a table that an op's seconds become; None of one that computes next to nothing."""
-    if it := work.scores:
+    """The row of a table that an op's seconds become; None if it computes next to nothing."""
+    if scores := work.scores:
         return {
             "table": "attention",
             "kernel": ATTENTION.name,
-            "width": it.width,
-            "length": it.length,
-            "part": "backward" if it.backward else "forward",
-            "operations": it.operations,
+            "width": scores.width,
+            "length": scores.length,
+            "part": "backward" if scores.backward else "forward",
+            "operations": scores.operations,
         }
     if work.bytes > 64:
         return {"table": "moved", "op": measured_as(op), "bytes": work.bytes}
@@ -257,19 +261,19 @@ def _row(op: Op, work: Work) -> Json | None:
 
 
 def _shards(program: Program) -> Iterator[int]:
-    """The elements that each update of a rank is of."""
+    """The number of elements of each update of a rank."""
     for op in walk(program.region.body):
         if op.kind == "update":
             yield program.elements(program.operands(op)[0])
 
 
 def _groups(program: Program) -> Iterator[Json]:
-    """The groups of ranks that communicate in a program, all that do so at the same time
-    together.
+    """The groups of ranks that communicate in a program; groups over the same axes communicate
+    at the same time.
     """
-    axes = {
-        it.axes for op in walk(program.region.body) for it in messages(program, op, program.types)
-    }
+    axes = set[tuple[str, ...]]()
+    for op in walk(program.region.body):
+        axes |= {message.axes for message in messages(program, op, program.types)}
     if program.pipeline:
         axes |= {(program.pipeline.axis,)}
     for names in sorted(axes):
@@ -279,14 +283,15 @@ def _groups(program: Program) -> Iterator[Json]:
 
 def _peers(program: Program, names: tuple[str, ...]) -> list[list[int]]:
     """The ranks of each group over some axes; ranks count the mesh's last axis innermost."""
-    found = dict[tuple[int, ...], list[int]]()
+    groups = dict[tuple[int, ...], list[int]]()  # by the place on the other axes
     for rank in range(prod(axis.size for axis in program.axes)):
-        left, place = rank, list[int]()
+        outer, place = rank, list[int]()
         for axis in reversed(program.axes):
-            left, at = divmod(left, axis.size)
-            place += [] if axis.name in names else [at]
-        found.setdefault(tuple(place), []).append(rank)
-    return [*found.values()]
+            outer, coordinate = divmod(outer, axis.size)
+            if axis.name not in names:
+                place.append(coordinate)
+        groups.setdefault(tuple(place), []).append(rank)
+    return [*groups.values()]
 
 
 def _sum(program: Program, type: Type) -> Json:
@@ -313,25 +318,26 @@ GRID = 20
 """
 
 
-def product_call(dtype: str, it: Product) -> Json:
+def product_call(dtype: str, product: Product) -> Json:
     """A product as emitted programs make it, whose backward makes two others."""
+    m, n, k, batch = product.m, product.n, product.k, product.batch
 
     def factor(*shape: int, warm: bool) -> Json:
-        return tensor(shape if it.batch == 1 else (it.batch, *shape), dtype, warm=warm)
+        return tensor(shape if batch == 1 else (batch, *shape), dtype, warm=warm)
 
     def row(m: int, n: int, k: int) -> Json:
-        return {"table": "product", "dtype": dtype, "m": m, "n": n, "k": k, "batch": it.batch}
+        return {"table": "product", "dtype": dtype, "m": m, "n": n, "k": k, "batch": batch}
 
-    weight = factor(it.n, it.k, warm=False) if it.batch == 1 else factor(it.k, it.n, warm=True)
+    if batch == 1:
+        call, weight = "linear(x0, x1)", factor(n, k, warm=False)
+    else:
+        call, weight = "x0 @ x1", factor(k, n, warm=True)
     return {
-        "call": "linear(x0, x1)" if it.batch == 1 else "x0 @ x1",
+        "call": call,
         "module": FUNCTIONAL,
-        "inputs": {"x0": factor(it.m, it.k, warm=True), "x1": weight},
-        "row": row(it.m, it.n, it.k),
-        "backward": [
-            {"wrt": [0], "row": row(it.m, it.k, it.n)},
-            {"wrt": [1], "row": row(it.n, it.k, it.m)},
-        ],
+        "inputs": {"x0": factor(m, k, warm=True), "x1": weight},
+        "row": row(m, n, k),
+        "backward": [{"wrt": [0], "row": row(m, k, n)}, {"wrt": [1], "row": row(n, k, m)}],
     }
 
 
@@ -346,23 +352,26 @@ def grid(products: Sequence[Json]) -> Iterator[Json]:
     """Products between the least and the largest of the plans': points of the sequence of
     Halton, in logarithms.
     """
-    plain = [it for it in products if it["batch"] == 1]
+    plain = [product for product in products if product["batch"] == 1]
     if not plain:
         return
-    ends = [(min(it[key] for it in plain), max(it[key] for it in plain)) for key in "mnk"]
+    ranges = list[tuple[int, int]]()
+    for key in "mnk":
+        sizes = [product[key] for product in plain]
+        ranges.append((min(sizes), max(sizes)))
     for point in range(1, GRID + 1):
-        sizes = (
-            round(least * (most / least) ** _halton(point, base) / 8) * 8 or 8
-            for (least, most), base in zip(ends, (2, 3, 5), strict=True)
-        )
-        yield product_call(plain[0]["dtype"], Product(*sizes))
+        shape = list[int]()
+        for (least, most), base in zip(ranges, (2, 3, 5), strict=True):
+            size = least * (most / least) ** _halton(point, base)
+            shape.append(round(size / 8) * 8 or 8)
+        yield product_call(plain[0]["dtype"], Product(*shape))
 
 
 def _halton(index: int, base: int) -> float:
     """A point in [0, 1) of van der Corput's sequence: the digits of its index, mirrored."""
-    found, part = 0.0, 1.0
+    point, part = 0.0, 1.0
     while index:
         part /= base
         index, digit = divmod(index, base)
-        found += part * digit
-    return found
+        point += part * digit
+    return point

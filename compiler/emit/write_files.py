@@ -24,7 +24,7 @@ class OutputError(Exception):
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Writes `files`, name → text, into `folder`; those that already say the same are left alone.
+    """Writes `files`, name → text, into `folder`; files that already say the same are left alone.
 
     If a program is among them, files that the program before read, and this one does not, are
     removed.  Everything is checked before anything is written.  Raises OutputError.
@@ -101,11 +101,9 @@ def _written_by(path: Path) -> str:
         content: object = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # not JSON, or not text at all
         return ""
-    return (
-        str(cast("dict[str, object]", content).get("written_by", ""))
-        if isinstance(content, dict)
-        else ""
-    )
+    if not isinstance(content, dict):
+        return ""
+    return str(cast("dict[str, object]", content).get("written_by", ""))
 
 
 def _replace(path: Path, content: bytes) -> None:

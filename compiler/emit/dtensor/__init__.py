@@ -57,11 +57,11 @@ def emit(
     Raises PlanError where torch cannot express the plan.
     """
     refuse(program)
-    own = copies(program, source) if modules is None else modules
+    user_files = copies(program, source) if modules is None else modules
     files = {"train.py": train_py(program, source, proof, tried), **staged.row_files(program)}
     matched = check(files["train.py"], program)
-    account = plan_json(program, source, model or program, proof, matched, own, files, tried)
-    return {**own, **files, "plan.json": account}
+    account = plan_json(program, source, model or program, proof, matched, user_files, files, tried)
+    return {**user_files, **files, "plan.json": account}
 
 
 def train_py(
@@ -114,20 +114,22 @@ def train_py(
 
 def _shown(proof: Proof | None) -> str:
     """The lines of the docstring that say what is known of the program."""
-    of = (
+    proof_text = (
         f"the IR's step evaluated equal to the single-device step of {proof.against},\nand "
         if proof
         else ""
     )
-    shown = f"Shown: {of}this file matches the IR, op for op."
+    shown = f"Shown: {proof_text}this file matches the IR, op for op."
     return f"{shown}\nNot shown: that torch communicates no more than the plan."
 
 
-def _names(of: Mapping[str, str]) -> Iterator[str]:
+def _names(tensors: Mapping[str, str]) -> Iterator[str]:
     """The constant with the names of tensors in files, if there are any."""
-    if of:
+    if tensors:
         yield "NAMES = {  # of the tensors in Hugging Face's files"
-        yield from (f"    {literal(pattern)}: {literal(tensor)}," for pattern, tensor in of.items())
+        yield from (
+            f"    {literal(pattern)}: {literal(tensor)}," for pattern, tensor in tensors.items()
+        )
         yield "}"
 
 
@@ -150,8 +152,8 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
         split = ", ".join(
             "Shard(1)" if axis in table.axes else "Replicate()" for axis in mesh_axes(program)
         )
-        given = ", ".join(["mesh", *arguments, f"placements=[{split}]"])
-        line = f"{name} = rope_frequencies({given}{_zigzag(program)})"
+        joined_arguments = ", ".join(["mesh", *arguments, f"placements=[{split}]"])
+        line = f"{name} = rope_frequencies({joined_arguments}{_zigzag(program)})"
         yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
         yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
     yield from ["self.stage = stage"] * bool(module.crossing)
@@ -185,8 +187,8 @@ def _input(arg: Arg, program: Program) -> str:
     """How a rank has its part of an input of all microbatches."""
     type, name = arg.value.type, base(arg.value.name)
     how = f"{placements(type, program)}, seq_first={type.dims[0] == SEQUENCE}{_zigzag(program)}"
-    each = f"by_microbatch(mesh, {name}, MICROBATCHES, {how})"
-    return staged.whole_batch(arg, each) if program.pipeline else each
+    microbatches = f"by_microbatch(mesh, {name}, MICROBATCHES, {how})"
+    return staged.whole_batch(arg, microbatches) if program.pipeline else microbatches
 
 
 def _build(program: Program, model: Model) -> Iterator[str]:
@@ -230,15 +232,15 @@ def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> 
 def _backward(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> Iterator[str]:
     """The lines that run forward and backward of all microbatches."""
     sync = [*sync_lines(program, patterns)]
-    of = ", ".join(inputs)
+    names = ", ".join(inputs)
     yield _count_valid(inputs)
     yield "losses: list[Tensor] = []"
     if sync:
-        yield f"for number, ({of}) in enumerate(batch, start=1):"
+        yield f"for number, ({names}) in enumerate(batch, start=1):"
         yield from (f"    {line}" for line in sync)
     else:
-        yield f"for {of} in batch:"
-    yield f"    loss_sum = model({of})"
+        yield f"for {names} in batch:"
+    yield f"    loss_sum = model({names})"
     scale = " * scale" if program.train.precision == "fp16" else ""
     yield f"    (loss_sum / max(num_tokens, 1){scale}).backward()"
     yield "    losses.append(loss_sum.detach())"
@@ -247,13 +249,13 @@ def _backward(program: Program, inputs: list[str], patterns: Mapping[str, str]) 
 
 def _gradients(program: Program) -> Iterator[str]:
     """The lines that reduce gradients, and make their norm."""
-    sent = {program.reduce_dtype(each) for each in program.buckets} - {
-        each.type.dtype for each in program.buckets
+    sent = {program.reduce_dtype(bucket) for bucket in program.buckets} - {
+        bucket.type.dtype for bucket in program.buckets
     }
-    function, given, norm = "reduced_gradients", ["model"], "total_norm"
+    function, arguments, norm = "reduced_gradients", ["model"], "total_norm"
     if program.pipeline:
-        function, given, norm = "model.gradients", [], "model.total_norm"
-    yield f"gradients = {function}({', '.join([*given, *(DTYPES[each] for each in sent)])})"
+        function, arguments, norm = "model.gradients", [], "model.total_norm"
+    yield f"gradients = {function}({', '.join([*arguments, *(DTYPES[dtype] for dtype in sent)])})"
     if program.train.precision == "fp16":
         yield "for gradient in gradients:"
         yield "    gradient.div_(scale)"

@@ -61,7 +61,7 @@ FILES = (
 """The files of `codegen_templates` whose functions and classes programs hold."""
 
 
-def import_lines(text: str, own: tuple[str, ...]) -> str:
+def import_lines(text: str, user_modules: tuple[str, ...]) -> str:
     """The lines that import what a program's text names, after those of its user ops' modules."""
     used = names_in(text)
     lines: list[str] = []
@@ -69,7 +69,7 @@ def import_lines(text: str, own: tuple[str, ...]) -> str:
         if some := ", ".join(name for name in names if name in used):
             lines.append(module if module.startswith("import") else f"from {module} import {some}")
         elif not module:
-            lines += ["", *(f"import {name}" for name in own)]
+            lines += ["", *(f"import {name}" for name in user_modules)]
     return "\n".join(lines) + "\n"
 
 
@@ -81,7 +81,9 @@ def ops_source(text: str) -> str:
     wanted, new = set[str](), names_in(text) & texts.keys()
     while new:
         wanted |= new
-        new = {name for each in new for name in names_in(texts[each])} & texts.keys() - wanted
+        new = {
+            name for definition in new for name in names_in(texts[definition])
+        } & texts.keys() - wanted
     return "".join(f"\n\n{source}\n" for name, source in texts.items() if name in wanted)
 
 
@@ -91,7 +93,7 @@ def _definitions(file: str) -> Iterator[tuple[str, str]]:
     lines = source.splitlines()
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield node.name, "\n".join(lines[first - 1 : node.end_lineno])
 
 
@@ -103,10 +105,10 @@ def names_in(text: str) -> set[str]:
     for scope in scopes:
         scopes += scope.get_children()
     return {
-        each.get_name()
+        symbol.get_name()
         for scope in scopes
-        for each in scope.get_symbols()
-        if _is_global(scope, each)
+        for symbol in scope.get_symbols()
+        if _is_global(scope, symbol)
     }
 
 

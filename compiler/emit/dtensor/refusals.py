@@ -37,29 +37,35 @@ class Refusal:
 
 def refuse(program: Program) -> None:
     """Raises PlanError with all parts of a program that torch cannot express."""
-    found = Diagnostics()
-    for each in REFUSALS:
-        if (span := next(each.where(program), None)) is not None:
+    diagnostics = Diagnostics()
+    for refusal in REFUSALS:
+        if (span := next(refusal.where(program), None)) is not None:
             unable = (
-                f"torch {version('torch').partition('+')[0]} alone cannot express {each.feature}"
+                f"torch {version('torch').partition('+')[0]} alone cannot express {refusal.feature}"
             )
             message = (
-                unable if each.why else f"`--target dtensor` does not write {each.feature} yet"
+                unable
+                if refusal.why
+                else f"`--target dtensor` does not write {refusal.feature} yet"
             )
             help = "compile without `--target dtensor`, or change this part of the plan"
-            found.error(
-                "E0707", message, span, notes=(Note(None, each.why),) if each.why else (), help=help
+            diagnostics.error(
+                "E0707",
+                message,
+                span,
+                notes=(Note(None, refusal.why),) if refusal.why else (),
+                help=help,
             )
-    found.check()
+    diagnostics.check()
 
 
 def without_effect(program: Program) -> Iterator[Diagnostic]:
     """Warnings about settings of a run that only programs of scalec's runtime follow."""
     watch, train = program.watch, program.train
     watched = [
-        each.key
-        for each in fields_of(Watch)
-        if getattr(watch, each.key) != getattr(Watch(), each.key)
+        setting.key
+        for setting in fields_of(Watch)
+        if getattr(watch, setting.key) != getattr(Watch(), setting.key)
     ]
     for name in (*watched, *train.saves):
         span = (watch if name in watched else train).spans[name]

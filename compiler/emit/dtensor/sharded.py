@@ -32,11 +32,11 @@ class Sharded:
 
 def sharded(program: Program, patterns: Mapping[str, str]) -> list[Sharded]:
     """The modules that FSDP2 shards, the model last."""
-    found: dict[tuple[str, ...], list[Bucket]] = {}
+    buckets_by_modules: dict[tuple[str, ...], list[Bucket]] = {}
     for bucket in program.buckets:
         parts = tuple(patterns[bucket.params[0]].split(".*.")[: len(bucket.layers)])
-        found.setdefault(parts, []).append(bucket)
-    ordered = sorted(found.items(), key=lambda item: -len(item[0]))
+        buckets_by_modules.setdefault(parts, []).append(bucket)
+    ordered = sorted(buckets_by_modules.items(), key=lambda item: -len(item[0]))
     return [
         Sharded(tuple(buckets), parts)
         for parts, buckets in ordered
@@ -46,7 +46,9 @@ def sharded(program: Program, patterns: Mapping[str, str]) -> list[Sharded]:
 
 def sharding_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
     """The lines that shard modules."""
-    return [line for each in sharded(program, patterns) for line in _fully_shard(each, program)]
+    return [
+        line for modules in sharded(program, patterns) for line in _fully_shard(modules, program)
+    ]
 
 
 def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
@@ -56,19 +58,19 @@ def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
     settings = program.train.optimizer
     groups = settings.grouped(param.name for param in program.params)
     first, *others = groups
-    lines, given, decay = (
+    lines, params, decay = (
         list[str](),
         "model.parameters()",
         [f"weight_decay={literal(first.weight_decay)}"],
     )
     if others or first.lr_scale != 1:
-        made = [_group(group, names, patterns) for group, names in groups.items()]
+        calls = [_group(group, names, patterns) for group, names in groups.items()]
         lines = [
             "groups = [",
-            *(f"    {line}" for group in made for line in f"{group},".split("\n")),
+            *(f"    {line}" for group in calls for line in f"{group},".split("\n")),
             "]",
         ]
-        given, decay = "groups", []
+        params, decay = "groups", []
     if settings.kind == "adamw":
         kind, options = (
             "AdamW",
@@ -76,17 +78,20 @@ def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
         )
     else:
         kind, options = "SGD", [f"momentum={literal(settings.momentum)}"]
-    arguments = [given, f"lr={literal(settings.lr)}", *options, *decay]
+    arguments = [params, f"lr={literal(settings.lr)}", *options, *decay]
     return [*lines, *call(f"optimizer = torch.optim.{kind}", arguments, 0, after=4).split("\n")]
 
 
-def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
-    first, axes = it.buckets[0], mesh_axes(program)
+def _fully_shard(modules: Sharded, program: Program) -> Iterator[str]:
+    first, axes = modules.buckets[0], mesh_axes(program)
     common = [
-        axis for axis in first.reduce_axes if all(axis in each.reduce_axes for each in it.buckets)
+        axis
+        for axis in first.reduce_axes
+        if all(axis in bucket.reduce_axes for bucket in modules.buckets)
     ]
     replicated, over = (
-        [axis for axis in each if axis in axes] for each in (common, first.shard_axes)
+        [axis for axis in names_of_axes if axis in axes]
+        for names_of_axes in (common, first.shard_axes)
     )
     dims = [f"shard={_axes(over)}", *([f"replicate={_axes(replicated)}"] if replicated else [])]
     mesh, free = ("inner", False) if program.pipeline else ("mesh", first.reshard_after_forward)
@@ -99,22 +104,24 @@ def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
         )
         yield f"policy = MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
         arguments.append("mp_policy=policy")
-    if own := [name for name in program.stored if it.repeats and _elsewhere(program, name, it)]:
-        words = ", ".join(param.name for param in own)
-        said = (
+    if params_elsewhere := [
+        name for name in program.stored if modules.repeats and _elsewhere(program, name, modules)
+    ]:
+        words = ", ".join(param.name for param in params_elsewhere)
+        comment = (
             f"{words} too, which the plan gathers by themselves: fully_shard takes all of a module"
         )
-        yield from (f"# {line}" for line in wrap(said, WIDTH - 6))
-    yield f"for module in {'stages' if program.pipeline else it.modules}:"
+        yield from (f"# {line}" for line in wrap(comment, WIDTH - 6))
+    yield f"for module in {'stages' if program.pipeline else modules.modules}:"
     yield from (f"    {line}" for line in call("fully_shard", arguments, 0, after=4).split("\n"))
     yield "    sum_gradients(module)"
 
 
-def _elsewhere(program: Program, param: Param, it: Sharded) -> bool:
+def _elsewhere(program: Program, param: Param, modules: Sharded) -> bool:
     """Whether a parameter of these layers is in a bucket that is not theirs."""
-    layers = it.buckets[0].layers
+    layers = modules.buckets[0].layers
     return param.type.dims[: param.stacked] == layers and not any(
-        param.name in each.params for each in it.buckets
+        param.name in bucket.params for bucket in modules.buckets
     )
 
 
@@ -126,11 +133,11 @@ def sync_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
     """The lines that say of each microbatch whether it reduces gradients, and frees what was
     gathered.
     """
-    for each in sharded(program, patterns):
-        first = each.buckets[0]
+    for modules in sharded(program, patterns):
+        first = modules.buckets[0]
         now = "True" if first.shard_gradients else "number == len(batch)"
         free = "True" if first.reshard_after_forward else "number == len(batch)"
-        yield call("each_module", [each.modules, f"reduce_now={now}", f"free={free}"], 8)
+        yield call("each_module", [modules.modules, f"reduce_now={now}", f"free={free}"], 8)
 
 
 def _group(group: ParamGroup, names: Sequence[str], patterns: Mapping[str, str]) -> str:

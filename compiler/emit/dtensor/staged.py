@@ -49,9 +49,11 @@ def is_sharded(program: Program) -> bool:
 def shared_on_rank(program: Program) -> list[str]:
     """The parameters that several stages of one rank have."""
     pipeline = program.pipeline
-    held = pipeline.param_stages if pipeline else ()
+    stages_by_param = pipeline.param_stages if pipeline else ()
     return [
-        name for name, stages in held if pipeline and len(stages) > len(pipeline.ranks_of(name))
+        name
+        for name, stages in stages_by_param
+        if pipeline and len(stages) > len(pipeline.ranks_of(name))
     ]
 
 
@@ -88,13 +90,13 @@ def stage_layers(child: Child, count: str) -> str:
 def dropped(module: Module, program: Program) -> Iterator[str]:
     """The lines that take away what a stage does not hold."""
     stages = len(of(program).stage_to_rank)
-    for held, together in groupby(
+    for owners, together in groupby(
         sorted(module.held, key=module.held.__getitem__), key=module.held.__getitem__
     ):
-        words = [stage_word(stage, stages) for stage in held]
+        words = [stage_word(stage, stages) for stage in owners]
         yield (
             f"if stage != {words[0]}:"
-            if len(held) == 1
+            if len(owners) == 1
             else f"if stage not in ({', '.join(words)}):"
         )
         yield f"    del {', '.join(f'self.{name}' for name in together)}"
@@ -153,15 +155,19 @@ def stages_made(
 def pipeline_made(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
     """The lines of `build` that make the pipeline of the stages."""
     ranks = {patterns[name]: of(program).ranks_of(name) for name, _ in of(program).param_stages}
-    shared = (f"{literal(name)}: {literal(held)}" for name, held in ranks.items() if len(held) > 1)
+    shared = (
+        f"{literal(name)}: {literal(ranks_of_param)}"
+        for name, ranks_of_param in ranks.items()
+        if len(ranks_of_param) > 1
+    )
     inputs = (arg.value for arg in program.microbatches.args)
-    batch = (f"{literal(base(it.name))}: {it.type.dims.index(BATCH)}" for it in inputs)
+    batch = (f"{literal(base(value.name))}: {value.type.dims.index(BATCH)}" for value in inputs)
     axis = literal(of(program).axis)
-    made = (
+    stage_call = (
         f"pipeline_stage(module, stage, len(STAGE_TO_RANK), mesh, {axis}, partial(crossing, inner))"
     )
     yield "parts = ["
-    yield f"    {made}"
+    yield f"    {stage_call}"
     yield "    for module, stage in zip(stages, own, strict=True)"
     yield "]"
     arguments = [
@@ -175,9 +181,9 @@ def pipeline_made(program: Program, patterns: Mapping[str, str]) -> Iterator[str
     yield from call("model = Pipeline", arguments, 0, after=4).split("\n")
 
 
-def whole_batch(arg: Arg, each: str) -> str:
+def whole_batch(arg: Arg, microbatches: str) -> str:
     """The entry of an input's microbatches in the dict that a schedule splits."""
-    arguments = [each, f"dim={arg.value.type.dims.index(BATCH)}"]
+    arguments = [microbatches, f"dim={arg.value.type.dims.index(BATCH)}"]
     return call(f"{literal(base(arg.value.name))}: all_microbatches", arguments, 8)
 
 

@@ -53,17 +53,19 @@ def types_of(function: ast.FunctionDef) -> None:
     )
 
 
-def demand_type(machine: "Evaluator", said: ast.expr | None, value: object, node: ast.AST) -> None:
+def demand_type(
+    machine: "Evaluator", annotation: ast.expr | None, value: object, node: ast.AST
+) -> None:
     """Raises where a value is not of the type that is said of it."""
-    if said is None:
+    if annotation is None:
         raise wrong(node, "does not say what it takes and gives")
-    holds = _fits(machine, said, value) or value is machine.terms.name(NOTHING)
+    holds = _fits(machine, annotation, value) or value is machine.terms.name(NOTHING)
     if not holds:
-        raise wrong(node, f"{value} is no `{ast.unparse(said)}`")
+        raise wrong(node, f"{value} is no `{ast.unparse(annotation)}`")
 
 
-def _fits(machine: "Evaluator", said: ast.expr, value: object) -> bool:
-    match said:
+def _fits(machine: "Evaluator", annotation: ast.expr, value: object) -> bool:
+    match annotation:
         case ast.Constant(value=None):
             return value is None
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -72,27 +74,27 @@ def _fits(machine: "Evaluator", said: ast.expr, value: object) -> bool:
             value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[one, ast.Constant(value=rest)])
         ) if rest is ...:
             return isinstance(value, tuple) and all(
-                _fits(machine, one, each) for each in cast(Values, value)
+                _fits(machine, one, element) for element in cast(Values, value)
             )
         case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=several)):
             values = cast(Values, value) if isinstance(value, tuple) else ()
             pairs = zip(several, values, strict=False)
             return len(values) == len(several) and all(
-                _fits(machine, one, each) for one, each in pairs
+                _fits(machine, one, inner_value) for one, inner_value in pairs
             )
         case ast.Subscript(value=ast.Name(id="list"), slice=one):
             return _fits(machine, one, value)
         case ast.Name() | ast.Attribute():
-            return _is(machine, said, value)
+            return _is(machine, annotation, value)
         case _:
-            raise wrong(said, f"`{ast.unparse(said)}` is no type")
+            raise wrong(annotation, f"`{ast.unparse(annotation)}` is no type")
 
 
-def _is(machine: "Evaluator", said: ast.expr, value: object) -> bool:
-    name = ast.unparse(said)
-    demand(said, name in NAMES, f"`{name}` is no type")
+def _is(machine: "Evaluator", annotation: ast.expr, value: object) -> bool:
+    name = ast.unparse(annotation)
+    demand(annotation, name in NAMES, f"`{name}` is no type")
     if name not in ("float", "int"):
-        demand(said, name.partition(".")[0] in machine.known, f"`{name}` is not imported")
+        demand(annotation, name.partition(".")[0] in machine.known, f"`{name}` is not imported")
     match name:
         case "int":
             return type(value) is int

@@ -1,7 +1,7 @@
 """The moves of flat buckets, read off the IR: in the step, and around each layer of a repeat.
 
-Purpose: the lines of a layer act on all its buckets at once, in the order of the buckets; so the IR
-must do.  Backward does what lines do in the opposite order of the lines.  Non-goals: the lines
+Purpose: the lines of a layer act on all its buckets at once, in the order of the buckets; the IR
+must do the same.  Backward undoes lines in the opposite order.  Non-goals: the lines
 (`forward`, `step`), and whether a bucket's moves are right (the verifier).
 """
 
@@ -26,8 +26,8 @@ class LayerMoves:
     """One layer of a repeat of forward, which is in `repeats`; slices of the parameters `entering`
     enter it.
 
-    It has a flat parameter of each bucket in `own`, and of those in `inner` one for each layer of
-    the repeats in it.
+    It has a flat parameter of each bucket in `own`.  Of each bucket in `inner` it has one flat
+    parameter for each layer of the repeats in it.
     """
 
     def __init__(
@@ -35,13 +35,19 @@ class LayerMoves:
     ) -> None:
         self._program, self._region = program, region
         self._of = {bucket.dim: bucket.name for bucket in program.buckets}
-        flat_params = {
-            dim for arg in region.args if arg.enter is Enter.EACH for dim in arg.value.type.dims
-        }
-        taken = [b for b in program.buckets if b.dim in flat_params or {*entering} & {*b.params}]
-        self.own = [bucket.name for bucket in taken if len(bucket.layers) == len(repeats)]
-        self.inner = [bucket.name for bucket in taken if len(bucket.layers) > len(repeats)]
-        self._forward, self._backward = _ops(region), self._backward_at(repeats) if self.own else []
+        sliced_dims = set[str]()
+        for arg in region.args:
+            if arg.enter is Enter.EACH:
+                sliced_dims |= {*arg.value.type.dims}
+        self.own, self.inner = list[str](), list[str]()
+        for bucket in program.buckets:
+            if bucket.dim in sliced_dims or {*entering} & {*bucket.params}:
+                if len(bucket.layers) == len(repeats):
+                    self.own.append(bucket.name)
+                elif len(bucket.layers) > len(repeats):
+                    self.inner.append(bucket.name)
+        self._forward = _ops(region)
+        self._backward = self._backward_at(repeats) if self.own else list[Op]()
 
     def functions(self) -> tuple[list[str], list[str]]:
         """The functions that are called before a layer, and after it."""
@@ -58,9 +64,8 @@ class LayerMoves:
                 f"emit: {', '.join(gathers)} are not gathered in the order of buckets"
             )
         is_gathered = any(bucket.shard_axes for bucket in buckets)
-        return ["unshard" if is_gathered else "reduce_grads_in_backward"], [
-            "reshard"
-        ] if resharded else []
+        before = "unshard" if is_gathered else "reduce_grads_in_backward"
+        return [before], ["reshard"] if resharded else []
 
     def groups(self, names: Collection[str], paths: Mapping[str, str]) -> list[str]:
         """The repeats whose layers have the buckets of these names; `paths` are parameters'
@@ -74,22 +79,23 @@ class LayerMoves:
         return [op for op in self._forward if op.kind == "unpack" or self._moved(op)]
 
     def rest(self) -> Region:
-        """The repeat without them."""
+        """The repeat without these ops."""
         flat = self.flat()
-        return evolve(
-            self._region, body=tuple(stmt for stmt in self._region.body if stmt not in flat)
-        )
+        body = [stmt for stmt in self._region.body if stmt not in flat]
+        return evolve(self._region, body=tuple(body))
 
     def _backward_at(self, around: Repeats) -> list[Op]:
-        """The ops of the repeat of backward that undoes this one: where the gradients of its
-        buckets are complete.
+        """The ops of the repeat of backward that undoes this one: the gradients of its buckets are
+        complete there.
         """
-        found = [ops for repeats, ops in _repeats(self._program.backward) if repeats == around]
-        found = [ops for ops in found if {*_complete(ops)} == {*self.own}]
-        assert len(found) == 1, (
-            f"emit: backward has {len(found)} repeats that complete {', '.join(self.own)}"
+        candidates = list[list[Op]]()
+        for repeats, ops in _repeats(self._program.backward):
+            if repeats == around and {*_complete(ops)} == {*self.own}:
+                candidates.append(ops)
+        assert len(candidates) == 1, (
+            f"emit: backward has {len(candidates)} repeats that complete {', '.join(self.own)}"
         )
-        return found[0]
+        return candidates[0]
 
     def _moved(self, op: Op) -> str:
         """The bucket whose flat buffer an op leads from one placement to another; "" if it does
@@ -100,9 +106,12 @@ class LayerMoves:
 
     def _gathers(self, ops: Sequence[Op]) -> list[str]:
         """The buckets that are gathered, in their order."""
-        return [
-            self._moved(op) for op in ops if self._moved(op) and ends(op)[0].kind is Kind.SHARDED
-        ]
+        buckets = list[str]()
+        for op in ops:
+            bucket = self._moved(op)
+            if bucket and ends(op)[0].kind is Kind.SHARDED:
+                buckets.append(bucket)
+        return buckets
 
 
 def _complete(ops: Sequence[Op]) -> list[str]:
@@ -111,8 +120,9 @@ def _complete(ops: Sequence[Op]) -> list[str]:
 
 
 def _repeats(region: Region, around: Repeats = ()) -> Iterator[tuple[Repeats, list[Op]]]:
-    """The repeats in a region: the dims and plan lines of those around each, itself included,
-    and its own ops.
+    """The repeats in a region.
+
+    Each has the dims and plan lines of the repeats around it, itself included, and its own ops.
     """
     for inner in region.body:
         if isinstance(inner, Region):
@@ -156,9 +166,10 @@ class Buckets:
 
     def of_name(self, name: str) -> Bucket | None:
         """The same by name."""
-        return next(
-            (bucket for bucket in self.program.buckets if bucket.dim == self._types[name]), None
-        )
+        for bucket in self.program.buckets:
+            if bucket.dim == self._types[name]:
+                return bucket
+        return None
 
     def moves(self, bucket: Bucket) -> bool:
         """Whether layers or chunks of a bucket are moved by themselves."""
@@ -177,13 +188,16 @@ class Buckets:
         """
         run = next((run for run in self._runs() if run[0] == bucket), list[Bucket]())
         if self.program.pipeline:
-            return [each.name for each in run]
-        repeats = [*dict.fromkeys(self._repeat_of(each) for each in run)]
-        kept = [
-            b for b in reversed(self.program.buckets) if b.per_layer and not b.reshard_after_forward
-        ]
-        alike = [b for b in kept if b.shard_axes == bucket.shard_axes]
-        gathered = [b for repeat in repeats for b in alike if self._repeat_of(b) == repeat]
+            return [member.name for member in run]
+        repeats = [*dict.fromkeys(map(self._repeat_of, run))]
+        alike = list[Bucket]()  # the buckets that layers do not gather themselves
+        for other in reversed(self.program.buckets):
+            is_ahead = other.per_layer and not other.reshard_after_forward
+            if is_ahead and other.shard_axes == bucket.shard_axes:
+                alike.append(other)
+        gathered = list[Bucket]()
+        for repeat in repeats:
+            gathered += [other for other in alike if self._repeat_of(other) == repeat]
         assert gathered == run, (
             f"emit: with {bucket.name} the step gathers other buckets than the IR"
         )
@@ -194,9 +208,12 @@ class Buckets:
 
     def _runs(self) -> Iterator[list[Bucket]]:
         """Buckets whose gathers follow each other, of the same layers and axes."""
-        gathers = [op for op in self._coercions if ends(op)[0].kind is Kind.SHARDED]
-        found = [(bucket, op.names("axes")) for op in gathers if (bucket := self.of(op.outputs[0]))]
-        for _, run in groupby(found, key=lambda each: (each[0].layers, each[1])):
+        gathers = list[tuple[Bucket, tuple[str, ...]]]()
+        for op in self._coercions:
+            bucket = self.of(op.outputs[0])
+            if bucket and ends(op)[0].kind is Kind.SHARDED:
+                gathers.append((bucket, op.names("axes")))
+        for _, run in groupby(gathers, key=lambda gather: (gather[0].layers, gather[1])):
             buckets = [bucket for bucket, _ in run]
             if self.moves(buckets[0]):
                 yield buckets
@@ -212,31 +229,27 @@ class Buckets:
         return self.program.pipeline is not None and moved
 
     def reduces(self, bucket: Bucket, op: Op) -> bool:
-        """Whether backward, or a stage, has begun a reduction: of what moves, but for sums over
-        stages.
+        """Whether backward, or a stage, has begun a reduction: it does so for all buckets that
+        move, except sums over stages.
         """
         return self.moves(bucket) and op in self._sums(bucket)
 
     def _sums(self, bucket: Bucket) -> list[Op]:
         stages = self.program.pipeline.axis if self.program.pipeline else ""
-        sums = [
-            op
-            for op in self._coercions
-            if ends(op)[0].kind is Kind.PARTIAL and stages not in op.names("axes")
-        ]
-        return [op for op in sums if self.of(op.outputs[0]) == bucket]
+        sums = list[Op]()
+        for op in self._coercions:
+            is_sum = ends(op)[0].kind is Kind.PARTIAL and stages not in op.names("axes")
+            if is_sum and self.of(op.outputs[0]) == bucket:
+                sums.append(op)
+        return sums
 
     def sums(self, bucket: Bucket) -> tuple[str, ...]:
         """The sums over microbatches of the gradients of a bucket's parameters."""
-        reduced = {
-            str(op.get("bucket")) for op in walk(self.program.backward.body) if op.kind == "pack"
-        }
-        gone = {param for name in reduced for param in self.program.bucket(name).params}
-        params = [param.name for param in self.program.params if param.name not in gone]
-        of = {
-            name: value.name
-            for name, value in zip(
-                params, self.program.microbatches.results[self.program.made :], strict=False
-            )
-        }
-        return tuple(of[name] for name in bucket.params)
+        reduced = set[str]()  # in backward itself, so that no sums of them leave it
+        for op in walk(self.program.backward.body):
+            if op.kind == "pack":
+                reduced |= {*self.program.bucket(str(op.get("bucket"))).params}
+        params = [param.name for param in self.program.params if param.name not in reduced]
+        results = self.program.microbatches.results[self.program.made :]
+        sum_of = {param: value.name for param, value in zip(params, results, strict=False)}
+        return tuple(sum_of[param] for param in bucket.params)

@@ -25,36 +25,40 @@ class Build:
         self._machine, self._node, self._program = machine, node, program
         machine.log = []
         self._made: object = machine.function(node, [machine.terms.name("mesh")])
-        self._at = {each.term: each.node for each in machine.log if isinstance(each, Event)}
+        self._at = {event.term: event.node for event in machine.log if isinstance(event, Event)}
         self.model, self.whole, self._holders = self._model()
 
     def _model(self) -> tuple[Class, object, object]:
         """The class, the model, and of a pipeline the stages that have each parameter."""
-        made = self._made
-        given = cast(tuple[object, ...], made) if isinstance(made, tuple) else (None,)
-        demand(self._node, len(given) == 2, "does not return the model and its state")
-        whole = given[0]
+        result = self._made
+        results = cast(tuple[object, ...], result) if isinstance(result, tuple) else (None,)
+        demand(self._node, len(results) == 2, "does not return the model and its state")
+        whole = results[0]
         if isinstance(whole, Instance) and not self._program.pipeline:
             return whole.of, whole, None
-        classes = [each for each in self._machine.classes if whole is self._of_stages(each, 0)]
+        classes = [
+            candidate
+            for candidate in self._machine.classes
+            if whole is self._of_stages(candidate, 0)
+        ]
         demand(self._node, bool(self._program.pipeline and classes), "makes another model")
         return classes[0], whole, self._of_stages(classes[0], 1)
 
-    def _of_stages(self, of: Class, at: int) -> object:
+    def _of_stages(self, model_class: Class, index: int) -> object:
         """The model of a rank's stages, or the stages that have each parameter."""
         log, self._machine.log = self._machine.log, []
-        made = self._machine.spec("PIPELINE.build(of, mesh)", of=of)
+        term = self._machine.spec("PIPELINE.build(of, mesh)", of=model_class)
         self._machine.log = log
-        return self._machine.terms("item", made, at, 2)
+        return self._machine.terms("item", term, index, 2)
 
     def check(self, paths: Mapping[str, str]) -> None:
         """Compares it with the program; `paths` are the parameters' names in the model's state."""
         program, machine = self._program, self._machine
         _, state = cast(tuple[object, object], self._made)
-        given = called(state, "TrainState")
-        if given is None or len(given[0]) != 4 or not isinstance(given[0][2], dict):
+        state_call = called(state, "TrainState")
+        if state_call is None or len(state_call[0]) != 4 or not isinstance(state_call[0][2], dict):
             raise wrong(self._node, "makes no state of model, mesh, buckets and optimizer")
-        buckets = cast(dict[object, object], given[0][2])
+        buckets = cast(dict[object, object], state_call[0][2])
         self._check_buckets(buckets, paths)
         (master,) = {p.type.dtype for p in program.params}
         options = f"dtype={DTYPES[self.dtype()]}, master={DTYPES[master]}"
@@ -73,7 +77,11 @@ class Build:
         """
         compiled: object = None
         if self._program.train.compile == ON:
-            classes = [each for each in self._machine.classes if not _has_modules(each.node)]
+            classes = [
+                model_class
+                for model_class in self._machine.classes
+                if not _has_modules(model_class.node)
+            ]
             compiled = self._machine.spec(
                 "compile_each(model, *of)", model=self.whole, of=tuple(classes)
             )
@@ -87,9 +95,12 @@ class Build:
 
     def dtype(self) -> str:
         """The element type of parameters as the model uses them, one for all."""
-        known, of = self._program.types, leaves(self._program)
+        types, param_of_value = self._program.types, leaves(self._program)
         (dtype,) = {
-            known[n].dtype for op in walk(self._program.forward.body) for n in op.inputs if n in of
+            types[n].dtype
+            for op in walk(self._program.forward.body)
+            for n in op.inputs
+            if n in param_of_value
         } or {self._program.params[0].type.dtype}
         return dtype
 
@@ -98,32 +109,32 @@ class Build:
         program, names = self._program, [bucket.name for bucket in self._program.buckets]
         demand(self._node, [*buckets] == names, f"the buckets are {', '.join(map(str, buckets))}")
         for bucket in program.buckets:
-            made = called(buckets[bucket.name], "Bucket")
-            if made is None:
+            bucket_call = called(buckets[bucket.name], "Bucket")
+            if bucket_call is None:
                 raise wrong(self._node, f"`{bucket.name}` is no bucket")
-            node, (groups, kept) = self._at_of(buckets[bucket.name]), made
+            node, (groups, options) = self._at_of(buckets[bucket.name]), bucket_call
             self._check_bucket(node, bucket, [*map(self._group, groups)], paths)
             wanted = dict(sorted(_kept(self._machine, bucket, program).items()))
             demand(
                 node,
-                frozen_key(wanted) == frozen_key(kept),
-                f"{bucket.name} is kept as {kept}, not {wanted}",
+                frozen_key(wanted) == frozen_key(options),
+                f"{bucket.name} is kept as {options}, not {wanted}",
             )
 
-    def _at_of(self, made: object) -> ast.AST:
+    def _at_of(self, term: object) -> ast.AST:
         """Where a term was made."""
-        return self._at.get(made, self._node) if isinstance(made, Term) else self._node
+        return self._at.get(term, self._node) if isinstance(term, Term) else self._node
 
     def _check_bucket(
         self, node: ast.AST, bucket: Bucket, groups: "list[Group]", paths: Mapping[str, str]
     ) -> None:
-        found = sorted(
+        actual = sorted(
             (name, settings) for several, settings in groups for names in several for name in names
         )
         wanted = sorted(
             (paths.get(param, ""), _settings(param, self._program)) for param in bucket.params
         )
-        demand(node, found == wanted, f"bucket {bucket.name} is {found}, not {wanted}")
+        demand(node, actual == wanted, f"bucket {bucket.name} is {actual}, not {wanted}")
         together = sorted(names for several, _ in groups for names in several if len(names) > 1)
         demand(
             node,
@@ -133,12 +144,12 @@ class Build:
 
     def _group(self, group: object) -> "Group":
         """The patterns of a group, those that lie side by side together, and its settings."""
-        made, node = called(group, "ParamGroup"), self._at_of(group)
-        if made is None:
+        group_call, node = called(group, "ParamGroup"), self._at_of(group)
+        if group_call is None:
             raise wrong(node, f"`{group}` is no group")
-        said, options = made
+        patterns, options = group_call
         decay, scale = options.get("weight_decay"), options.get("lr_scale", 1.0)
-        if not (said and isinstance(decay, float) and isinstance(scale, float)) or not {
+        if not (patterns and isinstance(decay, float) and isinstance(scale, float)) or not {
             *options
         } <= {
             "weight_decay",
@@ -146,9 +157,10 @@ class Build:
         }:
             raise wrong(node, f"sets {sorted(options)}")
         several = [
-            cast(tuple[object, ...], each) if isinstance(each, tuple) else (each,) for each in said
+            cast(tuple[object, ...], names) if isinstance(names, tuple) else (names,)
+            for names in patterns
         ]
-        return [tuple(map(str, each)) for each in several], (decay, scale)
+        return [tuple(map(str, names)) for names in several], (decay, scale)
 
 
 Settings = tuple[float, float]
@@ -160,8 +172,8 @@ Group = tuple[list[tuple[str, ...]], Settings]
 def _has_modules(node: ast.ClassDef) -> bool:
     """Whether a class has the modules of a repeat."""
     return any(
-        isinstance(each, ast.Attribute) and each.attr in ("ModuleList", "ModuleDict")
-        for each in ast.walk(node)
+        isinstance(inner, ast.Attribute) and inner.attr in ("ModuleList", "ModuleDict")
+        for inner in ast.walk(node)
     )
 
 
@@ -188,15 +200,17 @@ def _kept(machine: Machine, bucket: Bucket, program: Program) -> dict[str, objec
     facts = ["reshard_after_forward", "shard_gradients", "shard_axes", "per_layer"] + [
         "reduce_axes"
     ] * moves
-    kept: dict[str, object] = {fact: said for fact in facts if (said := getattr(bucket, fact))}
+    options: dict[str, object] = {
+        fact: setting for fact in facts if (setting := getattr(bucket, fact))
+    }
     if moves and (sent := program.reduce_dtype(bucket)) != bucket.type.dtype:
-        kept["reduce_dtype"] = machine.spec(DTYPES[sent])
+        options["reduce_dtype"] = machine.spec(DTYPES[sent])
     if pipeline := program.pipeline:
         among = pipeline.ranks_of(bucket.params[0])
-        kept |= {"stages": pipeline.axis} | ({"among": among} if len(among) > 1 else {})
+        options |= {"stages": pipeline.axis} | ({"among": among} if len(among) > 1 else {})
     ahead = program.flow.prefetch
     is_freed = bucket.per_layer and bucket.reshard_after_forward
-    return kept | ({"prefetch": ahead} if ahead != Flow().prefetch and is_freed else {})
+    return options | ({"prefetch": ahead} if ahead != Flow().prefetch and is_freed else {})
 
 
 def _settings(param: str, program: Program) -> Settings:

@@ -43,8 +43,8 @@ Values = Sequence[object]
 
 @frozen
 class Calls:
-    """Compares expressions with ops; `types` are those of all values, `shape` gives the dims of
-    a value as stored.
+    """Compares expressions with ops; `types` are the types of all values, `shape` gives the dims
+    of a value as stored.
     """
 
     machine: Machine
@@ -56,11 +56,11 @@ class Calls:
     def demand(self, op: Op, value: object, operands: Values) -> None:
         """Raises where `value`, computed from the terms of the operands, is not what the op is."""
         shapes = dict(zip(operands, map(self.shape, op.inputs), strict=True))
-        it = Local(self.program, op, tuple(self.types[name] for name in op.inputs))
+        local = Local(self.program, op, tuple(self.types[name] for name in op.inputs))
         node = self.machine.at.get(cast(Term, value), ast.Module([], []))
-        Reader(
-            self.machine, it, tuple(operands), shapes, self.rotary_table(op), node, self.target
-        ).compare(value)
+        table = self.rotary_table(op)
+        reader = Reader(self.machine, local, tuple(operands), shapes, table, node, self.target)
+        reader.compare(value)
 
     def rotary_table(self, op: Op) -> object:
         """The table of rotary positions by which an op rotates, if it does: of the sequence and
@@ -72,35 +72,35 @@ class Calls:
         type = self.types[op.inputs[0]]
         width, axes = self.program.local_size(type, type.dims[-1]), type.axes_of(positions)
         theta, dims = attrs.pop("theta"), round(float(str(attrs.pop("dims", width))))
-        at = -1 - type.dims[::-1].index(positions)
-        given = {"theta": theta, **attrs} | ({"seq_dim": at} if at != -3 else {})
-        said = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        said = (
-            f"{self.program.size(positions)}, {dims}, {said},"
-            f" dtype={DTYPES[PRECISIONS[self.program.train.precision]]}"
-        )
-        return self.machine.spec(f"rope_frequencies({self._placed(said, positions, axes)})")
+        options = {"theta": theta, **attrs}
+        seq_dim = -1 - type.dims[::-1].index(positions)
+        if seq_dim != -3:  # the function's default
+            options["seq_dim"] = seq_dim
+        arguments = [str(self.program.size(positions)), str(dims)]
+        arguments += [f"{key}={value!r}" for key, value in options.items()]
+        arguments.append(f"dtype={DTYPES[PRECISIONS[self.program.train.precision]]}")
+        placed_arguments = self._placed(", ".join(arguments), positions, axes)
+        return self.machine.spec(f"rope_frequencies({placed_arguments})")
 
-    def _placed(self, said: str, seq: str, axes: tuple[str, ...]) -> str:
-        """The arguments of a table, with those that say which positions a rank has."""
+    def _placed(self, arguments: str, seq: str, axes: tuple[str, ...]) -> str:
+        """The arguments of a table, and the arguments that say which positions a rank has."""
         if self.target.local:
-            layout = layout_of(self.program, Positions(seq, axes)) if axes else ""
-            positions = f", positions={layout}" if axes else ""
-            return f"{said}{positions}, mesh=mesh"
-        ranks, split = zigzag_ranks(self.program), sharded(seq)
-        each = (
-            placed(split if axis in axes else INVARIANT, ((), (seq,)))
-            for axis in mesh_axes(self.program)
-        )
-        return (
-            f"mesh, {said},"
-            f" placements=[{', '.join(each)}]{f', zigzag={ranks}' if ranks > 1 else ''}"
-        )
+            positions = ""
+            if axes:
+                positions = f", positions={layout_of(self.program, Positions(seq, axes))}"
+            return f"{arguments}{positions}, mesh=mesh"
+        placements = list[str]()
+        for axis in mesh_axes(self.program):
+            placement = sharded(seq) if axis in axes else INVARIANT
+            placements.append(placed(placement, ((), (seq,))))
+        ranks = zigzag_ranks(self.program)
+        zigzag = f", zigzag={ranks}" if ranks > 1 else ""
+        return f"mesh, {arguments}, placements=[{', '.join(placements)}]{zigzag}"
 
 
 @define
 class Reader:
-    """Reads one expression: `shapes` are those of the operands, by their terms."""
+    """Reads one expression: `shapes` are the shapes of the operands, by their terms."""
 
     machine: Machine
     it: Local
@@ -112,9 +112,11 @@ class Reader:
 
     def compare(self, value: object) -> None:
         """Raises where an expression is another op, or its results have other dims."""
-        found = self._results(value)
+        shapes_of_text = self._results(value)
         wanted = [self.it.program.joined(result.type) for result in self.it.op.outputs]
-        self._demand(found in ([], wanted), f"of dims {', '.join(map(_said, found))}")
+        self._demand(
+            shapes_of_text in ([], wanted), f"of dims {', '.join(map(_said, shapes_of_text))}"
+        )
 
     def _demand(self, holds: bool, what: str) -> None:
         op = self.it.op
@@ -124,8 +126,12 @@ class Reader:
         demand(self.node, holds, f"is {what}, not the IR's {ours}")
 
     def _results(self, value: object) -> list[Shape]:
-        """The shapes of the results, where they follow from those of the operands."""
+        """The shapes of the results, where they follow from the operands' shapes."""
         match value:
+            case Term(head="call", args=(function, args, options)):
+                return self._called(
+                    function, cast(Values, args), cast(Mapping[str, object], options)
+                )
             case Term(head="neg", args=(x,)):
                 return self._elementwise("scale", x, by=-1)
             case Term(head="*" | "+" as sign, args=(x, int() | float() as by)):
@@ -134,42 +140,37 @@ class Reader:
                 return self._elementwise("add", *self._summands(value))
             case Term(head="*" | "/" as sign, args=(x, y)):
                 return self._elementwise("mul" if sign == "*" else "div", x, y)
-            case Term(
-                head="call", args=(Term(head="attr", args=(x, "float" | "double" as wide)), (), {})
-            ):
-                return self._elementwise(
-                    "cast", x, dtype={"float": "f32", "double": "f64"}[str(wide)]
-                )
-            case Term(head="call", args=(Term(head="attr", args=(of, "unflatten")), args, {})):
-                at, sizes = cast(tuple[object, Values], args)
-                self._demand(at == -1, f"unflattened at {at}")
-                return [self._unflatten(shape, sizes) for shape in self._results(of)]
-            case Term(head="call", args=(Term(head="attr", args=(x, "redistribute")), _, options)):
-                return self._redistributed(x, cast(Mapping[str, object], options).get("placements"))
-            case Term(
-                head="call",
-                args=(Term(head="name", args=("once" | "on_each_rank" as name,)), args, _),
-            ) if not self.target.local:
-                first, second, *operands = cast(Values, args)
-                of_user = name == "on_each_rank"
-                return (
-                    self._on_each_rank(first, second, operands)
-                    if of_user
-                    else self._redistributed(first, second)
-                )
-            case Term(head="call", args=(function, args, options)):
-                name, kind = str(function), self.it.op.kind
-                self._demand(name == self.target.function(self.it.op, self.it.program), f"`{name}`")
+            case _:
+                raise wrong(self.node, f"{value} is no op")
+
+    def _called(self, function: object, args: Values, options: Mapping[str, object]) -> list[Shape]:
+        """The shapes of the results of a call."""
+        match function:
+            case Term(head="attr", args=(x, "float" | "double" as wide)) if not args:
+                dtype = {"float": "f32", "double": "f64"}[str(wide)]
+                return self._elementwise("cast", x, dtype=dtype)
+            case Term(head="attr", args=(viewed, "unflatten")):
+                dim, sizes = cast(tuple[object, Values], args)
+                self._demand(dim == -1, f"unflattened at {dim}")
+                return [self._unflatten(shape, sizes) for shape in self._results(viewed)]
+            case Term(head="attr", args=(x, "redistribute")):
+                return self._redistributed(x, options.get("placements"))
+            case Term(head="name", args=("once",)) if not self.target.local:
+                x, to, *_ = args
+                return self._redistributed(x, to)
+            case Term(head="name", args=("on_each_rank",)) if not self.target.local:
+                user_function, to, *operands = args
+                return self._on_each_rank(user_function, to, operands)
+            case _:
+                wanted = self.target.function(self.it.op, self.it.program)
+                self._demand(str(function) == wanted, f"`{function}`")
                 readers = {
                     "concat": self._concat,
                     "contract": self._product,
                     "contracts": self._products,
                     "grouped_contract": self._grouped,
                 }
-                call = readers.get(kind, self._call)
-                return call(cast(Values, args), cast(Mapping[str, object], options))
-            case _:
-                raise wrong(self.node, f"{value} is no op")
+                return readers.get(self.it.op.kind, self._call)(args, options)
 
     def _demand_op(self, kind: str, operands: Values, **attrs: object) -> None:
         self._demand(kind == self.it.op.kind, f"`{kind}`")
@@ -198,15 +199,16 @@ class Reader:
         count = max(map(len, shapes))
         padded = [((),) * (count - len(shape)) + shape for shape in shapes]
         whole: Shape = tuple(max(dims, key=len) for dims in zip(*padded, strict=True))
-        alike = all(
-            dim in ((), full) for shape in padded for dim, full in zip(shape, whole, strict=True)
-        )
+        alike = True
+        for shape in padded:
+            for dim, full in zip(shape, whole, strict=True):
+                alike = alike and dim in ((), full)
         self._demand(alike, f"`{kind}` of dims {' and '.join(map(_said, shapes))}")
         return whole
 
     def _concat(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
-        """All dims but the last are as torch broadcasts them; those last ones together are that
-        which the op names.
+        """All dims but the last are as torch broadcasts them; the last ones together are the dim
+        that the op names.
         """
         operands, shapes = zip(*map(self._tensor, args), strict=True)
         before = self._broadcast("concat", [shape[:-1] for shape in shapes])
@@ -231,12 +233,16 @@ class Reader:
         (x, left), *weights = map(self._tensor, args)
         alike = all(right[-1] == left[-1] for _, right in weights)
         self._demand(alike, f"a product over {_said(left[-1:])} and other dims")
-        attrs = {key: said for key, said in options.items() if key != "into"}
-        attrs |= {key: tuple(map(str, cast(Values, said))) for key, said in attrs.items()}
+        attrs = dict[str, tuple[str, ...]]()
+        for key, option in options.items():
+            if key != "into":
+                attrs[key] = tuple(map(str, cast(Values, option)))
         self._demand_op("contracts", (x, *(w for w, _ in weights)), over=left[-1], **attrs)
         into = cast(Sequence[Values], options.get("into", ((-1,),) * len(weights)))
-        pairs = zip(weights, into, strict=True)
-        return [self._unflatten(left[:-1] + right[:-1], sizes) for (_, right), sizes in pairs]
+        shapes = list[Shape]()
+        for (_, right), sizes in zip(weights, into, strict=True):
+            shapes.append(self._unflatten(left[:-1] + right[:-1], sizes))
+        return shapes
 
     def _grouped(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """`grouped_linear` sums over the last dims of both, for each expert."""
@@ -248,8 +254,9 @@ class Reader:
         return [(*left[:-1], sum(right[:-1], ())[1:])]
 
     def _unflatten(self, shape: Shape, sizes: Values) -> Shape:
-        """The last dim as those that are joined in it, which have these sizes on a rank; the
-        first may be -1.
+        """The last dim as the dims that are joined in it, which have these sizes on a rank.
+
+        The first size may be -1.
         """
         dims = shape[-1]
         type = next((t for t in self.it.types[1:] if {*dims} <= {*t.dims}), self.it.types[0])
@@ -273,45 +280,46 @@ class Reader:
         """A call of a function of the user's own on local tensors."""
         constants = self.target.call(self.it).args
         named = self.machine.spec(self.target.function(self.it.op, self.it.program))
-        wanted = (
-            self.machine.terms("lambda", named, tuple(cast(Values, constants)))
-            if constants
-            else named
-        )
+        wanted = named
+        if constants:
+            wanted = self.machine.terms("lambda", named, tuple(cast(Values, constants)))
         self._demand(function is wanted, f"`{function}`")
         self._demand_op("call", operands, **dict(self.it.op.attrs))
-        types = [value.type for value in self.it.op.outputs]
-        first, *others = (self._placed(type, tuple((dim,) for dim in type.dims)) for type in types)
-        self._demand(to == ((first, *others) if others else first), f"placed {to}")
+        placements = list[object]()
+        for result in self.it.op.outputs:
+            shape = tuple((dim,) for dim in result.type.dims)
+            placements.append(self._placed(result.type, shape))
+        wanted_placements = placements[0] if len(placements) == 1 else tuple(placements)
+        self._demand(to == wanted_placements, f"placed {to}")
         return []
 
     def _placed(self, type: Type, shape: Shape) -> object:
         """The placements of a value of a type, one for each axis of the mesh."""
-        each = (placed(type.at(axis), shape) for axis in mesh_axes(self.it.program))
-        return self.machine.spec(f"[{', '.join(each)}]")
+        placements = (placed(type.at(axis), shape) for axis in mesh_axes(self.it.program))
+        return self.machine.spec(f"[{', '.join(placements)}]")
 
     def _tensor(self, value: object, negative: bool = False) -> tuple[object, Shape]:
-        """The operand that a value is a view of, and its shape; of a negative one the sign may
-        precede the view.
+        """The operand that a value is a view of, and its shape.
+
+        The sign of a negative operand may precede the view.
         """
-        own = self.machine.terms("neg", value) if negative else value
-        if own in self.shapes:
-            return own, self.shapes[own]
+        operand = self.machine.terms("neg", value) if negative else value
+        if operand in self.shapes:
+            return operand, self.shapes[operand]
         match value:
             case Term(head="neg", args=(positive,)):
                 return self._tensor(positive, not negative)
             case Term(
                 head="call",
-                args=(Term(head="attr", args=(of, "flatten" | "unsqueeze" as view)), args, {}),
+                args=(Term(head="attr", args=(viewed, "flatten" | "unsqueeze" as view)), args, {}),
             ):
-                operand, shape = self._tensor(of, negative)
-                at = _indices(args, len(shape) + (view == "unsqueeze"))
-                self._demand(bool(at), f"{view} at {args}")
-                return operand, (
-                    _flattened(shape, *at)
-                    if view == "flatten"
-                    else (*shape[: at[0]], (), *shape[at[0] :])
-                )
+                operand, shape = self._tensor(viewed, negative)
+                indices = _indices(args, len(shape) + (view == "unsqueeze"))
+                self._demand(bool(indices), f"{view} at {args}")
+                if view == "flatten":
+                    return operand, _flattened(shape, *indices)
+                first = indices[0]
+                return operand, (*shape[:first], (), *shape[first:])
             case _:
                 raise wrong(self.node, f"{value} is no operand of the IR's {self.it.op.kind}")
 
@@ -320,56 +328,60 @@ class Reader:
     def _call(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """The operands, and what the op's entry says."""
         wanted = self.target.call(self.it)
-        by_keyword = {each.operand for each in wanted.options.values() if isinstance(each, Keyword)}
-        operands = tuple(each for i, each in enumerate(self.operands) if i not in by_keyword)
-        fits = len(args) == len(operands) + len(wanted.args) and {*options} == {*wanted.options}
+        by_keyword = {
+            option.operand for option in wanted.options.values() if isinstance(option, Keyword)
+        }
+        operands = tuple(operand for i, operand in enumerate(self.operands) if i not in by_keyword)
+        count = len(operands)
+        fits = len(args) == count + len(wanted.args) and {*options} == {*wanted.options}
         self._demand(fits, f"with {len(args)} arguments and {', '.join(options) or 'no options'}")
-        self._demand((*args[: len(operands)],) == operands, f"of {', '.join(map(str, args))}")
-        pairs = [
-            (f"{i}", said, each)
-            for i, (said, each) in enumerate(zip(args[len(operands) :], wanted.args, strict=True))
-        ]
-        pairs += [(key, options[key], each) for key, each in wanted.options.items()]
-        for key, said, each in pairs:
-            self._demand(self._means(said, each), f"with {key} {said}")
+        self._demand((*args[:count],) == operands, f"of {', '.join(map(str, args))}")
+        for i, (value, argument) in enumerate(zip(args[count:], wanted.args, strict=True)):
+            self._demand(self._means(value, argument), f"with {i} {value}")
+        for key, option in wanted.options.items():
+            self._demand(self._means(options[key], option), f"with {key} {options[key]}")
         return []
 
-    def _means(self, said: object, wanted: Argument) -> bool:
-        """Whether an argument means this."""
+    def _means(self, value: object, wanted: Argument) -> bool:
+        """Whether the value of an argument is the wanted one."""
         first = self.shapes[self.operands[0]]
         match wanted:
             case Dims(names):
-                return [first[i] for i in _indices(said, len(first))] == [
-                    self._stored(name) for name in names
-                ]
+                dims = [first[i] for i in _indices(value, len(first))]
+                return dims == [self._stored(name) for name in names]
             case Size(dim):
-                return _same(said, self.it.program.size(dim))
+                return _same(value, self.it.program.size(dim))
             case Group(axes):
-                return said is self._group(axes)
+                return value is self._group(axes)
             case Positions() | PositionIds() | Experts():
-                return said is self.machine.spec(layout_of(self.it.program, wanted))
+                return value is self.machine.spec(layout_of(self.it.program, wanted))
             case Shards(parts):
-                given = cast(dict[int, object], said)
-                found = {first[i]: i for i in given}
-                same = {*found} == {(dim,) for dim in parts} and len(found) == len(given)
-                return same and all(
-                    self._means(given[found[dim,]], part) for dim, part in parts.items()
-                )
+                return self._means_shards(cast(dict[int, object], value), parts)
             case Keyword(operand):
-                return said is self.operands[operand]
+                return value is self.operands[operand]
             case RotaryTable():
-                return said is self.table
-            case Quotient(value):
-                return _same(said, value)
+                return value is self.table
+            case Quotient(number):
+                return _same(value, number)
             case _:
-                return _same(said, wanted)
+                return _same(value, wanted)
+
+    def _means_shards(self, by_index: dict[int, object], parts: Mapping[str, Argument]) -> bool:
+        """Whether the arguments of dims, by index, are the wanted ones, by name."""
+        first = self.shapes[self.operands[0]]
+        index_of = {first[i]: i for i in by_index}
+        if {*index_of} != {(dim,) for dim in parts} or len(index_of) != len(by_index):
+            return False
+        return all(self._means(by_index[index_of[dim,]], part) for dim, part in parts.items())
 
     def _stored(self, dim: str) -> tuple[str, ...]:
-        """The dims that lie together with one of the first operand: of rows with room, those of
-        tokens.
+        """The dims that lie together with a dim of the first operand; the rows of a padded buffer
+        lie with the tokens.
         """
         program, type = self.it.program, self.it.types[0]
-        return program.joined(type)[program.place_of(type, dim)] if dim in type.dims else (dim,)
+        if dim not in type.dims:
+            return (dim,)
+        return program.joined(type)[program.place_of(type, dim)]
 
     def _group(self, axes: Sequence[str]) -> object:
         return self.machine.spec(f"mesh.axis({', '.join(map(repr, axes))})")
@@ -378,23 +390,26 @@ class Reader:
 def placed(place: Placement, shape: Shape) -> str:
     """A placement on an axis as torch has it, of a tensor of this shape."""
     if place.kind is Kind.SHARDED:
-        (at,) = (i for i, dims in enumerate(shape) if dims[:1] == (place.dim,))
-        return f"Shard({at})"
-    return {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: "Partial('max')"}.get(
-        place.kind, "Replicate()"
-    )
+        (index,) = (i for i, dims in enumerate(shape) if dims[:1] == (place.dim,))
+        return f"Shard({index})"
+    words = {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: "Partial('max')"}
+    return words.get(place.kind, "Replicate()")
 
 
-def layout_of(program: Program, it: Layout) -> str:
+def layout_of(program: Program, layout: Layout) -> str:
     """The expression for the positions or the experts that a rank holds where axes shard them,
     outermost first.
     """
-    over = f"mesh, {program.size(it.dim)}{''.join(f', {axis!r}' for axis in it.axes)}"
-    if isinstance(it, Experts):
-        return f"Experts({over}{f', tokens={it.tokens!r}' if it.tokens else ''})"
-    chunked = tuple(axis for axis in it.axes if (it.dim, axis) in program.zigzags)
-    function = "position_ids" if isinstance(it, PositionIds) else "Positions"
-    return f"{function}({over}{f', zigzag={chunked!r}' if chunked else ''})"
+    arguments = ["mesh", str(program.size(layout.dim)), *map(repr, layout.axes)]
+    if isinstance(layout, Experts):
+        if layout.tokens:
+            arguments.append(f"tokens={layout.tokens!r}")
+        return f"Experts({', '.join(arguments)})"
+    chunked = tuple(axis for axis in layout.axes if (layout.dim, axis) in program.zigzags)
+    if chunked:
+        arguments.append(f"zigzag={chunked!r}")
+    function = "position_ids" if isinstance(layout, PositionIds) else "Positions"
+    return f"{function}({', '.join(arguments)})"
 
 
 def _flattened(shape: Shape, start: int, end: int = -1) -> Shape:
@@ -402,18 +417,22 @@ def _flattened(shape: Shape, start: int, end: int = -1) -> Shape:
     return (*shape[:first], sum(shape[first : last + 1], ()), *shape[last + 1 :])
 
 
-def _indices(said: object, rank: int) -> tuple[int, ...]:
+def _indices(value: object, rank: int) -> tuple[int, ...]:
     """Indices as they are written, or none where one is no index."""
-    several = cast(tuple[object, ...], said) if isinstance(said, tuple) else (said,)
-    found = tuple(each for each in several if isinstance(each, int) and -rank <= each < rank)
-    return found if len(found) == len(several) else ()
+    values = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+    indices = list[int]()
+    for index in values:
+        if not (isinstance(index, int) and -rank <= index < rank):
+            return ()
+        indices.append(index)
+    return tuple(indices)
 
 
-def _same(said: object, wanted: object) -> bool:
+def _same(value: object, wanted: object) -> bool:
     """Whether two constants are the same; a number may be written as a whole one."""
-    if isinstance(said, int | float) and isinstance(wanted, int | float):
-        return float(said) == float(wanted) and isinstance(said, bool) == isinstance(wanted, bool)
-    return frozen_key(said) == frozen_key(wanted)
+    if isinstance(value, int | float) and isinstance(wanted, int | float):
+        return float(value) == float(wanted) and isinstance(value, bool) == isinstance(wanted, bool)
+    return frozen_key(value) == frozen_key(wanted)
 
 
 def _said(shape: Shape) -> str:

@@ -25,30 +25,30 @@ def ordered_functions() -> frozenset[str]:
     return frozenset({*(entry.function for entry in COERCIONS.values()), *of_ops, *MOVES})
 
 
-def compare(node: ast.AST, found: Log, expected: Log, ordered: Collection[str] = ()) -> None:
+def compare(node: ast.AST, actual: Log, expected: Log, ordered: Collection[str] = ()) -> None:
     """Raises where a body does anything else than the IR; `ordered` are the functions of a step
     that communicate.
     """
-    left = demand_known(found, expected)
+    left = demand_known(actual, expected)
     missing = [event for event in expected if isinstance(event, Event) and left[event.key] > 0]
     if missing:
         raise wrong(
             node, f"nothing does {', '.join(dict.fromkeys(str(event.term) for event in missing))}"
         )
     functions = ordered or ordered_functions()
-    _compare_order(node, _ordered(found, functions), _ordered(expected, functions))
-    _compare_overlap(_beside(found), _beside(expected))
+    _compare_order(node, _ordered(actual, functions), _ordered(expected, functions))
+    _compare_overlap(_beside(actual), _beside(expected))
 
 
-def demand_known(found: Log, expected: Log) -> "Counter[object]":
+def demand_known(actual: Log, expected: Log) -> "Counter[object]":
     """Raises where a body does what the IR does not; returns what of the IR it has not done."""
     left = Counter[object](event.key for event in expected if isinstance(event, Event))
-    for event in found:
+    for event in actual:
         if isinstance(event, Event):
             left[event.key] -= 1
             if left[event.key] < 0:
-                said = _recomputed(event, expected) or _instead(found, expected)
-                raise wrong(event.node, f"nothing in the IR does `{ast.unparse(event.node)}`{said}")
+                hint = _recomputed(event, expected) or _instead(actual, expected)
+                raise wrong(event.node, f"nothing in the IR does `{ast.unparse(event.node)}`{hint}")
     return left
 
 
@@ -57,25 +57,29 @@ def _recomputed(event: Event, expected: Log) -> str:
     alike = [other for other in expected if isinstance(other, Event) and other.term is event.term]
     if not alike or any(other.key == event.key for other in alike):
         return ""
-    said = (
+    hint = (
         "in a block, and recomputed"
         if alike[0].block
         else "recomputed"
         if alike[0].recompute
         else "saved"
     )
-    return f" but {said}"
+    return f" but {hint}"
 
 
-def _instead(found: Log, expected: Log) -> str:
+def _instead(actual: Log, expected: Log) -> str:
     """The first op of the IR that the text does not do."""
-    done = {event.key for event in found if isinstance(event, Event)}
-    missing = (event for event in expected if isinstance(event, Event) and event.key not in done)
+    actual_keys = {event.key for event in actual if isinstance(event, Event)}
+    missing = (
+        event for event in expected if isinstance(event, Event) and event.key not in actual_keys
+    )
     return f" here, which does {first.term}" if (first := next(missing, None)) else " here"
 
 
 def _ordered(log: Log, functions: Collection[str]) -> list[Event | Loop]:
-    return [each for each in log if isinstance(each, Loop) or function_of(each.term) in functions]
+    return [
+        entry for entry in log if isinstance(entry, Loop) or function_of(entry.term) in functions
+    ]
 
 
 def function_of(term: Term) -> str:
@@ -90,9 +94,9 @@ def function_of(term: Term) -> str:
 
 
 def _compare_order(
-    node: ast.AST, found: Sequence[Event | Loop], expected: Sequence[Event | Loop]
+    node: ast.AST, actual: Sequence[Event | Loop], expected: Sequence[Event | Loop]
 ) -> None:
-    for ours, theirs in zip(found, expected, strict=False):
+    for ours, theirs in zip(actual, expected, strict=False):
         same = (
             ours is theirs
             if isinstance(ours, Loop) or isinstance(theirs, Loop)
@@ -102,37 +106,39 @@ def _compare_order(
             raise wrong(
                 ours.node, f"`{ast.unparse(ours.node)}` comes before what the IR communicates first"
             )
-    if len(found) != len(expected):
+    if len(actual) != len(expected):
         raise wrong(node, "a loop of the IR is not run, or one more")
 
 
 def _beside(log: Log) -> list[list[Event]]:
     """Events that run while each exchange is under way, and the `wait` for it last."""
-    found: list[list[Event]] = []
+    exchanges: list[list[Event]] = []
     is_under_way = False
     for event in log:
         if isinstance(event, Event):
             if is_under_way:
-                found[-1].append(event)
+                exchanges[-1].append(event)
             if _begins(event.term):
-                found.append([])
+                exchanges.append([])
             is_under_way = _begins(event.term) or (
                 is_under_way and function_of(event.term) != WAIT.function
             )
-    return found
+    return exchanges
 
 
 def _begins(term: Term) -> bool:
     """Whether a call begins what a `wait` waits for."""
-    given = called(term, function_of(term))
-    return bool(given and given[1].get(ASYNC.name))
+    call_parts = called(term, function_of(term))
+    return bool(call_parts and call_parts[1].get(ASYNC.name))
 
 
-def _compare_overlap(found: Sequence[Sequence[Event]], expected: Sequence[Sequence[Event]]) -> None:
+def _compare_overlap(
+    actual: Sequence[Sequence[Event]], expected: Sequence[Sequence[Event]]
+) -> None:
     """Raises where anything runs beside an exchange that does not in the IR, or does not that
     does.
     """
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         left = Counter(event.key for event in theirs)
         for event in ours:
             left[event.key] -= 1

@@ -38,12 +38,11 @@ def sizes(program: Program) -> dict[str, int]:
 
 
 def _layers(program: Program, pipeline: Pipeline) -> str:
-    of = [stage.layers for stage in stages(program, pipeline)]
-    layers = {
-        dim: [f"range({each[i].start}, {each[i].stop})" for each in of]
-        for i, dim in enumerate(pipeline.dims)
-    }
-    entries = (f"{dim!r}: ({', '.join(ranges)},)" for dim, ranges in layers.items())
+    all_stages, entries = stages(program, pipeline), list[str]()
+    for i, dim in enumerate(pipeline.dims):
+        layers = [stage.layers[i] for stage in all_stages]
+        ranges = [f"range({numbers.start}, {numbers.stop})" for numbers in layers]
+        entries.append(f"{dim!r}: ({', '.join(ranges)},)")
     return f"{{{', '.join(entries)}}}"
 
 
@@ -51,14 +50,14 @@ def _pipeline(program: Program, pipeline: Pipeline) -> str:
     carried = _carried(program, crossing(program, pipeline))
     largest, *smaller = every_size(program)
     file, groups = _rows(largest, "")
-    made = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},)"
-    settings = f"{made}, schedule={file}, message_groups={groups}"
-    counts = [it.size(MICROBATCHES) for it in smaller]
-    others = (
-        f"{count}: ({', '.join(_rows(it, f'_{count}'))})"
-        for it, count in zip(smaller, counts, strict=True)
-    )
-    settings += f", smaller={{{', '.join(others)}}}" if smaller else ""
+    settings = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},)"
+    settings += f", schedule={file}, message_groups={groups}"
+    entries = list[str]()
+    for sized in smaller:
+        count = sized.size(MICROBATCHES)
+        entries.append(f"{count}: ({', '.join(_rows(sized, f'_{count}'))})")
+    if entries:
+        settings += f", smaller={{{', '.join(entries)}}}"
     return f"Pipeline({pipeline.axis!r}, {settings})"
 
 
@@ -108,16 +107,17 @@ def read_beside(function: str, name: str, text: str) -> str:
 
 
 def check_files(files: Mapping[str, str]) -> None:
-    """Compares the files beside `train.py`, name → text with it, with the hashes in it, which
-    `check` has compared.
+    """Compares the files beside `train.py` with the hashes in it, which `check` has compared.
 
-    Raises AssertionError where the two differ.
+    `files` are name → text, `train.py` among them.  Raises AssertionError where the two differ.
     """
-    calls = [node for node in ast.walk(ast.parse(files["train.py"])) if isinstance(node, ast.Call)]
-    known = {
-        call.args[0]: each.value for call in calls for each in call.keywords if each.arg == "sha256"
-    }
-    said = {ast.literal_eval(name): ast.literal_eval(hashed) for name, hashed in known.items()}
-    found = {name: digest(text) for name, text in files.items() if name != "train.py"}
-    wrong = sorted({*said.items()} ^ {*found.items()})
+    hashes = dict[str, str]()
+    for node in ast.walk(ast.parse(files["train.py"])):
+        if not isinstance(node, ast.Call):
+            continue
+        for keyword in node.keywords:
+            if keyword.arg == "sha256":
+                hashes[ast.literal_eval(node.args[0])] = ast.literal_eval(keyword.value)
+    digests = {name: digest(text) for name, text in files.items() if name != "train.py"}
+    wrong = sorted({*hashes.items()} ^ {*digests.items()})
     assert not wrong, f"emit: {wrong[0][0]} is not the file that the program reads"

@@ -75,8 +75,8 @@ class Evaluator(ABC):
 
     def spec(self, text: str, **names: object) -> object:
         """The value of a text of the compiler's own, with these names bound."""
-        own = {name: Binding(value) for name, value in names.items()}
-        before, self.frame = self.frame, Frame(names=own, is_spec=True)
+        bindings = {name: Binding(value) for name, value in names.items()}
+        before, self.frame = self.frame, Frame(names=bindings, is_spec=True)
         try:
             return self.value(parsed(text))
         finally:
@@ -97,12 +97,12 @@ class Evaluator(ABC):
 
     def bound(self, node: ast.Name) -> Binding:
         """The value that a name is bound to."""
-        if found := self.frame.names.get(node.id):
-            closed = found.block is not None and found.block.closed
+        if binding := self.frame.names.get(node.id):
+            closed = binding.block is not None and binding.block.closed
             demand(node, self.frame.returns or not closed, f"`{node.id}` is read outside its block")
-            if found.store is not None:
-                self.read.add(found.store)
-            return found
+            if binding.store is not None:
+                self.read.add(binding.store)
+            return binding
         if self.frame.is_spec:
             return Binding(self.terms.name(node.id))
         demand(node, node.id not in self.frame.own, f"`{node.id}` is read before it is bound")
@@ -125,15 +125,17 @@ class Evaluator(ABC):
                 raise wrong(node, f"`{ast.unparse(node.value)}` has no `{node.attr}`")
 
     def _Subscript(self, node: ast.Subscript) -> object:
-        of, key = self.value(node.value), self.value(node.slice)
-        match of:
+        container, key = self.value(node.value), self.value(node.slice)
+        match container:
             case Term():
-                return self.frame.cells.get((of, frozen_key(key)), self.terms("getitem", of, key))
+                return self.frame.cells.get(
+                    (container, frozen_key(key)), self.terms("getitem", container, key)
+                )
             case Modules(by_key):
                 return self._module(node, by_key, key)
             case dict() | tuple() if isinstance(key, int | str):
                 try:
-                    return cast(dict[object, object], of)[key]
+                    return cast(dict[object, object], container)[key]
                 except (KeyError, IndexError, TypeError):
                     raise wrong(node, f"there is no `{ast.unparse(node)}`") from None
             case _:
@@ -152,13 +154,13 @@ class Evaluator(ABC):
                     _,
                 ),
             ):
-                found = {id(by_key.get(str(i))): by_key.get(str(i)) for i in of}
+                modules = {id(by_key.get(str(i))): by_key.get(str(i)) for i in of}
                 demand(
                     node,
-                    len(found) == 1 and None not in found.values(),
+                    len(modules) == 1 and None not in modules.values(),
                     f"not all of {of} have a module",
                 )
-                return next(iter(found.values()))
+                return next(iter(modules.values()))
             case _:
                 raise wrong(node, f"`{ast.unparse(node)}` is no layer's module")
 
@@ -169,8 +171,8 @@ class Evaluator(ABC):
         word, run = OPERATORS.get(kind, ("", ""))
         if not run:
             raise wrong(node, f"an operator `{kind.__name__}` is no part of a program")
-        if not any(isinstance(each, Term) for each in operands):
-            fits = all(isinstance(each, int | float | set) for each in operands) or word in (
+        if not any(isinstance(operand, Term) for operand in operands):
+            fits = all(isinstance(operand, int | float | set) for operand in operands) or word in (
                 "in",
                 "==",
             )
@@ -186,9 +188,9 @@ class Evaluator(ABC):
                 -right if isinstance(right, int | float) else self.operate(node, ast.USub, right)
             )
             return self.operate(node, ast.Add, left, negative)
-        made = self.terms(word, *operands)
+        term = self.terms(word, *operands)
         # a sign is part of what is added or returned
-        return made if word == "neg" else self.done(node, made)
+        return term if word == "neg" else self.done(node, term)
 
     def done(self, node: ast.AST, term: Term, block: bool = False) -> Term:
         """Logs what was computed; of a layer's number nothing is."""
@@ -242,16 +244,20 @@ class Evaluator(ABC):
     _List = _Tuple
 
     def _Set(self, node: ast.Set) -> object:
-        found = [*self.several(node.elts)]
+        elements = [*self.several(node.elts)]
         demand(
-            node, all(isinstance(each, int) for each in found), "is a set of what are no numbers"
+            node,
+            all(isinstance(element, int) for element in elements),
+            "is a set of what are no numbers",
         )
-        return {*found}
+        return {*elements}
 
     def _Dict(self, node: ast.Dict) -> object:
         keys = [self.value(key) if key else None for key in node.keys]
-        known = all(isinstance(key, int | str) for key in keys) and len({*keys}) == len(keys)
-        demand(node, known, "has a key that is no number or word, or has it twice")
+        are_constants = all(isinstance(key, int | str) for key in keys) and len({*keys}) == len(
+            keys
+        )
+        demand(node, are_constants, "has a key that is no number or word, or has it twice")
         return dict(zip(keys, map(self.value, node.values), strict=True))
 
     def _GeneratorExp(self, node: ast.GeneratorExp | ast.ListComp) -> object:
@@ -270,7 +276,7 @@ class Evaluator(ABC):
         if not generators:
             yield
             return
-        first, *rest = generators
+        first, *inner_generators = generators
         if first.ifs or first.is_async or not isinstance(first.target, ast.Name):
             raise wrong(node, f"`{ast.unparse(node)}` is no part of a program")
         all_, name = self.value(first.iter), first.target.id
@@ -282,9 +288,9 @@ class Evaluator(ABC):
             f"`{name}` hides what the module calls so",
         )
         before = self.frame.names.get(name)
-        for each in cast(tuple[object, ...], all_):
-            self.frame.names[name] = Binding(each)
-            yield from self._layers(node, rest)
+        for element in cast(tuple[object, ...], all_):
+            self.frame.names[name] = Binding(element)
+            yield from self._layers(node, inner_generators)
         self.frame.names.pop(name, None)
         if before:
             self.frame.names[name] = before
@@ -332,7 +338,7 @@ class Evaluator(ABC):
     def register(
         self,
         node: ast.Call,
-        of: Instance,
+        module: Instance,
         name: str,
         args: Sequence[object],
         options: dict[str, object],
@@ -341,12 +347,12 @@ class Evaluator(ABC):
         ...
 
     @abstractmethod
-    def instantiate(self, node: ast.AST, of: Class, args: Sequence[object]) -> object:
+    def instantiate(self, node: ast.AST, model_class: Class, args: Sequence[object]) -> object:
         """A module of a class."""
         ...
 
     @abstractmethod
-    def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
+    def forward(self, node: ast.AST, module: Instance, args: Sequence[object]) -> object:
         """The result of a module."""
         ...
 

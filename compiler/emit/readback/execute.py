@@ -24,8 +24,8 @@ class Statements(Evaluator):
 
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms, STUBS)
-        for (of, name), stub in METHODS.items():
-            owner = self.spec(of)
+        for (owner_text, name), stub in METHODS.items():
+            owner = self.spec(owner_text)
             self.stubs[terms("attr", owner, name)] = stub
         self.ran: set[ast.AST] = set()
         self.last = Frame()  # that of the function that was run last
@@ -47,12 +47,12 @@ class Statements(Evaluator):
             statement = getattr(self, f"_do_{type(stmt).__name__}", None)
             if statement is None:
                 raise wrong(stmt, f"`{ast.unparse(stmt)}` is no part of a program")
-            if (given := statement(stmt)) is not NOTHING:
-                return given
+            if (result := statement(stmt)) is not NOTHING:
+                return result
         return NOTHING
 
     def function(
-        self, node: ast.FunctionDef, args: Sequence[object], own: Instance | None = None
+        self, node: ast.FunctionDef, args: Sequence[object], module: Instance | None = None
     ) -> object:
         """Runs a function; the types of what it takes and gives are those that it says."""
         demand(node, node not in self._running, f"`{node.name}` runs itself")
@@ -74,21 +74,21 @@ class Statements(Evaluator):
         )
         self._demand_free(node)
         for parameter, value in zip(parameters, args, strict=True):
-            for each in cast(tuple[object, ...], value) if parameter is several else (value,):
-                if each is not own or own is None:
-                    self.demand_fits(parameter.annotation, each, parameter)
+            for argument in cast(tuple[object, ...], value) if parameter is several else (value,):
+                if argument is not module or module is None:
+                    self.demand_fits(parameter.annotation, argument, parameter)
         try:
-            given = self.run(body_of(node))
+            returned_value = self.run(body_of(node))
         finally:
             self.last, self.frame = self.frame, before
             self._running.discard(node)
-        result = None if given is NOTHING else given
+        result = None if returned_value is NOTHING else returned_value
         self.demand_fits(node.returns, result, node)
         return result
 
-    def demand_fits(self, said: ast.expr | None, value: object, node: ast.AST) -> None:
+    def demand_fits(self, annotation: ast.expr | None, value: object, node: ast.AST) -> None:
         """Raises where a value is not of the type that a header says."""
-        demand_type(self, said, value, node)
+        demand_type(self, annotation, value, node)
 
     def _demand_free(self, node: ast.FunctionDef) -> None:
         taken = self.frame.own & ({*self.known} | self.built_in | {"torch", "nn"})
@@ -102,11 +102,11 @@ class Statements(Evaluator):
         value = self.value(stmt.value)
         if isinstance(target, ast.Tuple) and isinstance(stmt.value, ast.Tuple):
             demand(stmt, len(target.elts) == len(stmt.value.elts), "assigns unevenly")
-            blocks = [self._block_of(each) for each in stmt.value.elts]
-            for each, part, block in zip(
+            blocks = [self._block_of(element) for element in stmt.value.elts]
+            for inner_target, part, block in zip(
                 target.elts, self.parts(stmt, value, len(blocks)), blocks, strict=True
             ):
-                self._bind(each, part, block)
+                self._bind(inner_target, part, block)
             return NOTHING
         self._bind(target, value, self._block_of(stmt.value))
         return NOTHING
@@ -131,33 +131,39 @@ class Statements(Evaluator):
                 self.frame.names[name] = Binding(value, target, block)
             case ast.Tuple(elts=elements):
                 names = [
-                    each.id for each in elements if isinstance(each, ast.Name) and each.id != "_"
+                    element.id
+                    for element in elements
+                    if isinstance(element, ast.Name) and element.id != "_"
                 ]
                 demand(target, len({*names}) == len(names), "binds a name twice")
-                for each, part in zip(
+                for inner_target, part in zip(
                     elements, self.parts(target, value, len(elements)), strict=True
                 ):
-                    self._bind(each, part, block)
+                    self._bind(inner_target, part, block)
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                own = self.frame.names["self"].value
-                if not isinstance(own, Instance) or own.is_whole:
+                module = self.frame.names["self"].value
+                if not isinstance(module, Instance) or module.is_whole:
                     raise wrong(target, "sets an attribute when it runs")
-                self._set(target, own, name, value)
+                self._set(target, module, name, value)
             case ast.Subscript():
-                of, key = self.value(target.value), self.value(target.slice)
-                demand(target, isinstance(of, Term), "sets a part of what is none of the state's")
-                self.frame.cells[of, frozen_key(key)] = value
+                container, key = self.value(target.value), self.value(target.slice)
+                demand(
+                    target,
+                    isinstance(container, Term),
+                    "sets a part of what is none of the state's",
+                )
+                self.frame.cells[container, frozen_key(key)] = value
             case _:
                 raise wrong(target, f"cannot assign to `{ast.unparse(target)}`")
 
-    def _set(self, node: ast.AST, own: Instance, name: str, value: object) -> None:
+    def _set(self, node: ast.AST, module: Instance, name: str, value: object) -> None:
         """Sets an attribute, which has one value."""
         demand(
             node,
-            name not in own.attributes and not name.startswith("_"),
+            name not in module.attributes and not name.startswith("_"),
             f"sets `self.{name}` twice",
         )
-        own.attributes[name], self.set_at[own, name] = value, node
+        module.attributes[name], self.set_at[module, name] = value, node
 
     def parts(self, node: ast.AST, value: object, count: int) -> Sequence[object]:
         """The values of a value that is several."""
@@ -187,7 +193,9 @@ class Statements(Evaluator):
     def _do_Expr(self, stmt: ast.Expr) -> object:
         if not isinstance(stmt.value, ast.Call):
             raise wrong(stmt, f"`{ast.unparse(stmt)}` does nothing")
-        if not any(stmt is body_of(each.init)[0] for each in self.classes):  # `super().__init__()`
+        if not any(
+            stmt is body_of(model_class.init)[0] for model_class in self.classes
+        ):  # `super().__init__()`
             self.value(stmt.value)
         return NOTHING
 
@@ -214,8 +222,8 @@ class Statements(Evaluator):
             ]:
                 block = Block()
                 self._bind(names, self.value(call), block)
-                given = self.run(stmt.body)
-                demand(stmt, given is NOTHING, "returns from a block")
+                result = self.run(stmt.body)
+                demand(stmt, result is NOTHING, "returns from a block")
                 block.closed = True
                 return NOTHING
             case _:
@@ -233,9 +241,9 @@ class Statements(Evaluator):
         loop = Loop(stmt, self.terms("loop", self._loops), domains)
         self._enter(stmt, loop, isinstance(all_, Zip))
         outer, self.log = self.log, loop.log
-        given = self.run(stmt.body)
+        result = self.run(stmt.body)
         self.log = outer
-        demand(stmt, given is NOTHING, "returns from a loop")
+        demand(stmt, result is NOTHING, "returns from a loop")
         self._leave(loop)
         self.log.append(loop)
         return NOTHING
@@ -253,15 +261,15 @@ class Statements(Evaluator):
                     self.terms("carried", loop.symbol, name),
                 )
                 names[name] = Binding(loop.carried[name])
-        each = [self._each(stmt, domain, loop.symbol) for domain in loop.domains]
-        self._bind(stmt.target, tuple(each) if zipped else each[0])
+        elements = [self._each(stmt, domain, loop.symbol) for domain in loop.domains]
+        self._bind(stmt.target, tuple(elements) if zipped else elements[0])
 
     def _each(self, stmt: ast.For, domain: object, symbol: Term) -> object:
         match domain:
             case Modules(by_key):
-                found = {*by_key.values()}
-                demand(stmt, len(found) == 1, "runs modules that are not all alike")
-                return next(iter(found))
+                modules = {*by_key.values()}
+                demand(stmt, len(modules) == 1, "runs modules that are not all alike")
+                return next(iter(modules))
             case range():
                 return self.terms("index", domain, symbol)
             case _ if isinstance(domain, Term | tuple):
@@ -298,7 +306,8 @@ def _own(node: ast.FunctionDef) -> frozenset[str]:
     args = node.args
     several = [args.vararg] if args.vararg else []
     return frozenset(
-        _stored(node.body) | {each.arg for each in (*args.args, *several, *args.kwonlyargs)}
+        _stored(node.body)
+        | {parameter.arg for parameter in (*args.args, *several, *args.kwonlyargs)}
     )
 
 

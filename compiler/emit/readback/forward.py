@@ -89,19 +89,19 @@ class Forward:
             target,
         )
 
-    def compare(self, model: Instance, given: Sequence[str]) -> None:
+    def compare(self, model: Instance, names_of_inputs: Sequence[str]) -> None:
         """Runs the model on the inputs of these names, and compares it with the forward block."""
-        named = {name: self._machine.terms.name(name) for name in given}
+        named = {name: self._machine.terms.name(name) for name in names_of_inputs}
         node = model.of.forward
-        found = self.begin(named)
+        actual = self.begin(named)
         result = self._machine.forward(node, model, [*named.values()])
         before = self.expect()
         self.body(
             self._forward.body,
-            iter_loops(found),
+            iter_loops(actual),
             Counter(uses(self._forward)) + Counter(self._yields()),
         )
-        compare(node, found, before)
+        compare(node, actual, before)
         self.demand_result(node, result, [self.term(name) for name in self._yields()])
 
     # ---- a run and its expectation
@@ -131,11 +131,13 @@ class Forward:
         self, node: ast.FunctionDef, result: object, wanted: Sequence[object]
     ) -> None:
         """Raises where a function returns anything else."""
-        given = cast(tuple[object, ...], result) if isinstance(result, tuple) else (result,)
-        same = len(given) == len(wanted) and all(a is b for a, b in zip(given, wanted, strict=True))
+        results = cast(tuple[object, ...], result) if isinstance(result, tuple) else (result,)
+        same = len(results) == len(wanted) and all(
+            a is b for a, b in zip(results, wanted, strict=True)
+        )
         last = [stmt for stmt in ast.walk(node) if isinstance(stmt, ast.Return)][-1]
         demand(
-            last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}"
+            last, same, f"returns {', '.join(map(str, results))}, not {', '.join(map(str, wanted))}"
         )
 
     def _yields(self) -> list[str]:
@@ -149,14 +151,12 @@ class Forward:
         return self.values[name]
 
     def _param(self, name: str, param: str) -> object:
-        """A parameter; a DTensor is cast where it is read, of a flat buffer it is a view."""
-        known, own = self._machine.terms("param", param), self._types[name].dtype
-        stored = next(each.type.dtype for each in self._program.stored if each.name == param)
-        return (
-            known
-            if self._target.local or own == stored
-            else self._machine.spec(f"x.{CASTS[own]}()", x=known)
-        )
+        """A parameter; a DTensor is cast where it is read, and a view of a flat buffer is not."""
+        term, dtype = self._machine.terms("param", param), self._types[name].dtype
+        master = next(stored.type.dtype for stored in self._program.stored if stored.name == param)
+        if self._target.local or dtype == master:
+            return term
+        return self._machine.spec(f"x.{CASTS[dtype]}()", x=term)
 
     # ---- ops
 
@@ -194,15 +194,17 @@ class Forward:
             assert (op.kind, op.get("by")) == ("scale", -1), f"emit: {op.kind} does nothing"
             self.values[results[0]] = value
             return
-        at = next(i for i in range(len(log) - 1, -1, -1) if not _views(log[i]))
-        last = log[at]
-        assert isinstance(last, Event), f"emit: {op.kind} is no call"
-        again = name_of(op) in self._selected() or results[0] in self._program.recomputed
-        if not whole and (again or self._twins.count[self._twins.of(results[0])]):
-            log[at] = evolve(last, block=True)
-        parts = (
-            [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
-        )
+        index = len(log) - 1
+        while _views(log[index]):
+            index -= 1
+        event = log[index]
+        assert isinstance(event, Event), f"emit: {op.kind} is no call"
+        is_recomputed = name_of(op) in self._selected() or results[0] in self._program.recomputed
+        if not whole and (is_recomputed or self._twins.count[self._twins.of(results[0])]):
+            log[index] = evolve(event, block=True)
+        parts = [value]
+        if len(results) > 1:
+            parts = self._machine.parts(event.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))
 
     def _text(self, op: Op) -> str:
@@ -214,7 +216,7 @@ class Forward:
         return self._texts[key]
 
     def _is_silent(self, op: Op) -> bool:
-        """Whether a coercion does nothing at run time: I → R of what has no gradient."""
+        """Whether a coercion does nothing at run time: I → R of a value without gradient."""
         without = op.kind == "coerce" and self._types[op.inputs[0]].dtype not in FLOATS
         return without and ends(op) == (INVARIANT, REPLICATED)
 
@@ -224,11 +226,13 @@ class Forward:
         return {*recompute.names} if recompute.word == "selective" else set()
 
     def _compare_recomputed(self, ops: Sequence[Op], whole: int) -> None:
-        """Raises unless backward recomputes a body up to some op; of ops that are alike, the
-        first.
+        """Raises unless backward recomputes a body up to some op; only the first of ops that are
+        alike counts.
         """
-        made = [op for op in ops if not (self._is_silent(op) or OPS[op.kind].decides)]
-        firsts = [self._twins.of(op.outputs[0].name) for op in made]
+        firsts = list[str]()
+        for op in ops:
+            if not (self._is_silent(op) or OPS[op.kind].decides):
+                firsts.append(self._twins.of(op.outputs[0].name))
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
         assert every <= {whole}, (
@@ -249,7 +253,9 @@ class Forward:
         return self._matrix(name) is not None
 
     def _shape(self, name: str) -> Shape:
-        """The dims of a value as it is stored: of a matrix, the outer and the inner ones joined."""
+        """The dims of a value as it is stored; the outer and the inner ones of a matrix are
+        joined.
+        """
         dims = self._types[name].dims
         if not (param := self._matrix(name)):
             return self._program.joined(self._types[name])
@@ -260,87 +266,92 @@ class Forward:
 
     def _repeat(self, region: Region, loops: Loops, used: Counter[str], around: Repeats) -> None:
         """The next loop of the text, which runs once for all layers."""
-        machine, found = self._machine, next(loops, None)
-        if found is None:
+        machine, next_loop = self._machine, next(loops, None)
+        if next_loop is None:
             raise wrong(machine.classes[-1].forward, f"a loop over {region.dim} is not run")
-        loop, done = found
-        carried = self._carry(region, loop, done)
+        loop, before_loop = next_loop
+        carried = self._carry(region, loop, before_loop)
         machine.log.append(loop)
         outer, machine.log = machine.log, []
+        outer_params = dict(self._params)
         around = (*around, (region.dim, str(region.span)))
-        slices = {
-            self._leaves.get(arg.source, arg.source)
-            for arg in region.args
-            if arg.enter is Enter.EACH
-        }
-        layer = LayerMoves(self._program, region, around, slices)
+        layer = LayerMoves(self._program, region, around, self._sliced(region))
         self._slice(region, loop)
-        own, groups = (layer.groups(names, self._paths) for names in self._moved(layer))
-        before = dict(self._params)
-        self._params |= {
-            name: machine.terms("each", self._params[name], loop.symbol) for name in groups
-        }
-        self.compare_domains(region, loop, [before[name] for name in groups])
-        assert len(own) < 2, f"emit: {', '.join(own)} are one loop"
-        (first, last), followed = (
-            layer.functions() if own else ([], []),
-            self._followed(region, used),
-        )
+        moved, groups = (layer.groups(names, self._paths) for names in self._moved(layer))
+        for name in groups:
+            self._params[name] = machine.terms("each", outer_params[name], loop.symbol)
+        self.compare_domains(region, loop, [outer_params[name] for name in groups])
+        assert len(moved) < 2, f"emit: {', '.join(moved)} are one loop"
+        first, last = layer.functions() if moved else ([], [])
+        followed = self._followed(region, used)
         for function in first:
-            self.values[followed] = self._move(function, self.values[followed], own[0])
-        inner = layer.rest()
+            self.values[followed] = self._move(function, self.values[followed], moved[0])
         self.done |= {op.outputs[0].name for op in layer.flat()}
-        given = {
-            name: self.term(name)
-            for name in captured(region)
-            if name in self._leaves and name not in self.values
-        }
-        self.values |= (
-            # parameters of the model, which a layer is given as they are read, and its layers after
-            # it
-            given
-        )
-        whole = self.recomputes(region)
-        machine.recompute = self.recompute(loop, whole)
-        self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
-        machine.recompute = None
-        results = {
-            arg.value.name: self.term(end.name)
-            for arg, end in zip(carried, region.yields, strict=False)
-        }
+        results = self._layer(region, loop, layer.rest(), around)
+        ends = dict[str, object]()
+        for arg, end in zip(carried, region.yields, strict=False):
+            ends[arg.value.name] = results[end.name]
         for function in last:
-            results[followed] = self._move(function, results[followed], own[0])
+            ends[followed] = self._move(function, ends[followed], moved[0])
         compare(loop.node, loop.log, machine.log)
-        for name in given:
-            del self.values[name]
         for (arg, name), value in zip(carried.items(), region.results, strict=False):
-            demand(
-                loop.node,
-                loop.end[name] is results[arg.value.name],
-                f"`{name}` does not end as {value.name}",
-            )
+            is_end = loop.end[name] is ends[arg.value.name]
+            demand(loop.node, is_end, f"`{name}` does not end as {value.name}")
             self.values[value.name] = loop.after[name]
-        machine.log, self._params = outer, before
+        machine.log, self._params = outer, outer_params
+
+    def _sliced(self, region: Region) -> set[str]:
+        """The parameters, or other values, whose slices enter a layer."""
+        sliced = set[str]()
+        for arg in region.args:
+            if arg.enter is Enter.EACH:
+                sliced.add(self._leaves.get(arg.source, arg.source))
+        return sliced
+
+    def _layer(
+        self, region: Region, loop: Loop, inner: Region, around: Repeats
+    ) -> dict[str, object]:
+        """Does what one layer does without the moves of its state; returns what it hands on."""
+        # parameters of the model, which a layer is given as they are read, and its layers after it
+        model_params = dict[str, object]()
+        for name in captured(region):
+            if name in self._leaves and name not in self.values:
+                model_params[name] = self.term(name)
+        self.values |= model_params
+        whole = self.recomputes(region)
+        self._machine.recompute = self.recompute(loop, whole)
+        self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
+        self._machine.recompute = None
+        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+        results = dict[str, object]()
+        for _, end in zip(carried, region.yields, strict=False):
+            results[end.name] = self.term(end.name)
+        for name in model_params:
+            del self.values[name]
+        return results
 
     def _moved(self, layer: LayerMoves) -> tuple[Sequence[str], Sequence[str]]:
-        """The buckets that lines around a layer move, and those that a layer takes; DTensors
-        have no lines for it.
-        """
-        return (layer.own, [*layer.own, *layer.inner]) if self._target.local else ((), ())
+        """The buckets that lines around a layer move, and the buckets that a layer takes.
 
-    def _carry(self, region: Region, loop: Loop, done: Log) -> dict[Arg, str]:
-        """The names that carry a repeat's values: those that begin as these do, as they are
-        bound, after `done`.
+        DTensors have no lines for it.
         """
-        free, found = [*loop.begin], dict[Arg, str]()
-        for arg in (arg for arg in region.args if arg.enter is Enter.CARRY):
+        if not self._target.local:
+            return (), ()
+        return layer.own, [*layer.own, *layer.inner]
+
+    def _carry(self, region: Region, loop: Loop, log_before: Log) -> dict[Arg, str]:
+        """The names that carry a repeat's values: each begins, after `done`, as its value does."""
+        free, names = [*loop.begin], dict[Arg, str]()
+        for arg in region.args:
+            if arg.enter is not Enter.CARRY:
+                continue
             name = next((name for name in free if loop.begin[name] is self.first(arg)), None)
             if name is None:
-                demand_known(done, self._machine.log)
+                demand_known(log_before, self._machine.log)
                 raise wrong(loop.node, f"nothing here begins as {arg.source}")
             free.remove(name)
-            found[arg], self.values[arg.value.name] = name, loop.carried[name]
-        return found
+            names[arg], self.values[arg.value.name] = name, loop.carried[name]
+        return names
 
     def first(self, arg: Arg) -> object:
         """The value that this argument carries into the first layer."""
@@ -365,20 +376,20 @@ class Forward:
         over more or fewer.
         """
         size = self._program.size(region.dim)
-        held = [each for each in loop.domains if isinstance(each, Modules)]
-        count = len(held[0].by_key) if held else 0
-        demand(
-            loop.node,
-            len(held) == 1 and count == size,
-            f"has {count} modules for the {size} {region.dim}",
-        )
+        modules, others = list[Modules](), Counter[object]()
+        for domain in loop.domains:
+            if isinstance(domain, Modules):
+                modules.append(domain)
+            else:
+                others[frozen_key(domain)] += 1
+        count = len(modules[0].by_key) if modules else 0
+        has_modules = len(modules) == 1 and count == size
+        demand(loop.node, has_modules, f"has {count} modules for the {size} {region.dim}")
         draws = [self.term(arg.source) for arg in region.args if are_draws(arg.value.type)]
-        every = self.recomputes(region)
-        rest = Counter(frozen_key(each) for each in loop.domains if not isinstance(each, Modules))
-        wanted = Counter(
-            map(frozen_key, [*draws, *groups, *([self._which(size, every)] if every > 1 else [])])
-        )
-        demand(loop.node, rest == wanted, f"goes over {_said(rest)}, not {_said(wanted)}")
+        wanted = Counter(map(frozen_key, [*draws, *groups]))
+        if (every := self.recomputes(region)) > 1:
+            wanted[frozen_key(self._which(size, every))] += 1
+        demand(loop.node, others == wanted, f"goes over {_said(others)}, not {_said(wanted)}")
 
     def _which(self, size: int, every: int) -> tuple[bool, ...]:
         return tuple(i % every == 0 for i in range(size))
@@ -398,24 +409,20 @@ class Forward:
         """Whether backward recomputes this layer."""
         if every < 2:
             return True if every else None
-        size = next(len(each.by_key) for each in loop.domains if isinstance(each, Modules))
+        size = next(len(modules.by_key) for modules in loop.domains if isinstance(modules, Modules))
         return self._machine.terms("each", self._which(size, every), loop.symbol)
 
     def _followed(self, region: Region, used: Counter[str]) -> str:
-        """The first value by which backward comes through all layers: it is read in one, and in
-        the end used.
+        """The first value by which backward comes through all layers.
+
+        A layer reads it, and something uses its end.
         """
         inside = uses(region)
         carried = (arg.value for arg in region.args if arg.enter is Enter.CARRY)
-        found = zip(carried, region.results, strict=False)
-        return next(
-            (
-                it.name
-                for it, end in found
-                if it.type.differentiable and inside[it.name] and used[end.name]
-            ),
-            "",
-        )
+        for value, end in zip(carried, region.results, strict=False):
+            if value.type.differentiable and inside[value.name] and used[end.name]:
+                return value.name
+        return ""
 
     def _move(self, function: str, x: object, repeat: str) -> object:
         """The value that a line around a layer makes of the one it passes on."""
@@ -424,12 +431,12 @@ class Forward:
 
 def iter_loops(log: Log) -> Loops:
     """The loops of a log."""
-    return iter([(each, log[:i]) for i, each in enumerate(log) if isinstance(each, Loop)])
+    return iter([(entry, log[:i]) for i, entry in enumerate(log) if isinstance(entry, Loop)])
 
 
-def _views(done: Event | Loop) -> bool:
+def _views(entry: Event | Loop) -> bool:
     """Whether all that is done is another view of a result."""
-    return isinstance(done, Event) and function_of(done.term) == VIEW
+    return isinstance(entry, Event) and function_of(entry.term) == VIEW
 
 
 def _axis(axes: tuple[str, ...]) -> str:

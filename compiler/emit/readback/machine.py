@@ -16,29 +16,29 @@ from .values import Class, Function, Instance
 class Machine(Statements):
     """Runs the text of one program."""
 
-    def instantiate(self, node: ast.AST, of: Class, args: Sequence[object]) -> Instance:
+    def instantiate(self, node: ast.AST, model_class: Class, args: Sequence[object]) -> Instance:
         """A module of a class; calls with the same arguments give one module."""
-        key = (of, *map(frozen_key, args))
+        key = (model_class, *map(frozen_key, args))
         if key not in self._instances:
-            made = Instance(of)
+            module = Instance(model_class)
             outer, self.log = self.log, []
-            self.function(of.init, [made, *args], made)
-            used, (log, self.log) = within([*made.attributes.values()]), (self.log, outer)
+            self.function(model_class.init, [module, *args], module)
+            used, (log, self.log) = within([*module.attributes.values()]), (self.log, outer)
             for event in log:
-                kept = isinstance(event, Event) and event.term in used
-                demand(event.node, kept, f"nothing uses `{ast.unparse(event.node)}`")
-            made.is_whole = True
-            self._instances[key] = made
+                is_used = isinstance(event, Event) and event.term in used
+                demand(event.node, is_used, f"nothing uses `{ast.unparse(event.node)}`")
+            module.is_whole = True
+            self._instances[key] = module
         return self._instances[key]
 
-    def forward(self, node: ast.AST, of: Instance, args: Sequence[object]) -> object:
+    def forward(self, node: ast.AST, module: Instance, args: Sequence[object]) -> object:
         """The result of a module."""
-        return self.function(of.of.forward, [of, *args], of)
+        return self.function(module.of.forward, [module, *args], module)
 
     def register(
         self,
         node: ast.Call,
-        of: Instance,
+        module: Instance,
         name: str,
         args: Sequence[object],
         options: dict[str, object],
@@ -48,7 +48,7 @@ class Machine(Statements):
         """
         match name, args, options:
             case "register_buffer", [str(attribute), value], _ if options == self._of_buffer(value):
-                self._set(node, of, attribute, value)
+                self._set(node, module, attribute, value)
                 return None
             case _:
                 raise wrong(node, f"`{ast.unparse(node)}` declares nothing")
@@ -79,9 +79,9 @@ class Machine(Statements):
                 demand(
                     init, first == "super().__init__()", f"`{first}` should be `super().__init__()`"
                 )
-                for each in (init, forward):
-                    demand(each, not each.decorator_list, "is decorated")
-                    self.demand_header(each)
+                for method in (init, forward):
+                    demand(method, not method.decorator_list, "is decorated")
+                    self.demand_header(method)
                 self.classes.append(Class(stmt, init, forward))
                 self.define(stmt, stmt.name, self.classes[-1])
             case _:

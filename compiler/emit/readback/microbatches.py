@@ -39,17 +39,10 @@ class Microbatches:
     def __init__(
         self, machine: Machine, program: Program, node: ast.FunctionDef, paths: Mapping[str, str]
     ) -> None:
-        self._machine, self._program, self._node, self._trains = (
-            machine,
-            program,
-            node,
-            node.name == "train_step",
-        )
-        self._region, self._forward, self._backward = (
-            program.microbatches,
-            program.forward,
-            program.backward,
-        )
+        self._machine, self._program, self._node = machine, program, node
+        self._trains = node.name == "train_step"
+        self._region, self._forward = program.microbatches, program.forward
+        self._backward = program.backward
         self._buckets = Buckets(program, paths)
         self._values: dict[str, object] = {}
         self._found: Log = []
@@ -66,18 +59,20 @@ class Microbatches:
                 self._values[value.name] = self._machine.terms("getitem", gradients, bucket.name)
 
     def _seeds(self) -> list[Op]:
-        """The ops of the step, but for parameters, whose results the block reads: from these
-        backward begins.
+        """The ops of the step, except parameters, whose results the block reads: backward begins
+        from them.
         """
-        read = uses(self._backward)
-        body = (op for op in self._program.region.body if isinstance(op, Op))
-        made = [op for op in body if any(read[value.name] for value in op.outputs)]
-        found = [op for op in made if not any(self._is_state(value.name) for value in op.outputs)]
-        kinds = [op.kind for op in found]
+        read, seeds = uses(self._backward), list[Op]()
+        for op in self._program.region.body:
+            names = [value.name for value in op.outputs] if isinstance(op, Op) else []
+            is_read = any(read[name] for name in names)
+            if isinstance(op, Op) and is_read and not any(map(self._is_state, names)):
+                seeds.append(op)
+        kinds = [op.kind for op in seeds]
         of_scale = ["loss_scale", "mul"] if self._program.losses > 1 else ["mul"]
         plain = ["reciprocal", "one"][: self._program.losses]
         assert kinds in (plain, of_scale), f"emit: backward begins from {', '.join(kinds)}"
-        return found if kinds == plain else found[::-1]
+        return seeds if kinds == plain else seeds[::-1]
 
     def _is_state(self, name: str) -> bool:
         return name in self._buckets.leaves or self._buckets.of_name(name) is not None
@@ -86,36 +81,34 @@ class Microbatches:
         """Factors of a loss, in order."""
         if seed.kind == "one":
             return []
-        return [
-            self._values[name]
-            for name in (seed.inputs if seed.kind == "mul" else [seed.outputs[0].name])
-        ]
+        names = seed.inputs if seed.kind == "mul" else [seed.outputs[0].name]
+        return [self._values[name] for name in names]
 
     def _inputs(self) -> list[str]:
         taken = {base(arg.value.name) for arg in self._region.args}
         return [name for name in INPUTS if name in taken]
 
     def _run(self) -> Sequence[object]:
-        """The rows of the pipeline's schedule, which do the same."""
+        """The call that runs the rows of the pipeline's schedule instead of a loop."""
         self.given = tuple(self._inputs())
         mesh = self._spec("state.mesh")
         chunks = {"flat_params": self._flats()} if self._buckets.have_chunks else {}
         if not self._trains:
-            of = ", ".join(["model", "batch", "mesh", *chunks])
-            return [self._spec(f"PIPELINE.evaluate({of})", mesh=mesh, **chunks)]
+            arguments = ["model", "batch", "mesh", *chunks]
+            text = f"PIPELINE.evaluate({', '.join(arguments)})"
+            return [self._spec(text, mesh=mesh, **chunks)]
         first, *others = self._seeds()
-        seed, given = (
-            self._values[first.outputs[0].name],
-            ["model", "batch", "seed", "mesh", *chunks],
-        )
-        scales = [seed.outputs[0].name for seed in others if seed.kind != "one"]
+        seed = self._values[first.outputs[0].name]
+        arguments = ["model", "batch", "seed", "mesh", *chunks]
+        scales = [op.outputs[0].name for op in others if op.kind != "one"]
         shares = {f"share{i}": self._values[name] for i, name in enumerate(scales)}
-        given += [f"router_share={''.join(shares) or 1.0}" for _ in others]
-        first, count = self._program.losses, self._program.made
-        loads = tuple(self._values[f"zero {at}"] for at in range(first, count))
-        given += ["loads=loads"] if loads else []
+        arguments += [f"router_share={''.join(shares) or 1.0}"] * len(others)
+        losses, count = self._program.losses, self._program.made
+        loads = tuple(self._values[f"zero {i}"] for i in range(losses, count))
+        if loads:
+            arguments.append("loads=loads")
         result = self._spec(
-            f"PIPELINE.run({', '.join(given)})",
+            f"PIPELINE.run({', '.join(arguments)})",
             seed=seed,
             mesh=mesh,
             loads=loads,
@@ -128,94 +121,84 @@ class Microbatches:
         """Forward, and in training backward, of each microbatch, and the sums of losses and
         loads.
         """
-        machine, loop = (
-            self._machine,
-            next((each for each in self._found if isinstance(each, Loop)), None),
-        )
+        machine = self._machine
+        loop = next((entry for entry in self._found if isinstance(entry, Loop)), None)
         if loop is None:
             raise wrong(self._node, "runs no microbatches")
-        known, all_ = self._inputs(), self._spec("batch.microbatches()")
+        names_of_inputs, all_ = self._inputs(), self._spec("batch.microbatches()")
         demand(loop.node, loop.domains == (all_,), f"goes over {loop.domains[0]}, not {all_}")
         outer, machine.log = [*machine.log, loop], []
-        each = machine.terms("each", all_, loop.symbol)
-        inputs = {name: machine.terms("item", each, i, len(known)) for i, name in enumerate(known)}
-        part, count, losses = self._model(loop, inputs), self._program.made, self._program.losses
-        if self._trains:
-            parts = [part] if count == 1 else machine.parts(loop.node, part, count)
-            self._begin_backward(parts[:losses])
-            parts = [
-                *(self._spec("part.detach()", part=part) for part in parts[:losses]),
-                *parts[losses:],
-            ]
-        else:
-            parts = [part] if count == 1 else [self._spec("part[0]", part=part)]
-        names = self._sums(loop, outer)
-        ends = [
-            machine.done(loop.node, machine.terms("+=", loop.carried[name], part))
-            for name, part in zip(names, parts, strict=False)
-        ]
+        microbatch, inputs = machine.terms("each", all_, loop.symbol), dict[str, Term]()
+        for i, name in enumerate(names_of_inputs):
+            inputs[name] = machine.terms("item", microbatch, i, len(names_of_inputs))
+        parts = self._parts(loop, self._model(loop, inputs))
+        names, ends = self._sums(loop, outer), list[Term]()
+        for name, part in zip(names, parts, strict=False):
+            ends.append(machine.done(loop.node, machine.terms("+=", loop.carried[name], part)))
         compare(loop.node, loop.log, machine.log, ORDERED)
         for name, end in zip(names, ends, strict=True):
-            demand(
-                loop.node,
-                loop.end[name] is end,
-                f"`{name}` is not the sum of those of microbatches",
-            )
+            is_sum = loop.end[name] is end
+            demand(loop.node, is_sum, f"`{name}` is not the sum of those of microbatches")
         machine.log = outer
         return [loop.after[name] for name in names]
+
+    def _parts(self, loop: Loop, result: object) -> Sequence[object]:
+        """The losses and loads of a microbatch as they are added up; in training, backward runs
+        before.
+        """
+        count, losses = self._program.made, self._program.losses
+        if not self._trains:
+            return [result] if count == 1 else [self._spec("part[0]", part=result)]
+        parts = [result] if count == 1 else self._machine.parts(loop.node, result, count)
+        self._begin_backward(parts[:losses])
+        detached = [self._spec("part.detach()", part=part) for part in parts[:losses]]
+        return [*detached, *parts[losses:]]
 
     def _begin_backward(self, parts: Sequence[object]) -> None:
         """Backward from all losses, each times its gradient."""
         names, terms = dict[str, object](), list[str]()
         for i, (part, seed) in enumerate(zip(parts, self._seeds(), strict=True)):
-            factors = {f"f{i}{j}": each for j, each in enumerate(self._factors(seed))}
+            factors = {f"f{i}{j}": factor for j, factor in enumerate(self._factors(seed))}
             names |= {f"part{i}": part, **factors}
             terms.append(" * ".join([f"part{i}", *factors]))
         self._spec(f"({' + '.join(terms)}).backward()", **names)
 
     def _sums(self, loop: Loop, before: Log) -> list[str]:
         """The names of the sums of losses and loads, each of which begins as a zero of its own."""
-        found = [
-            next((name for name, begin in loop.begin.items() if begin is zero), None)
-            for zero in (
-                self._values[f"zero {i}"] for i in range(self._program.made if self._trains else 1)
-            )
-        ]
-        if None in found:
-            demand_known(self._found[: self._found.index(loop)], before)
-            raise wrong(loop.node, "a sum over microbatches does not begin as a zero of its kind")
-        return [name for name in found if name is not None]
+        names = list[str]()
+        for i in range(self._program.made if self._trains else 1):
+            zero = self._values[f"zero {i}"]
+            name = next((name for name, begin in loop.begin.items() if begin is zero), None)
+            if name is None:
+                demand_known(self._found[: self._found.index(loop)], before)
+                message = "a sum over microbatches does not begin as a zero of its kind"
+                raise wrong(loop.node, message)
+            names.append(name)
+        return names
 
     def _model(self, loop: Loop, inputs: dict[str, Term]) -> object:
         """The call of the model, which takes each of its inputs once, and in evaluation no
         draws.
         """
-        calls = [
-            each
-            for each in loop.log
-            if isinstance(each, Event) and function_of(each.term) == "model"
-        ]
+        calls = list[Event]()
+        for entry in loop.log:
+            if isinstance(entry, Event) and function_of(entry.term) == "model":
+                calls.append(entry)
         demand(loop.node, len(calls) == 1, f"runs the model {len(calls)} times")
         by_term: dict[object, str] = {term: name for name, term in inputs.items()}
-        if not self._trains and "draws" in inputs:  # nothing is dropped
-            by_term = {term: name for term, name in by_term.items() if name != "draws"} | {
-                None: "draws"
-            }
-        by_term |= (
-            {self._flats(): "flat_params"}
-            if any(bucket.layers for bucket in self._program.buckets)
-            else {}
-        )
-        arguments, options = cast(tuple[object, ...], calls[0].term.args[1]), calls[0].term.args[2]
-        self.given = tuple(
-            by_term.get(each, "") if isinstance(each, Term | None) else "" for each in arguments
-        )
-        demand(
-            calls[0].node,
-            sorted(self.given) == sorted(by_term.values()) and not options,
-            "gives the model other inputs",
-        )
-        return self._spec("model(*given)", given=arguments)
+        if not self._trains and "draws" in inputs:  # evaluation drops nothing, and passes None
+            del by_term[inputs["draws"]]
+            by_term[None] = "draws"
+        if any(bucket.layers for bucket in self._program.buckets):
+            by_term[self._flats()] = "flat_params"
+        _, arguments, options = calls[0].term.args
+        values, names = cast(tuple[object, ...], arguments), list[str]()
+        for value in values:
+            names.append(by_term.get(value, "") if isinstance(value, Term | None) else "")
+        self.given = tuple(names)
+        fits = sorted(names) == sorted(by_term.values()) and not options
+        demand(calls[0].node, fits, "gives the model other inputs")
+        return self._spec("model(*given)", given=values)
 
     # ---- expressions
 
@@ -231,4 +214,4 @@ class Microbatches:
     def _flats(self) -> object:
         """The buffers of layers, which in training count the microbatches, or of chunks."""
         counts = self._trains and not self._program.pipeline
-        return self._container(f"state.flat_params({'len(batch)' if counts else ''})")
+        return self._container(f"state.flat_params({'len(batch)' * counts})")

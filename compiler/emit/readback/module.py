@@ -77,8 +77,12 @@ class File:
         """A function made of a kernel, what a program says of its pipeline, or its plan."""
         value, wanted = self.machine.value(stmt.value), self._wanted.get(name)
         if wanted:
-            made = self.machine.spec(wanted)
-            demand(stmt, frozen_key(value) == frozen_key(made), f"`{name}` is {value}, not {made}")
+            wanted_value = self.machine.spec(wanted)
+            demand(
+                stmt,
+                frozen_key(value) == frozen_key(wanted_value),
+                f"`{name}` is {value}, not {wanted_value}",
+            )
         elif name == "PLAN":
             self._plan.append((stmt, value))
         else:
@@ -105,11 +109,11 @@ class File:
         self.bind()
         machine, program = self.machine, self._program
         build, train, evaluate = self._functions()
-        made = Build(machine, build, program)
+        build_result = Build(machine, build, program)
         weights = Weights(machine, program)
-        if isinstance(made.whole, Instance):
-            weights.declare(made.whole)
-            weights.demand_all(made.whole.of.node)
+        if isinstance(build_result.whole, Instance):
+            weights.declare(build_result.whole)
+            weights.demand_all(build_result.whole.of.node)
         steps = [Step(machine, program, node, weights.paths) for node in (train, evaluate)]
         for step in steps:
             step.compare()
@@ -120,17 +124,19 @@ class File:
         )
         if program.pipeline:
             forward: Forward = StagedForward(machine, program, program.pipeline, weights)
-            forward.compare_all(made.model, steps[0].given)
+            forward.compare_all(build_result.model, steps[0].given)
         else:
             forward = Forward(machine, program, weights.paths)
-            assert isinstance(made.whole, Instance), "emit: no model"
-            forward.compare(made.whole, steps[0].given)
+            assert isinstance(build_result.whole, Instance), "emit: no model"
+            forward.compare(build_result.whole, steps[0].given)
         for bias, path in steps[0].biases.items():
             demand(
                 train, path == weights.paths[bias], f"balances {path}, not {weights.paths[bias]}"
             )
-        made.check(weights.paths)
-        check_plan(machine, *self._plan[0], program, stored(program, weights.paths, made.dtype()))
+        build_result.check(weights.paths)
+        check_plan(
+            machine, *self._plan[0], program, stored(program, weights.paths, build_result.dtype())
+        )
         machine.demand_all(self._tree)
         expected = {op.outputs[0].name for op in walk(program.forward.body)}
         missing = expected - forward.done
@@ -138,18 +144,22 @@ class File:
         return len(program.ops)
 
     def _functions(self) -> list[ast.FunctionDef]:
-        known = self.machine.known
-        found = {name: each.node for name, each in known.items() if isinstance(each, Function)}
+        names = self.machine.known
+        nodes = {
+            name: function.node
+            for name, function in names.items()
+            if isinstance(function, Function)
+        }
         last = self._tree.body[-1]
         demand(
-            last, sorted(found) == ["build", "eval_step", "train_step"], f"defines {sorted(found)}"
+            last, sorted(nodes) == ["build", "eval_step", "train_step"], f"defines {sorted(nodes)}"
         )
         demand(
             last,
-            {"PLAN", "train", *self._wanted} <= {*known},
+            {"PLAN", "train", *self._wanted} <= {*names},
             "has no plan, or does not bind all that a program needs",
         )
-        for name, node in found.items():
+        for name, node in nodes.items():
             types_of(node)
             decorators = ["torch.no_grad()"] if name == "eval_step" else []
             demand(
@@ -157,19 +167,19 @@ class File:
                 [*map(ast.unparse, node.decorator_list)] == decorators,
                 "is decorated otherwise",
             )
-        return [found[name] for name in ("build", "train_step", "eval_step")]
+        return [nodes[name] for name in ("build", "train_step", "eval_step")]
 
 
 def names_of(target: ast.expr) -> list[str]:
     """The names that a target binds, in their order; what it sets besides goes by none."""
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
-    return [each.id if isinstance(each, ast.Name) else "" for each in targets]
+    return [element.id if isinstance(element, ast.Name) else "" for element in targets]
 
 
 def _kernels(program: Program) -> dict[str, str]:
     """The calls that read the file of tiles and make functions of kernels, if there are any."""
-    found = {"TILES": read_beside("read_tiles", *file) for file in tiles_file(program).items()}  # noqa: B035
+    texts = {"TILES": read_beside("read_tiles", *file) for file in tiles_file(program).items()}  # noqa: B035
     for used in kernels_of(program):
         chunk = f", chunk={used.chunk}" if used.chunk else ""
-        found[used.function] = f"{used.name}(TILES[{used.name!r}]{chunk})"
-    return found
+        texts[used.function] = f"{used.name}(TILES[{used.name!r}]{chunk})"
+    return texts

@@ -33,24 +33,26 @@ def check_plan(
     """
     if sizes(program)[1:] and program is not every_size(program)[0]:
         return  # the plan says all sizes, and is compared with the largest
-    made = called(plan, "Plan")
-    if made is None or made[0]:
+    plan_call = called(plan, "Plan")
+    if plan_call is None or plan_call[0]:
         raise wrong(node, "is no plan")
-    said, texts = made[1], {**_plan(program), **stored}
+    settings, texts = plan_call[1], {**_plan(program), **stored}
     expected = {key: machine.spec(text) for key, text in texts.items()}
     expected |= {
-        key: said[key] for key in ("name", "model", "unpadded") if isinstance(said.get(key), str)
+        key: settings[key]
+        for key in ("name", "model", "unpadded")
+        if isinstance(settings.get(key), str)
     }
     assert isinstance(node.value, ast.Call), "emit: no plan"
-    at = {keyword.arg: keyword.value for keyword in node.value.keywords}
-    demand(node, isinstance(said.get("name"), str), "is no name")  # of the plan's file
-    same = {*said} == {"name", *expected}
-    demand(node, same, f"sets {', '.join(map(str, said))}, not {', '.join(expected)}")
+    nodes = {keyword.arg: keyword.value for keyword in node.value.keywords}
+    demand(node, isinstance(settings.get("name"), str), "is no name")  # of the plan's file
+    same = {*settings} == {"name", *expected}
+    demand(node, same, f"sets {', '.join(map(str, settings))}, not {', '.join(expected)}")
     for key, wanted in expected.items():
         demand(
-            at[key],
-            frozen_key(said[key]) == frozen_key(wanted),
-            f"`{key}` is {said[key]}, not {wanted}",
+            nodes[key],
+            frozen_key(settings[key]) == frozen_key(wanted),
+            f"`{key}` is {settings[key]}, not {wanted}",
         )
 
 
@@ -74,61 +76,74 @@ def _plan(program: Program) -> dict[str, str]:
         "schedule": f"{schedule.kind.capitalize()}(warmup={schedule.warmup}{floor})",
         **{name: repr(number) for name, number in (numbers | train.saves).items()},
         **_costs(program),
-        **({"smaller": _smaller(program)} if len(sizes(program)) > 1 else {}),
-        **({"watch": _watch(program)} if program.watch != Watch() else {}),
-        **({"choices": repr(choices)} if (choices := limited_choices(program)) else {}),
+        **_special(program),
     }
+
+
+def _special(program: Program) -> dict[str, str]:
+    """The settings that only some programs have."""
+    settings = dict[str, str]()
+    if len(sizes(program)) > 1:
+        settings["smaller"] = _smaller(program)
+    if program.watch != Watch():
+        settings["watch"] = _watch(program)
+    if choices := limited_choices(program):
+        settings["choices"] = repr(choices)
+    return settings
 
 
 def _watch(program: Program) -> str:
-    it = program.watch
-    given = f"finite={it.finite}, skips={it.skips}, locate={it.locate == ON}"
-    return f"Watch({given}, copies={it.copies}, replay={it.replay}, spikes={it.deviations})"
+    watch = program.watch
+    steps = f"finite={watch.finite}, skips={watch.skips}, locate={watch.locate == ON}"
+    times = f"copies={watch.copies}, replay={watch.replay}, spikes={watch.deviations}"
+    return f"Watch({steps}, {times})"
 
 
 def _costs(program: Program) -> dict[str, str]:
-    return {
-        **({"nodes": repr(program.cluster.nodes)} if program.cluster.nodes > 1 else {}),
-        "account": _account(program),
-        **({"expected": text} if (text := _expected(program)) else {}),
-    }
+    costs = dict[str, str]()
+    if program.cluster.nodes > 1:
+        costs["nodes"] = repr(program.cluster.nodes)
+    costs["account"] = _account(program)
+    if text := _expected(program):
+        costs["expected"] = text
+    return costs
 
 
 def _smaller(program: Program) -> str:
     """The other sizes of an elastic axis."""
-    rows = [
-        {"microbatches": repr(it.size("microbatches")), **_costs(it)}
-        for it in every_size(program)[1:]
-    ]
-    meshes = (repr({axis.name: axis.size for axis in it.axes}) for it in every_size(program)[1:])
-    each = (
-        f"SmallerMesh({', '.join([mesh, *(f'{key}={text}' for key, text in row.items())])})"
-        for mesh, row in zip(meshes, rows, strict=True)
-    )
-    return f"({', '.join(each)},)"
+    rows = list[str]()
+    for sized in every_size(program)[1:]:
+        arguments = [repr({axis.name: axis.size for axis in sized.axes})]
+        arguments.append(f"microbatches={sized.size('microbatches')!r}")
+        arguments += [f"{key}={text}" for key, text in _costs(sized).items()]
+        rows.append(f"SmallerMesh({', '.join(arguments)})")
+    return f"({', '.join(rows)},)"
 
 
 def _account(program: Program) -> str:
     """The account of all ranks along a pipeline's axis; without one, of one rank for all; with
     experts, two of each.
     """
-    loads = [it for _, it in at_loads(program)] or [accounts(program)]
-    found, worst = loads[0], loads[-1]
-    options = f", reserve={found[0].reserve}" if found[0].reserve else ""
-    options += f", axis={program.pipeline.axis!r}" if program.pipeline else ""
-    options += f", most={tuple(it.total for it in worst)!r}" if worst is not found else ""
-    return f"Account({found[0].device!r}, {tuple(it.total for it in found)!r}{options})"
+    loads = [accounts_at_load for _, accounts_at_load in at_loads(program)] or [accounts(program)]
+    equal, worst = loads[0], loads[-1]
+    arguments = [repr(equal[0].device), repr(tuple(account.total for account in equal))]
+    if equal[0].reserve:
+        arguments.append(f"reserve={equal[0].reserve}")
+    if program.pipeline:
+        arguments.append(f"axis={program.pipeline.axis!r}")
+    if worst is not equal:
+        arguments.append(f"most={tuple(account.total for account in worst)!r}")
+    return f"Account({', '.join(arguments)})"
 
 
 def _expected(program: Program) -> str:
     """The time of a step, "" where the speed of the plan's GPUs is not known."""
-    if (it := expected(program)) is None:
+    report = expected(program)
+    if report is None:
         return ""
-    seconds, flops = (
-        float(f"{it.step.seconds:.4g}"),
-        f"flops_per_token={it.per_token}, peak_flops={it.peak!r}",
-    )
-    return f"Expected({it.on.name!r}, {seconds=}, error={it.on.error}, {flops})"
+    seconds = float(f"{report.step.seconds:.4g}")
+    flops = f"flops_per_token={report.per_token}, peak_flops={report.peak!r}"
+    return f"Expected({report.on.name!r}, {seconds=}, error={report.on.error}, {flops})"
 
 
 def _data(program: Program) -> str:
@@ -139,17 +154,17 @@ def _data(program: Program) -> str:
     options += (
         f", masked={data.masked!r}, mask_token={data.mask_id}" if data.masked is not None else ""
     )
-    sets = [
-        f"DataSet({each.name!r}, {each.files!r}, weight={each.weight!r}, holdout={each.holdout!r})"
-        for each in data.mixture
-    ]
+    sets = list[str]()
+    for data_set in data.mixture:
+        arguments = f"{data_set.name!r}, {data_set.files!r}, weight={data_set.weight!r}"
+        sets.append(f"DataSet({arguments}, holdout={data_set.holdout!r})")
     files = f"sets=({', '.join(sets)},)" if sets else repr(data.files)
     return f"{data.kind.capitalize()}({files}, holdout={data.holdout!r}{options}{dtype}{as_is})"
 
 
 def _inputs(program: Program) -> str:
     """Each input's dims as they lie in memory, and the axes over which each is split."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for arg in program.microbatches.args:
         type = arg.value.type
         split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
@@ -157,8 +172,8 @@ def _inputs(program: Program) -> str:
             axis for dim, axes in split.items() for axis in axes if (dim, axis) in program.zigzags
         ]
         zigzag = f", zigzag={tuple(chunked)!r}" if chunked else ""
-        found[base(arg.value.name)] = f"Input({type.dims!r}, {split!r}{zigzag})"
-    return f"{{{', '.join(f'{name!r}: {text}' for name, text in found.items())}}}"
+        texts[base(arg.value.name)] = f"Input({type.dims!r}, {split!r}{zigzag})"
+    return f"{{{', '.join(f'{name!r}: {text}' for name, text in texts.items())}}}"
 
 
 # ---- the file of names
@@ -191,7 +206,8 @@ def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
     if not program.names:
         return {}
     entries = (
-        f"  {dumps(paths[each.param])}: {dumps(_place(each, program))}" for each in program.names
+        f"  {dumps(paths[weight.param])}: {dumps(_place(weight, program))}"
+        for weight in program.names
     )
     head = (
         f'"written_by": "scalec {__version__}",\n "dtype": "{DTYPES[dtype].removeprefix("torch.")}"'
@@ -203,45 +219,47 @@ def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
 
 def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
     """The size of each repeat that has parameters, by the path of its modules."""
-    around = {
-        paths[param.name].rsplit(".*.", param.stacked - at)[0]: param.type.dims[at]
-        for param in program.stored
-        for at in range(param.stacked)
-    }
-    return {path: program.size(dim) for path, dim in around.items()}
+    counts = dict[str, int]()
+    for param in program.stored:
+        for depth in range(param.stacked):
+            path = paths[param.name].rsplit(".*.", param.stacked - depth)[0]
+            counts[path] = program.size(param.type.dims[depth])
+    return counts
 
 
-def _place(each: HFWeight, program: Program) -> dict[str, object]:
+def _place(weight: HFWeight, program: Program) -> dict[str, object]:
     """One entry."""
     params = {param.name: param for param in program.stored}
     shapes = get_file_shapes(program)
     rows = {
-        other.part: shapes[other.param][0] for other in program.names if other.tensor == each.tensor
+        other.part: shapes[other.param][0]
+        for other in program.names
+        if other.tensor == weight.tensor
     }
-    own = params[each.param]
-    shape = (sum(rows.values()), *shapes[each.param][1:])
-    start = sum(rows[part] for part in range(each.part))
-    said: dict[str, object] = {
-        "tensor": each.tensor,
-        "shape": shape[::-1] if each.transposed else shape,
+    stored_param = params[weight.param]
+    shape = (sum(rows.values()), *shapes[weight.param][1:])
+    start = sum(rows[part] for part in range(weight.part))
+    content: dict[str, object] = {
+        "tensor": weight.tensor,
+        "shape": shape[::-1] if weight.transposed else shape,
     }
-    for experts in program.outer(own)[own.stacked :]:
-        said["each"] = experts, program.size(experts)
-    if each.part:
-        said["start"] = start
-    if each.transposed:
-        said["transposed"] = True
-    if isinstance(own, Buffer):
-        said["wide"] = True
-    if each.interleaved:
-        outer = own.type.dims[: -own.inner or None]
-        said["interleaved"] = (
-            each.skipped,
-            each.skipped + each.interleaved,
+    for experts in program.outer(stored_param)[stored_param.stacked :]:
+        content["each"] = experts, program.size(experts)
+    if weight.part:
+        content["start"] = start
+    if weight.transposed:
+        content["transposed"] = True
+    if isinstance(stored_param, Buffer):
+        content["wide"] = True
+    if weight.interleaved:
+        outer = stored_param.type.dims[: -stored_param.inner or None]
+        content["interleaved"] = (
+            weight.skipped,
+            weight.skipped + weight.interleaved,
             program.valid(outer[-1]),
         )
-    if own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not (
-        own.inner or each.transposed or each.parts > 1
+    if stored_param.type.dims[stored_param.stacked :][:1] == (SEQUENCE,) and not (
+        stored_param.inner or weight.transposed or weight.parts > 1
     ):
-        said["positions"] = True
-    return said
+        content["positions"] = True
+    return content

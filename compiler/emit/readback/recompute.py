@@ -43,15 +43,15 @@ class Twins:
 
     def _made(self, backward: Region) -> "Counter[str]":
         """How often ops of backward, in their order, make what forward made."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for path, region in _regions(backward):
             self._slice(region)
             for op in ops_in(region.body):
                 if first := self._firsts.get(self._key(path, op)):
                     self._bind(op, first)
-                    found[first.outputs[0].name] += 1
+                    counts[first.outputs[0].name] += 1
                     self.every[first.outputs[0].name] = int(str(dict(op.attrs).get("every", 1)))
-        return found
+        return counts
 
     def _slice(self, region: Region) -> None:
         """Slices of the same stack have the same twin, also in another repeat of as many layers."""
@@ -77,5 +77,7 @@ class Twins:
 def _regions(region: Region, around: Path = ()) -> list[tuple[Path, Region]]:
     """A region and those in it, outer first."""
     path = (*around, (region.dim, region.span)) if region.dim else around
-    inner = [found for stmt in regions_in(region.body) for found in _regions(stmt, path)]
+    inner = [
+        inner_region for stmt in regions_in(region.body) for inner_region in _regions(stmt, path)
+    ]
     return [(path, region), *inner]

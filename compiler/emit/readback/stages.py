@@ -40,7 +40,7 @@ class StagedForward(Forward):
         # by the stage that runs, though two may begin as one value
         self._received: dict[Arg, object] = {}
 
-    def compare_all(self, model: Class, given: Sequence[str]) -> None:
+    def compare_all(self, model: Class, names_of_inputs: Sequence[str]) -> None:
         """Runs every stage, whose arguments are its number, what crosses and the inputs of
         these names.
         """
@@ -48,11 +48,11 @@ class StagedForward(Forward):
         for number, stage in enumerate(self._stages):
             alone.append(self._made(model, number if self._is_module else (number,)))
             self._weights.declare(alone[-1])
-            self._compare_stage(number, stage, alone[-1], given)
+            self._compare_stage(number, stage, alone[-1], names_of_inputs)
         if not self._is_module:
             self._compare_ranks(model, alone)
         self._weights.demand_all(model.node)
-        read = {name for each in alone for name in each.read}
+        read = {name for module in alone for name in module.read}
         demand(
             model.init,
             {*alone[0].attributes} <= read | {*self._of_stages(alone[0])},
@@ -72,19 +72,21 @@ class StagedForward(Forward):
     def _compare_ranks(self, model: Class, alone: Sequence[Instance]) -> None:
         """Compares each rank's model with its stages."""
         for rank in sorted({*self._pipeline.stage_to_rank}):
-            held = self._pipeline.stages_of(rank)
-            of = self._made(model, held)
-            self._weights.declare(of)
-            self._demand_together(of, [alone[number] for number in held])
+            stages_of_rank = self._pipeline.stages_of(rank)
+            model_of_rank = self._made(model, stages_of_rank)
+            self._weights.declare(model_of_rank)
+            self._demand_together(model_of_rank, [alone[number] for number in stages_of_rank])
 
-    def _of_stages(self, of: Instance) -> list[str]:
-        return [name for name, value in of.attributes.items() if isinstance(value, Modules)]
+    def _of_stages(self, module: Instance) -> list[str]:
+        return [name for name, value in module.attributes.items() if isinstance(value, Modules)]
 
-    def _demand_together(self, of: Instance, alone: Sequence[Instance]) -> None:
+    def _demand_together(self, model_of_rank: Instance, alone: Sequence[Instance]) -> None:
         """A rank's model has what its stages need, each by itself."""
-        wanted = {name: value for each in alone for name, value in each.attributes.items()}
-        for name in self._of_stages(of) if {*of.attributes} == {*wanted} else ():
-            parts = [each.attributes[name] for each in alone if name in each.attributes]
+        wanted = {name: value for stage in alone for name, value in stage.attributes.items()}
+        for name in (
+            self._of_stages(model_of_rank) if {*model_of_rank.attributes} == {*wanted} else ()
+        ):
+            parts = [stage.attributes[name] for stage in alone if name in stage.attributes]
             wanted[name] = Modules(
                 {
                     key: m
@@ -94,17 +96,17 @@ class StagedForward(Forward):
                 }
             )
         demand(
-            of.of.init,
-            of.attributes == wanted,
-            f"declares {sorted(of.attributes)}, not {sorted(wanted)}",
+            model_of_rank.of.init,
+            model_of_rank.attributes == wanted,
+            f"declares {sorted(model_of_rank.attributes)}, not {sorted(wanted)}",
         )
 
     def _compare_stage(
-        self, number: int, stage: Stage, model: Instance, given: Sequence[str]
+        self, number: int, stage: Stage, model: Instance, names_of_inputs: Sequence[str]
     ) -> None:
         machine, node = self._machine, model.of.forward
-        named = {name: machine.terms.name(name) for name in given}
-        found = self.begin(named)
+        named = {name: machine.terms.name(name) for name in names_of_inputs}
+        actual = self.begin(named)
         enters = [
             machine.terms("enters", number, i)
             for i in range(self._counts[number - 1] if number else 0)
@@ -123,15 +125,15 @@ class StagedForward(Forward):
         )
         self.values |= {arg.source: value for arg, value in self._received.items()}
         used = Counter(uses(self._forward)) + Counter(self._yields())
-        loops = iter_loops(found)
+        loops = iter_loops(actual)
         self.body([stmt for group in self._groups for stmt in group if is_free(stmt)], loops, used)
-        for at, group in enumerate(self._groups):
+        for index, group in enumerate(self._groups):
             self.body(
-                [stmt for stmt in group if at in stage.groups and not is_free(stmt)], loops, used
+                [stmt for stmt in group if index in stage.groups and not is_free(stmt)], loops, used
             )
-            if at < len(self._cut):
-                self._layers(self._cut[at], loops, used)
-        compare(node, found, before)
+            if index < len(self._cut):
+                self._layers(self._cut[index], loops, used)
+        compare(node, actual, before)
         self.demand_result(node, result, [self.term(name) for name in self._leaving(number)])
         self._demand_declared(model)
 

@@ -19,7 +19,7 @@ from .microbatches import MICROBATCHES, ORDERED, Microbatches
 from .terms import Event, Loop, demand, frozen_key
 
 BEFORE, AFTER = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
-"""The functions called before, and those called after, the microbatches."""
+"""The functions called before the microbatches, and the functions called after them."""
 
 
 class Step(Microbatches):
@@ -32,23 +32,22 @@ class Step(Microbatches):
     ) -> None:
         super().__init__(machine, program, node, paths)
         self._types = program.types
-        given = {
-            op.kind: op.outputs[0].name
-            for op in program.ops
-            if op.kind in ("loss_scale", "loss_limit")
-        }
-        self._scale, self._limit = given.get("loss_scale", ""), given.get("loss_limit", "")
+        result_of = {op.kind: op.outputs[0].name for op in program.ops if op.outputs}
+        self._scale = result_of.get("loss_scale", "")
+        self._limit = result_of.get("loss_limit", "")
         metrics = ("loss", "norm", "tokens", "router_loss")[: 2 + program.losses]
         ends = [end.name for end in program.region.yields]
-        self._returns: dict[str, str] = dict(zip(metrics, ends, strict=False))
-        self._loads = ends[len(metrics) :][: program.routes] if self._trains else []
-        if not self._trains:
-            self._returns = {
-                key: name for key, name in self._returns.items() if key in ("loss", "tokens")
-            }
+        returns = dict[str, str](zip(metrics, ends, strict=False))
+        self._returns = returns
+        self._loads = list[str]()
+        if self._trains:
+            self._loads = ends[len(metrics) :][: program.routes]
+            if self._scale:
+                self._returns["loss_scale"] = self._scale
+            if self._limit:
+                self._returns["limit"] = self._limit
         else:
-            self._returns |= {"loss_scale": self._scale} if self._scale else {}
-            self._returns |= {"limit": self._limit} if self._limit else {}
+            self._returns = {key: returns[key] for key in ("loss", "tokens")}
         self._ops = ops_in(program.region.body) if self._trains else self._needed()
         self._updated = False
         # the names in the model's state by which biases are moved
@@ -64,7 +63,9 @@ class Step(Microbatches):
         """Runs the function and compares it with the IR."""
         machine, name = self._machine, self._machine.terms.name
         machine.log = self._found = []
-        arguments = ("model", "state", "batch", *(("lr",) if self._trains else ()))
+        arguments = ["model", "state", "batch"]
+        if self._trains:
+            arguments.append("lr")
         result = machine.function(self._node, [*map(name, arguments)])
         cells, machine.log = machine.last.cells, []
         for stmt in self._program.region.body:
@@ -72,12 +73,11 @@ class Step(Microbatches):
                 self._microbatches(stmt)
             elif stmt in self._ops:
                 self._do(stmt)
-        fields = ", ".join(
-            [*(f"{key}={key}" for key in self._returns), *["loads=loads"][: len(self._loads)]]
-        )
-        wanted = self._spec(
-            f"Metrics({fields})", **self._metrics(), loads=tuple(map(self._values.get, self._loads))
-        )
+        fields = [f"{key}={key}" for key in self._returns]
+        if self._loads:
+            fields.append("loads=loads")
+        loads = tuple(map(self._values.get, self._loads))
+        wanted = self._spec(f"Metrics({', '.join(fields)})", **self._metrics(), loads=loads)
         compare(self._node, self._found, machine.log, ORDERED)
         demand(self._node.body[-1], result is wanted, f"returns {result}, not {wanted}")
         self._compare_sides()
@@ -90,15 +90,12 @@ class Step(Microbatches):
     def _compare_sides(self) -> None:
         """Values of the state are taken on the right side of the microbatches."""
         ran = False
-        for each in self._found:
-            function = "" if isinstance(each, Loop) else function_of(each.term)
-            early, late = function in AFTER and not ran, function in BEFORE and ran
-            demand(
-                each.node,
-                not (early or late),
-                f"comes {'before' if early else 'after'} the microbatches",
-            )
-            ran = ran or isinstance(each, Loop) or function in MICROBATCHES
+        for entry in self._found:
+            function = "" if isinstance(entry, Loop) else function_of(entry.term)
+            is_early, is_late = function in AFTER and not ran, function in BEFORE and ran
+            side = "before" if is_early else "after"
+            demand(entry.node, not (is_early or is_late), f"comes {side} the microbatches")
+            ran = ran or isinstance(entry, Loop) or function in MICROBATCHES
 
     def _demand_updated(self, cells: dict[tuple[object, object], object]) -> None:
         """Each bucket's gradient in the state is, in the end, the one by which the IR updates
@@ -107,11 +104,11 @@ class Step(Microbatches):
         gradients = self._container("state.gradients()")
         for op in (op for op in self._ops if op.kind == "update"):
             name = str(op.get("bucket"))
-            found = cells.get(
+            actual = cells.get(
                 (gradients, frozen_key(name)), self._machine.terms("getitem", gradients, name)
             )
             wanted = self._values[op.inputs[0]]
-            demand(self._node, found is wanted, f"the gradient `{name}` is {found}, not {wanted}")
+            demand(self._node, actual is wanted, f"the gradient `{name}` is {actual}, not {wanted}")
 
     # ---- ops
 
@@ -135,25 +132,29 @@ class Step(Microbatches):
                 text = self._text(op)
                 names = {f"a{i}": self._values.get(name) for i, name in enumerate(op.inputs)}
                 self._values[result] = self._spec(text, **names) if text else None
-        if op.kind == "reciprocal" and not self._program.pipeline:
+        if op.kind == "reciprocal":
+            self._begin_sums(op)
+
+    def _begin_sums(self, op: Op) -> None:
+        """The zeros at which the sums of losses and loads begin."""
+        if not self._program.pipeline:
             like, loss = op.outputs[0].type, self._region.results[0].type
             assert (like.dtype, like.dims) == (loss.dtype, loss.dims), (
                 "emit: the loss is of another type than its share"
             )
-            self._values["zero 0"] = loss = self._spec(
-                "torch.zeros_like(x)", x=self._values[result]
-            )
+            zero = self._spec("torch.zeros_like(x)", x=self._values[op.outputs[0].name])
+            self._values["zero 0"] = zero
             if self._trains and self._program.losses > 1:
-                self._values["zero 1"] = self._spec("torch.zeros_like(x)", x=loss)
-        if op.kind == "reciprocal" and self._trains:
+                self._values["zero 1"] = self._spec("torch.zeros_like(x)", x=zero)
+        if self._trains:
             self._begin_loads(self._values[op.inputs[0]])
 
     def _begin_loads(self, num_tokens: object) -> None:
         """A zero of each load, where the number of tokens is."""
         first, last = self._program.losses, self._program.made
-        for at, end in enumerate(self._region.yields[first:last], start=first):
+        for index, end in enumerate(self._region.yields[first:last], start=first):
             sizes = ", ".join(str(self._program.size(dim)) for dim in self._types[end.name].dims)
-            self._values[f"zero {at}"] = self._spec(f"no_load(x, {sizes})", x=num_tokens)
+            self._values[f"zero {index}"] = self._spec(f"no_load(x, {sizes})", x=num_tokens)
 
     def _text(self, op: Op) -> str:
         """The expression of an op of operands `a0`, `a1`, …; "" where another line does it."""
@@ -181,7 +182,7 @@ class Step(Microbatches):
             case "clip_scale":
                 return f"clip_scale(a0, {op.get('max')!r})" if op.get("max") else ""
             case "unscaled":
-                return f"{1 if self._values.get(op.inputs[0]) is None else 'a0'} / a1"
+                return "1 / a1" if self._values.get(op.inputs[0]) is None else "a0 / a1"
             case "sum_squares":
                 return self._squares(op)
             case "if_finite":
@@ -189,7 +190,7 @@ class Step(Microbatches):
             case "loss_limit":
                 return f"state.loss_limit({op.get('deviations')!r})"
             case "if_below":
-                return f"{'a1.isfinite()' if self._scale else 'a0'} & (a1 <= a2)"
+                return "a1.isfinite() & (a1 <= a2)" if self._scale else "a0 & (a1 <= a2)"
             case _:
                 raise AssertionError(f"emit: nothing does {op.kind} at the scope of the step")
 
@@ -197,13 +198,15 @@ class Step(Microbatches):
         """The sum of squares, chunk by chunk; a parameter of several stages counts on the first
         of them.
         """
-        of = {bucket.dim: bucket for bucket in self._program.buckets}
-        buckets = [of[self._types[name].dims[-1]] for name in op.inputs]
-        stars = ("*" if self._buckets.has_chunks(bucket) else "" for bucket in buckets)
-        operands = [f"{star}a{i}" for i, star in enumerate(stars)]
-        held = op.names("once")
-        once = [f"once={self._ranks((str(op.get('stages')),), held)}"] if held else []
-        return f"sum_squares({', '.join([*operands, *once])})"
+        bucket_of_dim = {bucket.dim: bucket for bucket in self._program.buckets}
+        arguments = list[str]()
+        for i, name in enumerate(op.inputs):
+            bucket = bucket_of_dim[self._types[name].dims[-1]]
+            star = "*" if self._buckets.has_chunks(bucket) else ""
+            arguments.append(f"{star}a{i}")
+        if shared := op.names("once"):
+            arguments.append(f"once={self._ranks((str(op.get('stages')),), shared)}")
+        return f"sum_squares({', '.join(arguments)})"
 
     def _ranks(self, axes: tuple[str, ...], among: tuple[str, ...]) -> str:
         """The group over axes, or of some ranks of one."""
@@ -225,7 +228,7 @@ class Step(Microbatches):
                 return self._values.get(name)
             case [Kind.SHARDED, Kind.REPLICATED] if bucket and self._buckets.moves(bucket):
                 if run := self._buckets.run_of(bucket):
-                    parts = ", ".join(f"flat_params[{each!r}]" for each in run)
+                    parts = ", ".join(f"flat_params[{first_name!r}]" for first_name in run)
                     self._spec(f"unshard_ahead({group}, {parts})", flat_params=self._flats())
                 return self._values[name]
             case [Kind.PARTIAL, _] if bucket and self._buckets.reduces(bucket, op):
@@ -244,19 +247,19 @@ class Step(Microbatches):
                 raise AssertionError(f"emit: nothing does {result.name} at the scope of the step")
 
     def _sent(self, op: Op, value: Value) -> str:
-        """The element type in which a gradient is reduced, between two casts, where it is not
-        that of record.
+        """The element type in which a gradient is reduced, between two casts, where it is not the
+        bucket's.
         """
         bucket, dtype = self._buckets.of(value), value.type.dtype
         if not bucket or dtype == bucket.type.dtype:
             return ""
-        casts = [each for each in self._ops if each.kind == "cast"]
-        made = any(each.outputs[0].name == op.inputs[0] for each in casts)
-        kept = any(
-            each.inputs[0] == value.name and each.get("dtype") == bucket.type.dtype
-            for each in casts
+        casts = [cast_op for cast_op in self._ops if cast_op.kind == "cast"]
+        has_cast_to = any(cast_op.outputs[0].name == op.inputs[0] for cast_op in casts)
+        has_cast_back = any(
+            cast_op.inputs[0] == value.name and cast_op.get("dtype") == bucket.type.dtype
+            for cast_op in casts
         )
-        assert all((made, kept)), (
+        assert all((has_cast_to, has_cast_back)), (
             f"emit: {bucket.name} is reduced in {dtype} without casts to it and back"
         )
         return f", dtype={DTYPES[dtype]}"
@@ -265,10 +268,10 @@ class Step(Microbatches):
         """The flat parameters of a bucket, or its flat gradients."""
         bucket = self._program.bucket(str(op.get("bucket")))
         if op.inputs == bucket.params:
-            of = (
+            buffers = (
                 self._flats() if self._buckets.moves(bucket) else self._container("state.weights()")
             )
-            return self._machine.terms("getitem", of, bucket.name)
+            return self._machine.terms("getitem", buffers, bucket.name)
         assert op.inputs == self._buckets.sums(bucket), f"emit: {bucket.name} packs other gradients"
         return self._machine.terms("getitem", self._container("state.gradients()"), bucket.name)
 
@@ -278,27 +281,27 @@ class Step(Microbatches):
             return
         self._updated = True
         scale = self._values.get(op.inputs[1])
-        said = ["scale=scale"] if self._program.train.optimizer.clip or self._scale else []
+        arguments = ["scale=scale"] if self._program.train.optimizer.clip or self._scale else []
         skipped, names = self._skipped(op.inputs[2])
-        self._spec(f"state.update(lr, {', '.join([*said, skipped])})", scale=scale, **names)
+        self._spec(f"state.update(lr, {', '.join([*arguments, skipped])})", scale=scale, **names)
 
     def _balanced(self, op: Op) -> None:
         """The biases of a route's routers, by its load."""
         bias, load, count = op.inputs
         skipped, names = self._skipped(count)
         calls = [
-            cast(Any, each.term.args[1])
-            for each in self._found
-            if isinstance(each, Event) and _balances(each)
+            cast(Any, entry.term.args[1])
+            for entry in self._found
+            if isinstance(entry, Event) and _balances(entry)
         ]
-        given = calls[len(self.biases)][0] if len(self.biases) < len(calls) else None
-        self.biases[bias] = given
+        pattern = calls[len(self.biases)][0] if len(self.biases) < len(calls) else None
+        self.biases[bias] = pattern
         text = f"state.balance(given, load, rate={op.get('rate')!r}, {skipped})"
-        self._spec(text, given=given, load=self._values[load], **names)
+        self._spec(text, given=pattern, load=self._values[load], **names)
 
     def _skipped(self, counted: str) -> tuple[str, dict[str, object]]:
         """When a step changes nothing, and the names in that."""
-        makers = {made.name: each for each in self._ops for made in each.outputs}
+        makers = {value.name: op for op in self._ops for value in op.outputs}
         decides = makers[counted]
         finite = makers[decides.inputs[0]] if decides.kind == "if_below" else decides
         assert finite.kind == "if_finite", (
@@ -307,13 +310,13 @@ class Step(Microbatches):
         assert bool(self._limit) == (decides is not finite), (
             "emit: an update that does not look at the loss's limit"
         )
-        given = dict(
+        names = dict(
             zip(("count", "norm", "loss"), map(self._values.get, finite.inputs), strict=True)
         )
         overflow = ", overflow=~norm.isfinite()" if self._scale else ""
         usual = "loss.isfinite()" if self._scale and decides is finite else "usual"
         return f"skip=count == 0{overflow}, finite={usual}", {
-            **given,
+            **names,
             "usual": self._values[counted],
         }
 

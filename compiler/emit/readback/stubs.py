@@ -19,7 +19,7 @@ OPERATORS = {"torch.mul": "*"}
 
 
 def _range(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    numbers = [each for each in args if type(each) is int]
+    numbers = [number for number in args if type(number) is int]
     demand(
         node,
         len(numbers) == len(args) and 1 <= len(args) <= 2 and not options,
@@ -45,15 +45,15 @@ def _str(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options)
 
 def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
     """A function's result that only a block has, and that backward recomputes."""
-    function, *rest = args
+    function, *operands = args
     demand(node, isinstance(function, Term), "recomputes no function")
     # its method
-    if isinstance(function, Term) and rest and function.args[:1] == (e.terms.name("DTensor"),):
-        function = e.terms("attr", rest.pop(0), function.args[1])
+    if isinstance(function, Term) and operands and function.args[:1] == (e.terms.name("DTensor"),):
+        function = e.terms("attr", operands.pop(0), function.args[1])
     if (sign := OPERATORS.get(str(function))) and not options:
-        return e.done(node, e.terms(sign, *rest), block=True)
+        return e.done(node, e.terms(sign, *operands), block=True)
     return e.done(
-        node, e.terms("call", function, tuple(rest), dict(sorted(options.items()))), block=True
+        node, e.terms("call", function, tuple(operands), dict(sorted(options.items()))), block=True
     )
 
 
@@ -70,9 +70,9 @@ def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: O
         "recomputes otherwise than a module",
     )
     e.recompute = options.get("enabled", True)
-    given = e.forward(node, args[0], args[1:])
+    result = e.forward(node, args[0], args[1:])
     e.recompute = None
-    return given
+    return result
 
 
 def _regather(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
@@ -86,11 +86,11 @@ def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
         e.terms("call", e.value(node.func), tuple(args), options),
     )
     e.frame.names |= {
-        name: Binding(after, held.store)
-        for name, held in e.frame.names.items()
-        if held.value is before
+        name: Binding(after, binding.store)
+        for name, binding in e.frame.names.items()
+        if binding.value is before
     }
-    e.frame.cells |= {key: after for key, held in e.frame.cells.items() if held is before}
+    e.frame.cells |= {key: after for key, cell in e.frame.cells.items() if cell is before}
     if isinstance(before, Term) and before.head == "getitem":
         e.frame.cells.setdefault((before.args[0], frozen_key(before.args[1])), after)
     return e.done(node, after)
@@ -120,7 +120,7 @@ def _modules(node: ast.Call, by_key: dict[object, object]) -> Modules:
     fits = (
         len(node.args) == 1
         and not node.keywords
-        and all(isinstance(each, Instance) for each in by_key.values())
+        and all(isinstance(module, Instance) for module in by_key.values())
     )
     demand(node, fits, "is no list or dict of modules")
     return Modules(dict(by_key))

@@ -38,12 +38,14 @@ class Term:
             case "attr", (of, name):
                 return f"{_said(of, depth)}.{name}"
             case "call", (function, args, options):
-                given = [*map(str, _values(args, depth)), *_values(options, depth)]
-                return f"{_said(function, depth)}({', '.join(given)})"
+                arguments = [*map(str, _values(args, depth)), *_values(options, depth)]
+                return f"{_said(function, depth)}({', '.join(arguments)})"
             case "item" | "after" | "param", (of, *_):
                 return _said(of, depth)
             case _:
-                return f"{self.head}({', '.join(_said(each, depth - 1) for each in self.args)})"
+                return (
+                    f"{self.head}({', '.join(_said(operand, depth - 1) for operand in self.args)})"
+                )
 
     def __repr__(self) -> str:
         return str(self)
@@ -104,7 +106,7 @@ def frozen_key(value: object) -> object:
             return tuple, *map(frozen_key, cast(tuple[object, ...], value))
         case dict():
             pairs = cast(dict[object, object], value).items()
-            return dict, *((frozen_key(key), frozen_key(each)) for key, each in pairs)
+            return dict, *((frozen_key(key), frozen_key(element)) for key, element in pairs)
         case set():
             return set, frozenset(map(frozen_key, cast(set[object], value)))
         case _:
@@ -161,17 +163,17 @@ def demand(node: ast.AST, holds: bool, what: str) -> None:
 
 def within(values: Sequence[object]) -> set[Term]:
     """All terms in some values."""
-    found: set[Term] = set()
+    terms: set[Term] = set()
     left = [*values]
     while left:
         match left.pop():
             case Term() as term:
-                if term not in found:
-                    found.add(term)
+                if term not in terms:
+                    terms.add(term)
                     left += term.args
             case value:
                 several = (
                     cast(dict[object, object], value).values() if isinstance(value, dict) else value
                 )
                 left += cast(tuple[object, ...], several) if isinstance(value, tuple | dict) else ()
-    return found
+    return terms

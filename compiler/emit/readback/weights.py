@@ -26,16 +26,16 @@ class Weights:
     paths: dict[str, str] = Factory(dict[str, str])
     _done: dict[Instance, str] = Factory(dict[Instance, str])
 
-    def declare(self, of: Instance, prefix: str = "", depth: int = 0) -> None:
+    def declare(self, declaring: Instance, prefix: str = "", depth: int = 0) -> None:
         """Compares a module's declarations, `depth` repeats deep, with the IR; reading one then
         gives a parameter.
         """
         demand(
-            of.of.node,
-            self._done.setdefault(of, prefix) == prefix,
+            declaring.of.node,
+            self._done.setdefault(declaring, prefix) == prefix,
             "is the class of modules in two places",
         )
-        for name, value in of.attributes.items():
+        for name, value in declaring.attributes.items():
             match value:
                 case (
                     Term(head="call", args=(Term(head="name", args=("weight",)), *_))
@@ -47,7 +47,9 @@ class Weights:
                         ),
                     )
                 ):
-                    of.attributes[name] = self._param(of, name, value, prefix + name, depth)
+                    declaring.attributes[name] = self._param(
+                        declaring, name, value, prefix + name, depth
+                    )
                 case Modules(by_key):
                     for module in dict.fromkeys(by_key.values()):
                         assert isinstance(module, Instance), "emit: no module"
@@ -60,9 +62,9 @@ class Weights:
         missing = sorted({param.name for param in self.program.stored} - {*self.paths})
         demand(node, not missing, f"declares no {', '.join(missing)}")
 
-    def _param(self, of: Instance, name: str, value: Term, path: str, depth: int) -> Term:
+    def _param(self, declaring: Instance, name: str, value: Term, path: str, depth: int) -> Term:
         """The parameter that a weight is: its namesake, or what is named so but for a suffix."""
-        node = self.machine.set_at[of, name]
+        node = self.machine.set_at[declaring, name]
         params = {param.name: param for param in self.program.stored if param.stacked == depth}
         param = params.get(name) or params.get(name.rstrip("0123456789").rstrip("_"))
         if param is None or self.paths.setdefault(param.name, path) != path:

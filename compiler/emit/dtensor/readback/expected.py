@@ -52,9 +52,9 @@ class Plan:
 # ---- the functions
 
 
-def _build(it: Plan) -> Iterator[str]:
-    program, pipeline = it.program, it.program.pipeline
-    yield f"def build(mesh: DeviceMesh) -> tuple[{it.type}, torch.optim.Optimizer]:"
+def _build(plan: Plan) -> Iterator[str]:
+    program, pipeline = plan.program, plan.program.pipeline
+    yield f"def build(mesh: DeviceMesh) -> tuple[{plan.type}, torch.optim.Optimizer]:"
     master = DTYPES[program.params[0].type.dtype]
     to = "" if master == "torch.float32" else f".to({master})"
     if pipeline:
@@ -64,43 +64,44 @@ def _build(it: Plan) -> Iterator[str]:
             "    own = [stage for stage, rank in each if rank =="
             f" mesh.get_local_rank({pipeline.axis!r})]"
         )
-        yield f"    stages = [stage_module(partial({it.model}, inner), stage){to} for stage in own]"
+        module = f"stage_module(partial({plan.model}, inner), stage){to}"
+        yield f"    stages = [{module} for stage in own]"
         for name, stages in pipeline.param_stages:
             if len(stages) > len(pipeline.ranks_of(name)):
-                yield f"    share(stages, {it.paths[name]!r})"
+                yield f"    share(stages, {plan.paths[name]!r})"
     else:
-        yield f"    model = {it.model}(mesh){to}"
-    for repeats, buckets in _sharded(it):
+        yield f"    model = {plan.model}(mesh){to}"
+    for repeats, buckets in _sharded(plan):
         yield f"    for module in {'stages' if pipeline else _modules(repeats)}:"
         mesh = "inner" if pipeline else "mesh"
         yield f"        fully_shard(module, mesh={mesh}, {', '.join(_sharding(program, buckets))})"
         yield "        sum_gradients(module)"
     if pipeline:
-        yield from _pipeline(it, pipeline)
+        yield from _pipeline(plan, pipeline)
     settings = program.train.optimizer
     groups = settings.grouped(param.name for param in program.params)
-    of = f"[{', '.join(_group(it, *group) for group in groups.items())}]"
-    if [each.lr_scale for each in groups] == [1]:
-        of = f"model.parameters(), weight_decay={next(iter(groups)).weight_decay!r}"
-    kind = f"AdamW({of}, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
-    kind = kind if settings.kind == "adamw" else f"SGD({of}, momentum={settings.momentum!r}"
+    params = f"[{', '.join(_group(plan, *group) for group in groups.items())}]"
+    if [param_group.lr_scale for param_group in groups] == [1]:
+        params = f"model.parameters(), weight_decay={next(iter(groups)).weight_decay!r}"
+    kind = f"AdamW({params}, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
+    kind = kind if settings.kind == "adamw" else f"SGD({params}, momentum={settings.momentum!r}"
     yield f"    return model, torch.optim.{kind}, lr={settings.lr!r})"
 
 
-def _pipeline(it: Plan, pipeline: Pipeline) -> Iterator[str]:
+def _pipeline(plan: Plan, pipeline: Pipeline) -> Iterator[str]:
     """The stages of torch's pipelining, and what runs them."""
     axis, count = repr(pipeline.axis), len(pipeline.stage_to_rank)
     stage = f"pipeline_stage(module, stage, {count}, mesh, {axis}, partial(crossing, inner))"
     split = {
         base(arg.value.name): arg.value.type.dims.index(BATCH)
-        for arg in it.program.microbatches.args
+        for arg in plan.program.microbatches.args
     }
-    ranks = {it.paths[name]: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
-    shared = {name: held for name, held in ranks.items() if held[1:]}
+    ranks = {plan.paths[name]: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
+    shared = {name: ranks_of_param for name, ranks_of_param in ranks.items() if ranks_of_param[1:]}
     rows = "Path(__file__).with_name('schedule.csv')"
     yield f"    parts = [{stage} for module, stage in zip(stages, own, strict=True)]"
-    given = f"mesh, {axis}, parts, {rows}, {it.program.size('microbatches')}"
-    yield f"    model = Pipeline({given}, split={split!r}, shared={shared!r})"
+    arguments = f"mesh, {axis}, parts, {rows}, {plan.program.size('microbatches')}"
+    yield f"    model = Pipeline({arguments}, split={split!r}, shared={shared!r})"
 
 
 def crossing(program: Program, pipeline: Pipeline) -> list[str]:
@@ -119,35 +120,37 @@ def _example(value: Value, program: Program) -> str:
     type, shape = value.type, tuple((dim,) for dim in value.type.dims)
     sizes = ", ".join(str(program.size(dim)) for dim in type.dims)
 
-    def over(of: Type) -> str:
-        return f"[{', '.join(placed(of.at(axis), shape) for axis in mesh_axes(program))}]"
+    def over(value_type: Type) -> str:
+        return f"[{', '.join(placed(value_type.at(axis), shape) for axis in mesh_axes(program))}]"
 
     gradient = f", gradient={over(dual_type(type))}" if type.differentiable else ""
     return f"example(mesh, {sizes}, dtype={DTYPES[type.dtype]}, placements={over(type)}{gradient})"
 
 
-def _microbatches(it: Plan) -> Iterator[str]:
-    given, staged = (
-        ", ".join(f"{name}: Tensor" for name in it.inputs),
-        it.program.pipeline is not None,
+def _microbatches(plan: Plan) -> Iterator[str]:
+    parameters, staged = (
+        ", ".join(f"{name}: Tensor" for name in plan.inputs),
+        plan.program.pipeline is not None,
     )
     returned = "dict[str, Tensor]" if staged else "list[tuple[Tensor, ...]]"
-    yield f"def microbatches(mesh: DeviceMesh, {given}) -> {returned}:"
-    ranks, parts = zigzag_ranks(it.program), list[str]()
-    for arg in it.program.microbatches.args:
+    yield f"def microbatches(mesh: DeviceMesh, {parameters}) -> {returned}:"
+    ranks, parts = zigzag_ranks(plan.program), list[str]()
+    for arg in plan.program.microbatches.args:
         type = arg.value.type
         over = ", ".join(
             placed(type.at(axis), tuple((dim,) for dim in type.dims))
-            for axis in mesh_axes(it.program)
+            for axis in mesh_axes(plan.program)
         )
         how = f"seq_first={type.dims[0] == SEQUENCE}{f', zigzag={ranks}' if ranks > 1 else ''}"
         mesh, name = (
-            f"mesh[{(*mesh_axes(it.program),)!r}]" if staged else "mesh",
+            f"mesh[{(*mesh_axes(plan.program),)!r}]" if staged else "mesh",
             base(arg.value.name),
         )
-        each = f"by_microbatch({mesh}, {name}, {it.program.size('microbatches')}, [{over}], {how})"
+        part = (
+            f"by_microbatch({mesh}, {name}, {plan.program.size('microbatches')}, [{over}], {how})"
+        )
         parts.append(
-            f"{name!r}: all_microbatches({each}, dim={type.dims.index(BATCH)})" if staged else each
+            f"{name!r}: all_microbatches({part}, dim={type.dims.index(BATCH)})" if staged else part
         )
     yield (
         f"    return {{{', '.join(parts)}}}"
@@ -156,16 +159,17 @@ def _microbatches(it: Plan) -> Iterator[str]:
     )
 
 
-def _train_step(it: Plan) -> Iterator[str]:
-    scaled = bool(_ops(it.program, "loss_scale"))
-    yield f"def train_step({it.given(', optimizer: torch.optim.Optimizer')}, lr: float) -> Metrics:"
+def _train_step(plan: Plan) -> Iterator[str]:
+    scaled = bool(_ops(plan.program, "loss_scale"))
+    parameters = plan.given(", optimizer: torch.optim.Optimizer")
+    yield f"def train_step({parameters}, lr: float) -> Metrics:"
     yield from ["    scale = loss_scale(optimizer)"] * scaled
-    yield from _pipelined(True, scaled) if it.program.pipeline else _each_microbatch(it, scaled)
+    yield from _pipelined(True, scaled) if plan.program.pipeline else _each_microbatch(plan, scaled)
     reduced, norm = (
-        ("model.gradients", "model.") if it.program.pipeline else ("reduced_gradients", "")
+        ("model.gradients", "model.") if plan.program.pipeline else ("reduced_gradients", "")
     )
-    given = [*([] if it.program.pipeline else ["model"]), *_sent(it.program)]
-    yield f"    gradients = {reduced}({', '.join(given)})"
+    arguments = [*([] if plan.program.pipeline else ["model"]), *_sent(plan.program)]
+    yield f"    gradients = {reduced}({', '.join(arguments)})"
     if scaled:
         yield "    for gradient in gradients:"
         yield "        gradient.div_(scale)"
@@ -174,7 +178,7 @@ def _train_step(it: Plan) -> Iterator[str]:
         yield "    if num_tokens and loss.isfinite():"
         yield "        adapt_loss_scale(optimizer, norm)"
     yield "    if num_tokens and loss.isfinite() and norm.isfinite():"
-    for scale in _ops(it.program, "clip_scale"):
+    for scale in _ops(plan.program, "clip_scale"):
         if limit := scale.get("max"):
             yield "        for gradient in gradients:"
             yield f"            gradient.mul_(min(1.0, {limit!r} / (norm.item() + 1e-6)))"
@@ -190,15 +194,17 @@ def _pipelined(trains: bool, scaled: bool = False) -> Iterator[str]:
     yield f"    loss = model.run(batch, num_tokens{by}, backward={trains}){back}"
 
 
-def _each_microbatch(it: Plan, scaled: bool) -> Iterator[str]:
+def _each_microbatch(plan: Plan, scaled: bool) -> Iterator[str]:
     """The lines that run forward and backward of each microbatch."""
-    yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
+    yield f"    num_tokens = count_valid([labels for {plan.batch} in batch])"
     yield "    losses: list[Tensor] = []"
-    sync = [*_each_module(it)]
-    of = f"number, ({it.batch}) in enumerate(batch, start=1)" if sync else f"{it.batch} in batch"
-    yield f"    for {of}:"
+    sync = [*_each_module(plan)]
+    loop_head = (
+        f"number, ({plan.batch}) in enumerate(batch, start=1)" if sync else f"{plan.batch} in batch"
+    )
+    yield f"    for {loop_head}:"
     yield from (f"        {line}" for line in sync)
-    yield f"        loss_sum = model({it.batch})"
+    yield f"        loss_sum = model({plan.batch})"
     yield f"        (loss_sum / max(num_tokens, 1){' * scale' * scaled}).backward()"
     yield "        losses.append(loss_sum.detach())"
     yield "    loss = whole_sum(losses) / max(num_tokens, 1)"
@@ -207,25 +213,25 @@ def _each_microbatch(it: Plan, scaled: bool) -> Iterator[str]:
 def _sent(program: Program) -> list[str]:
     """The element type in which gradients are summed, where it is not their own."""
     pairs = {(program.reduce_dtype(bucket), bucket.type.dtype) for bucket in program.buckets}
-    return sorted({DTYPES[sent] for sent, own in pairs if sent != own})
+    return sorted({DTYPES[sent] for sent, dtype in pairs if sent != dtype})
 
 
-def _eval_step(it: Plan) -> Iterator[str]:
+def _eval_step(plan: Plan) -> Iterator[str]:
     yield "@torch.no_grad()"
-    yield f"def eval_step({it.given()}) -> Metrics:"
-    if it.program.pipeline:
+    yield f"def eval_step({plan.given()}) -> Metrics:"
+    if plan.program.pipeline:
         yield from _pipelined(False)
     else:
-        yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
+        yield f"    num_tokens = count_valid([labels for {plan.batch} in batch])"
         yield (
-            f"    loss = whole_sum([model({it.batch}) for {it.batch} in batch]) /"
+            f"    loss = whole_sum([model({plan.batch}) for {plan.batch} in batch]) /"
             " max(num_tokens, 1)"
         )
     yield "    return Metrics(loss, torch.zeros_like(loss), num_tokens)"
 
 
-def _learning_rate(it: Plan) -> Iterator[str]:
-    settings = it.program.train.optimizer
+def _learning_rate(plan: Plan) -> Iterator[str]:
+    settings = plan.program.train.optimizer
     schedule, peak = settings.schedule, settings.lr
     yield "def learning_rate(step: int, steps: int) -> float:"
     if schedule.warmup:
@@ -235,10 +241,9 @@ def _learning_rate(it: Plan) -> Iterator[str]:
         yield f"    return {peak!r}"
         return
     floor = min(schedule.floor, peak)
-    done = f"(step - {schedule.warmup}) / max(1, steps - 1 - {schedule.warmup})"
-    yield (
-        f"    return {floor!r} + ({peak!r} - {floor!r}) * 0.5 * (1 + math.cos(math.pi * ({done})))"
-    )
+    progress = f"(step - {schedule.warmup}) / max(1, steps - 1 - {schedule.warmup})"
+    cosine = f"0.5 * (1 + math.cos(math.pi * ({progress})))"
+    yield f"    return {floor!r} + ({peak!r} - {floor!r}) * {cosine}"
 
 
 FUNCTIONS: dict[str, Callable[[Plan], Iterator[str]]] = {
@@ -290,14 +295,18 @@ Sharded = tuple[tuple[str, ...], list[Bucket]]
 """The repeats of modules that FSDP2 shards, and the buckets of their parameters."""
 
 
-def _sharded(it: Plan) -> list[Sharded]:
+def _sharded(plan: Plan) -> list[Sharded]:
     """The innermost modules first."""
-    found: dict[tuple[str, ...], list[Bucket]] = {}
-    for bucket in it.program.buckets:
-        *repeats, _ = it.paths[bucket.params[0]].split(".*.")
-        found.setdefault(tuple(repeats[: len(bucket.layers)]), []).append(bucket)
-    kept = {repeats: of for repeats, of in found.items() if it.program.degree(of[0].shard_axes) > 1}
-    return sorted(kept.items(), key=lambda each: -len(each[0]))
+    buckets_by_repeats: dict[tuple[str, ...], list[Bucket]] = {}
+    for bucket in plan.program.buckets:
+        *repeats, _ = plan.paths[bucket.params[0]].split(".*.")
+        buckets_by_repeats.setdefault(tuple(repeats[: len(bucket.layers)]), []).append(bucket)
+    split_modules = {
+        repeats: buckets
+        for repeats, buckets in buckets_by_repeats.items()
+        if plan.program.degree(buckets[0].shard_axes) > 1
+    }
+    return sorted(split_modules.items(), key=lambda entry: -len(entry[0]))
 
 
 def _modules(repeats: Sequence[str]) -> str:
@@ -318,12 +327,16 @@ def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
     summed = [
         axis
         for axis in first.reduce_axes
-        if axis in axes and all(axis in each.reduce_axes for each in buckets)
+        if axis in axes and all(axis in bucket.reduce_axes for bucket in buckets)
     ]
     dims = {"shard": [axis for axis in first.shard_axes if axis in axes], "replicate": summed}
-    said = (f"{key}={tuple(of) if len(of) > 1 else of[0]!r}" for key, of in dims.items() if of)
+    options = (
+        f"{key}={tuple(names) if len(names) > 1 else names[0]!r}"
+        for key, names in dims.items()
+        if names
+    )
     yield f"reshard_after_forward={first.reshard_after_forward and not program.pipeline}"
-    yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(said)})"
+    yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(options)})"
     compute, (stored,) = (
         PRECISIONS[program.train.precision],
         {param.type.dtype for param in program.params},
@@ -335,19 +348,20 @@ def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
         yield f"mp_policy=MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
 
 
-def _each_module(it: Plan) -> Iterator[str]:
+def _each_module(plan: Plan) -> Iterator[str]:
     """The lines by which each microbatch tells modules whether to reduce gradients, and to free
     parameters.
     """
     last = "number == len(batch)"
-    for repeats, (first, *_) in _sharded(it):
+    for repeats, (first, *_) in _sharded(plan):
         now, free = (
-            True if said else last for said in (first.shard_gradients, first.reshard_after_forward)
+            True if is_always else last
+            for is_always in (first.shard_gradients, first.reshard_after_forward)
         )
         yield f"each_module({_modules(repeats)}, reduce_now={now}, free={free})"
 
 
-def _group(it: Plan, group: ParamGroup, names: Sequence[str]) -> str:
+def _group(plan: Plan, group: ParamGroup, names: Sequence[str]) -> str:
     scale = "" if group.lr_scale == 1 else f", lr_scale={group.lr_scale!r}"
-    patterns = ", ".join(repr(it.paths[name]) for name in names)
+    patterns = ", ".join(repr(plan.paths[name]) for name in names)
     return f"param_group(model, {patterns}, weight_decay={group.weight_decay!r}{scale})"

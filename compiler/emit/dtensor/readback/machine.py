@@ -23,10 +23,13 @@ def _stage_layers(
     e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]
 ) -> object:
     """The layers that a stage has of all, by number."""
-    known = e.known.get("LAYERS_OF_STAGE")
+    layers_by_repeat = e.known.get("LAYERS_OF_STAGE")
     counts = (
-        {each[-1].stop for each in cast(dict[str, tuple[range, ...]], known).values()}
-        if known
+        {
+            ranges[-1].stop
+            for ranges in cast(dict[str, tuple[range, ...]], layers_by_repeat).values()
+        }
+        if layers_by_repeat
         else set[int]()
     )
     match args:
@@ -81,25 +84,25 @@ class TorchMachine(Machine):
         self._lists = 0
         self.compared: set[ast.AST] = set()  # types that are those of the plan, word for word
 
-    def demand_fits(self, said: ast.expr | None, value: object, node: ast.AST) -> None:
+    def demand_fits(self, annotation: ast.expr | None, value: object, node: ast.AST) -> None:
         """Raises where a value is not of the type that a header says."""
-        if said not in self.compared:
-            super().demand_fits(said, value, node)
+        if annotation not in self.compared:
+            super().demand_fits(annotation, value, node)
 
     def logged(self, run: Callable[[], object]) -> tuple[Log, object]:
         """The log of what runs alone, whose loops count from 1, and its result."""
         outer, self.log, self._loops, self._lists = self.log, [], 0, 0
-        given = run()
+        result = run()
         log, self.log = self.log, outer
-        return log, given
+        return log, result
 
     def expected(self, body: Sequence[ast.stmt], names: Mapping[str, object]) -> object:
         """The result of statements of the compiler's own."""
-        known = {name: Binding(value) for name, value in (self.known | {**names}).items()}
-        before, self.frame = self.frame, Frame(names=known, is_spec=True)
-        given = self.run(body)
+        bindings = {name: Binding(value) for name, value in (self.known | {**names}).items()}
+        before, self.frame = self.frame, Frame(names=bindings, is_spec=True)
+        result = self.run(body)
         self.frame = before
-        return given
+        return result
 
     # ---- expressions
 
@@ -155,10 +158,12 @@ class TorchMachine(Machine):
         if isinstance(self.value(node.generators[0].iter), range | tuple):
             return self._GeneratorExp(node)
         before = dict(self.frame.names)
-        domains = tuple(self._domain(each, depth) for depth, each in enumerate(node.generators))
-        made = self.terms("map", self.value(node.elt), domains)
+        domains = tuple(
+            self._domain(generator, depth) for depth, generator in enumerate(node.generators)
+        )
+        term = self.terms("map", self.value(node.elt), domains)
         self.frame.names = before
-        return made
+        return term
 
     def _domain(self, generator: ast.comprehension, depth: int) -> object:
         """The values that a name runs over, which it has one of from here on."""
@@ -171,17 +176,17 @@ class TorchMachine(Machine):
                     len({*by_key.values()}) == 1,
                     "are modules that are not all alike",
                 )
-                each = next(iter(by_key.values()))
+                element = next(iter(by_key.values()))
             case Zip(domains):
-                each = tuple(self.terms("each", domain, symbol) for domain in domains)
+                element = tuple(self.terms("each", domain, symbol) for domain in domains)
             case _:
-                each = self.terms("each", all_, symbol)
-        self._bind(generator.target, each)
+                element = self.terms("each", all_, symbol)
+        self._bind(generator.target, element)
         return all_, tuple(map(self.value, generator.ifs))
 
     def _Attribute(self, node: ast.Attribute) -> object:
-        if node.attr in METHODS and isinstance(of := self.value(node.value), Instance):
-            return self.terms("attr", of, node.attr)
+        if node.attr in METHODS and isinstance(module := self.value(node.value), Instance):
+            return self.terms("attr", module, node.attr)
         return super()._Attribute(node)
 
     def demand_header(self, function: ast.FunctionDef) -> None:
@@ -204,17 +209,17 @@ class TorchMachine(Machine):
     def register(
         self,
         node: ast.Call,
-        of: Instance,
+        module: Instance,
         name: str,
         args: Sequence[object],
         options: dict[str, object],
     ) -> object:
         """A method of a module under construction, or of the model that has been built."""
         if name not in METHODS:
-            return super().register(node, of, name, args, options)
-        made = self.terms("call", self.terms("attr", of, name), tuple(args), options)
-        self.done(node, made)
-        return of if name == METHODS[0] else made
+            return super().register(node, module, name, args, options)
+        term = self.terms("call", self.terms("attr", module, name), tuple(args), options)
+        self.done(node, term)
+        return module if name == METHODS[0] else term
 
     def parts(self, node: ast.AST, value: object, count: int) -> "list[object]":
         """The values of a value that is several, of which one may be several too."""
@@ -229,15 +234,15 @@ class TorchMachine(Machine):
         for target in stmt.targets:
             match target:
                 case ast.Attribute(value=ast.Name(id="self"), attr=name) if (
-                    isinstance(own := self.frame.names["self"].value, Instance)
-                    and name in own.attributes
-                    and not own.is_whole
+                    isinstance(module := self.frame.names["self"].value, Instance)
+                    and name in module.attributes
+                    and not module.is_whole
                 ):
-                    value = own.attributes.pop(name)
+                    value = module.attributes.pop(name)
                     self.log = [
-                        each
-                        for each in self.log
-                        if not (isinstance(each, Event) and each.term is value)
+                        entry
+                        for entry in self.log
+                        if not (isinstance(entry, Event) and entry.term is value)
                     ]
                 case _:
                     raise wrong(stmt, f"`{ast.unparse(stmt)}` takes away no weight")
@@ -264,9 +269,9 @@ class TorchMachine(Machine):
         choice = Loop(cast(ast.For, stmt), self.terms("if", test), (test,))
         self.log.append(choice)
         outer, self.log = self.log, choice.log
-        given = self.run(stmt.body)
-        if given is not NOTHING:
-            self.done(stmt, self.terms("return", given))
+        result = self.run(stmt.body)
+        if result is not NOTHING:
+            self.done(stmt, self.terms("return", result))
         self.log = outer
         return NOTHING
 
@@ -276,10 +281,10 @@ Step = tuple[ast.AST, object]
 
 def steps(log: Log) -> Iterator[Step]:
     """Everything that a log has, in order, each with its place."""
-    for each in log:
-        if isinstance(each, Event):
-            yield each.node, each.term
+    for entry in log:
+        if isinstance(entry, Event):
+            yield entry.node, entry.term
         else:
-            yield each.node, frozen_key((each.symbol, each.domains))
-            yield from steps(each.log)
-            yield each.node, "end"
+            yield entry.node, frozen_key((entry.symbol, entry.domains))
+            yield from steps(entry.log)
+            yield entry.node, "end"

@@ -56,9 +56,11 @@ class TorchFile(File):
         super().__init__(program, ast.parse(text))
         self._run = TorchMachine(Terms())
         self.machine = self._run
-        own = ast.parse(f"{_template(program)}\n{ops_source(text)}").body
+        definitions = ast.parse(f"{_template(program)}\n{ops_source(text)}").body
         self._fixed = {
-            node.name: node for node in own if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            node.name: node
+            for node in definitions
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
         }
         train = program.train
         self._numbers = {
@@ -80,11 +82,11 @@ class TorchFile(File):
         runs = "main" in self._fixed and ast.dump(body[-1]) == ast.dump(ast.parse(MAIN).body[0])
         for stmt in body[:-1] if runs else body:
             self._statement(stmt)
-        known = self.machine.known
-        demand(body[-1], runs == ("main" in known), f"the last statement should be `{MAIN}`")
+        names = self.machine.known
+        demand(body[-1], runs == ("main" in names), f"the last statement should be `{MAIN}`")
         for stmt in body:
             if isinstance(stmt, ast.FunctionDef | ast.ClassDef) and stmt.name in self._fixed:
-                missing = sorted(names_in(ast.unparse(stmt)) & self._all_names() - {*known})
+                missing = sorted(names_in(ast.unparse(stmt)) & self._all_names() - {*names})
                 demand(stmt, not missing, f"uses {', '.join(missing)}, which nothing defines")
 
     def _all_names(self) -> set[str]:
@@ -139,7 +141,7 @@ class TorchFile(File):
         self.bind()
         machine, program = self._run, self._program
         functions = self._of_plan()
-        built, made = machine.logged(lambda: self._done(functions["build"]))
+        built, result_of_build = machine.logged(lambda: self._done(functions["build"]))
         weights, (*_, model) = TorchWeights(machine, program), machine.classes
         inputs = Plan(program, {}, "").inputs
         if program.pipeline:
@@ -147,7 +149,11 @@ class TorchFile(File):
             forward.compare_all(model, inputs)
             self._compare_crossing(program.pipeline)
         else:
-            whole = cast(tuple[object, ...], made)[0] if isinstance(made, tuple) else None
+            whole = (
+                cast(tuple[object, ...], result_of_build)[0]
+                if isinstance(result_of_build, tuple)
+                else None
+            )
             if not isinstance(whole, Instance):
                 raise wrong(functions["build"], "makes no model")
             weights.declare(whole)
@@ -156,12 +162,12 @@ class TorchFile(File):
             forward.compare(whole, inputs)
         plan = Plan(program, weights.paths, model.node.name)
         for name, node in functions.items():
-            log, given = (
-                (built, cast(object, made))
+            log, result = (
+                (built, cast(object, result_of_build))
                 if name == "build"
                 else machine.logged(partial(self._done, node))
             )
-            self._compare(plan, node, [*steps(log)], given)
+            self._compare(plan, node, [*steps(log)], result)
         self._demand_names(weights.paths)
         for stmt in self._tree.body:
             if not (isinstance(stmt, ast.FunctionDef | ast.ClassDef) and stmt.name in self._fixed):
@@ -171,18 +177,18 @@ class TorchFile(File):
         return len(program.ops)
 
     def _of_plan(self) -> dict[str, ast.FunctionDef]:
-        found = {
-            name: each.node
-            for name, each in self.machine.known.items()
-            if isinstance(each, Function)
+        nodes = {
+            name: function.node
+            for name, function in self.machine.known.items()
+            if isinstance(function, Function)
         }
-        own = {*FUNCTIONS, *(["crossing"] if self._program.pipeline else [])}
-        demand(self._tree, {*found} == own, f"defines {', '.join(found)}")
-        for node in found.values():
+        wanted = {*FUNCTIONS, *(["crossing"] if self._program.pipeline else [])}
+        demand(self._tree, {*nodes} == wanted, f"defines {', '.join(nodes)}")
+        for node in nodes.values():
             self._run.compared |= {*ast.walk(node.args)} | {
                 *(ast.walk(node.returns) if node.returns else ())
             }
-        return {name: found[name] for name in FUNCTIONS}
+        return {name: nodes[name] for name in FUNCTIONS}
 
     def _done(self, node: ast.FunctionDef) -> object:
         """The result of a function, of arguments that go by their names."""
@@ -192,8 +198,8 @@ class TorchFile(File):
         self,
         plan: Plan,
         node: ast.FunctionDef,
-        found: "list[tuple[ast.AST, object]]",
-        given: object,
+        actual: "list[tuple[ast.AST, object]]",
+        actual_result: object,
     ) -> None:
         """Raises where a function of the text does anything else than the plan's."""
         machine, (wanted,) = self._run, ast.parse("\n".join(FUNCTIONS[node.name](plan))).body
@@ -206,49 +212,55 @@ class TorchFile(File):
         names = {arg.arg: machine.terms.name(arg.arg) for arg in wanted.args.args}
         log, result = machine.logged(lambda: machine.expected(wanted.body, names))
         expected = [*steps(log)]
-        for (at, what), (_, other) in zip(found, expected, strict=False):
+        for (place, what), (_, other) in zip(actual, expected, strict=False):
             demand(
-                at,
+                place,
                 what == other,
-                f"`{_first_line(at)}` is {_said(what)}, where the plan has {_said(other)}",
+                f"`{_first_line(place)}` is {_said(what)}, where the plan has {_said(other)}",
             )
-        rest = found[len(expected) :] or [(node.body[-1], None)]
+        extra = actual[len(expected) :] or [(node.body[-1], None)]
         demand(
-            rest[0][0],
-            len(found) == len(expected),
+            extra[0][0],
+            len(actual) == len(expected),
             f"`{node.name}` does more or less than the plan",
         )
         demand(
-            node.body[-1], frozen_key(given) == frozen_key(result), f"returns {given}, not {result}"
+            node.body[-1],
+            frozen_key(actual_result) == frozen_key(result),
+            f"returns {actual_result}, not {result}",
         )
 
     def _compare_crossing(self, pipeline: Pipeline) -> None:
         """Raises where what crosses after a stage has another shape, type or placements."""
-        machine, of = self._run, self.machine.known["crossing"]
-        assert isinstance(of, Function), "emit: no function of what crosses"
+        machine, function = self._run, self.machine.known["crossing"]
+        assert isinstance(function, Function), "emit: no function of what crosses"
         (wanted,) = ast.parse(CROSSING).body
         assert isinstance(wanted, ast.FunctionDef), "emit: no header of what crosses"
         demand(
-            of.node,
-            _header(of.node) == _header(wanted),
-            f"`{_header(of.node)}` should be `{_header(wanted)}`",
+            function.node,
+            _header(function.node) == _header(wanted),
+            f"`{_header(function.node)}` should be `{_header(wanted)}`",
         )
         for stage, text in enumerate(crossing(self._program, pipeline)):
-            log, found = machine.logged(
-                partial(machine.function, of.node, [machine.terms.name("mesh"), stage])
+            log, examples_of_text = machine.logged(
+                partial(machine.function, function.node, [machine.terms.name("mesh"), stage])
             )
-            examples, made = machine.logged(partial(machine.spec, text))
+            examples, examples_of_plan = machine.logged(partial(machine.spec, text))
             demand(
-                of.node,
-                frozen_key(found) == frozen_key(made),
-                f"after stage {stage} {found} cross, not {made}",
+                function.node,
+                frozen_key(examples_of_text) == frozen_key(examples_of_plan),
+                f"after stage {stage} {examples_of_text} cross, not {examples_of_plan}",
             )
-            done, whole = ([what for _, what in steps(each)] for each in (log, examples))
-            demand(of.node, done == whole, "`crossing` does more than the plan")
+            terms_of_text, terms_of_plan = (
+                [what for _, what in steps(entries)] for entries in (log, examples)
+            )
+            demand(
+                function.node, terms_of_text == terms_of_plan, "`crossing` does more than the plan"
+            )
 
     def _demand_names(self, paths: dict[str, str]) -> None:
         """The names of tensors in files, where each is a parameter's."""
-        wanted = {paths[each.param]: each.tensor for each in self._program.names}
+        wanted = {paths[weight.param]: weight.tensor for weight in self._program.names}
         wanted = wanted if plain_names(self._program, paths) else {}
         for stmt, value in self._names.items():
             demand(stmt, value == wanted, f"the names of tensors should be {wanted}, not {value}")
@@ -259,34 +271,35 @@ class TorchFile(File):
 
 def _constants(program: Program) -> dict[str, str]:
     """The constants of a program besides sizes and numbers."""
-    found = {"MESH": repr(whole_mesh(program))}
+    texts = {"MESH": repr(whole_mesh(program))}
     if pipeline := program.pipeline:
-        found |= {"LAYERS_OF_STAGE": constants(program)["LAYERS_OF_STAGE"]}
-        found |= {
+        texts |= {"LAYERS_OF_STAGE": constants(program)["LAYERS_OF_STAGE"]}
+        texts |= {
             "STAGE_TO_RANK": repr(pipeline.stage_to_rank),
             "INNER": repr((*mesh_axes(program),)),
         }
-    return found
+    return texts
 
 
-def demand_same(found: ast.AST, wanted: ast.AST, at: ast.AST | None = None) -> None:
+def demand_same(actual: ast.AST, wanted: ast.AST, place: ast.AST | None = None) -> None:
     """Raises where a text is not word for word that of all programs, with the innermost line
     that is not.
     """
-    if ast.dump(found) == ast.dump(wanted):
+    if ast.dump(actual) == ast.dump(wanted):
         return
-    at = found if hasattr(found, "lineno") else at
-    ours, theirs = [*ast.iter_child_nodes(found)], [*ast.iter_child_nodes(wanted)]
-    if len(ours) == len(theirs) and type(found) is type(wanted):
+    place = actual if hasattr(actual, "lineno") else place
+    ours, theirs = [*ast.iter_child_nodes(actual)], [*ast.iter_child_nodes(wanted)]
+    if len(ours) == len(theirs) and type(actual) is type(wanted):
         for mine, other in zip(ours, theirs, strict=True):
-            demand_same(mine, other, at)
+            demand_same(mine, other, place)
     raise wrong(
-        at or found, f"`{_first_line(found)}` should be `{_first_line(wanted)}`, as in all programs"
+        place or actual,
+        f"`{_first_line(actual)}` should be `{_first_line(wanted)}`, as in all programs",
     )
 
 
 def _header(node: ast.FunctionDef) -> str:
-    decorators = "".join(f"@{ast.unparse(each)} " for each in node.decorator_list)
+    decorators = "".join(f"@{ast.unparse(decorator)} " for decorator in node.decorator_list)
     return (
         f"{decorators}{node.name}({ast.unparse(node.args)}) ->"
         f" {ast.unparse(node.returns) if node.returns else ''}"
@@ -309,6 +322,8 @@ def _template(program: Program) -> str:
         "scaled_state" if any(op.kind == "loss_scale" for op in program.ops) else "training_state"
     )
     text = (folder("codegen_templates") / "dtensor.py.j2").read_text().replace("{{ state }}", state)
-    found = (each.partition("\n\n\n")[0] for each in re.split(r"(?m)^(?=def |class )", text)[1:])
-    alone = (re.sub(r"(\n\{%.*)+\Z", "", each) for each in found)
-    return "\n".join(each for each in alone if "{{" not in each and "{%" not in each)
+    definitions = (
+        source.partition("\n\n\n")[0] for source in re.split(r"(?m)^(?=def |class )", text)[1:]
+    )
+    alone = (re.sub(r"(\n\{%.*)+\Z", "", source) for source in definitions)
+    return "\n".join(source for source in alone if "{{" not in source and "{%" not in source)
