@@ -23,11 +23,12 @@ def drifting(program: Program) -> Iterator[tuple[Op, list[Axis]]]:
     """
     stages = program.pipeline.axis if program.pipeline else ""
     axes = [axis for axis in program.axes if axis.size > 1 and axis.name != stages]
-    for op in program.ops if axes else ():
-        if (is_so := OPS[op.kind].deterministic) is always or dict(op.attrs).get(
-            DETERMINISTIC.name
-        ) == "on":
+    if not axes:
+        return
+    for op in program.ops:
+        is_deterministic = OPS[op.kind].deterministic
+        if is_deterministic is always or dict(op.attrs).get(DETERMINISTIC.name) == "on":
             continue
         alike = [axis for axis in axes if op.outputs[0].type.at(axis.name) == INVARIANT]
-        if alike and not is_so(Local(program, op, tuple(program.operands(op)))):
+        if alike and not is_deterministic(Local(program, op, tuple(program.operands(op)))):
             yield op, alike
