@@ -24,8 +24,7 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     """Everything that a rank communicates in one step, in the order in which it begins; messages
     after their stage's.
 
-    `program` has been differentiated.  `rank` is the rank along the pipeline's axis, if there is
-    one.
+    `program` has been differentiated.  `rank` counts along the pipeline's axis, if there is one.
     """
     assert program.region.kind == "step", f"account: a program after {program.after} has no step"
     if program.pipeline:

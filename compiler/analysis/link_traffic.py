@@ -89,10 +89,10 @@ def volumes(program: Program, listed: Sequence[Collective]) -> tuple[Volume, ...
     for bucket in sorted(program.buckets, key=lambda bucket: not bucket.layers):
         if bucket.params:  # a rank of a pipeline may have no part of one
             buckets_by_layers.setdefault(bucket.layers, []).append(bucket)
-    found = list[Volume]()
+    layer_volumes = list[Volume]()
     for layers, buckets in buckets_by_layers.items():
-        found.append(_volume(program, layers, buckets, listed))
-    return tuple(found)
+        layer_volumes.append(_volume(program, layers, buckets, listed))
+    return tuple(layer_volumes)
 
 
 def _volume(

@@ -231,7 +231,7 @@ class _Reader:
             numbers = [table[key] for key in row._fields if row.__annotations__[key] is not str]
             if not all(isinstance(value, int | float) and value > 0 for value in numbers):
                 self._wrong(f"`{self.path}`: numbers of a `[[{name}]]` are above 0")
-        return tuple(row(*(table[key] for key in row._fields)) for table in tables)
+        return tuple(row(*map(table.__getitem__, row._fields)) for table in tables)
 
     def _list(self, name: str, document: Mapping[str, Any]) -> list[Any]:
         tables = document.get(name, [])

@@ -139,13 +139,16 @@ def _passing(stage: Stage) -> int:
     """Bytes that actions of a stage take for themselves, beyond what is in memory before or after
     them.
     """
-    held = {
+    around = {
         Work.FORWARD: stage.held,
         Work.BACKWARD: stage.held,
         Work.INPUT: max(stage.held, stage.later),
         Work.WEIGHT: stage.later,
     }
-    return max(0, *(stage.during(work).bytes - size for work, size in held.items()))
+    passing = 0
+    for work, size in around.items():
+        passing = max(passing, stage.during(work).bytes - size)
+    return passing
 
 
 def _demand(account: Account, passing: int, microbatch: int, most: int) -> None:

@@ -239,12 +239,12 @@ class _Row:
 
     def _value(self, value: Value, action: Action) -> int:
         """The node that makes a value, or its message to another rank."""
-        made, ranks = self._made[value], self._rows.schedule.stage_to_rank
+        maker, ranks = self._made[value], self._rows.schedule.stage_to_rank
         if ranks[value.stage] == ranks[action.stage]:
-            return made
-        begin = self._graph.end(made)
+            return maker
+        begin = self._graph.end(maker)
         end = begin + self._rows.times.cuts[min(value.stage, action.stage)]
-        return self._graph.node(begin, end, _only("message", self._rows.line), [made])
+        return self._graph.node(begin, end, _only("message", self._rows.line), [maker])
 
     def _reductions(self, rank: int) -> Iterator[int]:
         """A rank's reductions, in one group after another."""

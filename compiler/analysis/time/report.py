@@ -246,15 +246,15 @@ def as_json(report: Report) -> dict[str, Any]:
 def _of_ops(report: Report) -> dict[str, Any]:
     """The part of the GPU's rates that is held, the pace of the host, and each op."""
     pace, kinds = report.pace, report.step.kinds
-    held: dict[str, float] = {}
+    rate_parts: dict[str, float] = {}
     for kind in kinds:
         part = report.held(kind)
         if part is not None:
-            held[kind] = part
+            rate_parts[kind] = part
     return {
         "measured": report.measured,
         "limited_by": max(kinds, key=lambda kind: kinds[kind]),
-        "held": held,
+        "held": rate_parts,
         "host": {"layers": pace.layers, "issues": pace.issues, "computes": pace.computes},
         "ops": [_op(row) for row in report.ops],
     }

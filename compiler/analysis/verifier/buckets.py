@@ -49,7 +49,7 @@ class Buckets(Checker):
                 seen.add(name)
 
     def _moved(self) -> None:
-        """Checks that ops move each bucket as it says; sums over stages of a pipeline do not count."""
+        """Checks that ops move each bucket as it says, sums over a pipeline's stages apart."""
         program = self.program
         moves = self._moves()
         for bucket in program.buckets:
@@ -67,8 +67,8 @@ class Buckets(Checker):
             )
 
     def _moves(self) -> dict[str, list[tuple[Op, bool]]]:
-        """By the flat dim of a bucket, the ops that move it, each with whether it is at the scope of
-        the step.
+        """By the flat dim of a bucket, the ops that move it, each with whether it is at the scope
+        of the step.
         """
         program, body = self.program, self.program.region.body
         moves: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}

@@ -65,7 +65,8 @@ class Ops(Checker):
         if in_reverse and "every" in attrs:
             wanted["every"] = (int,)
         is_complete = wanted.keys() - defaults.keys() <= attrs.keys() <= wanted.keys()
-        assert is_complete and len(attrs) == len(op.attrs), f"{op.kind} has {', '.join(wanted)}"
+        fits = is_complete and len(attrs) == len(op.attrs)
+        assert fits, f"{op.kind} has {', '.join(wanted)}"
         for key, value in op.attrs:
             assert value != defaults.get(key), f"{op.kind}: a default is written"
         for key, value in op.attrs:
