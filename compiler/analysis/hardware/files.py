@@ -83,9 +83,9 @@ def named(gpu: str) -> Hardware | None:
     return _Reader(str(path), source.whole()).read(source, name=gpu)
 
 
-def load(path: Path, at: Span | None = None) -> Hardware:
+def load(path: Path, place: Span | None = None) -> Hardware:
     """The hardware that a file describes; `at` is the place that names it.  Raises PlanError."""
-    span = at or Source(str(path), "").whole()
+    span = place or Source(str(path), "").whole()
     try:
         text = load_text(path, span, most=MAX_WRITTEN_BYTES)
     except PlanError as error:

@@ -234,32 +234,32 @@ class Chunks:
             sizes[chunk.bucket] = max(chunk.size, sizes.get(chunk.bucket, 0))
         return self.weights(0) + self._sent(sizes)
 
-    def weights(self, at: int) -> int:
+    def weights(self, place: int) -> int:
         """Bytes of weights that are there in a cell, all gathered at the step's start."""
-        return self._between[bisect_right(self._ends, at)][0]
+        return self._between[bisect_right(self._ends, place)][0]
 
-    def gradients(self, at: int) -> int:
+    def gradients(self, place: int) -> int:
         """Bytes of the gradients of chunks that have ended before a cell."""
-        return self._between[bisect_right(self._ends, at)][1]
+        return self._between[bisect_right(self._ends, place)][1]
 
-    def held(self, at: "Numbers") -> "Numbers":
+    def held(self, places: "Numbers") -> "Numbers":
         """Bytes of weights and gradients together in several cells."""
         import numpy as np
 
         sizes = np.array([*map(sum, self._between)])
-        return sizes[np.searchsorted(self._ends, at, side="right")]
+        return sizes[np.searchsorted(self._ends, places, side="right")]
 
-    def _weights(self, at: int) -> int:
+    def _weights(self, place: int) -> int:
         size = 0
         for chunk, end in self._own:
-            if at < end and chunk.bucket in self._freed:
+            if place < end and chunk.bucket in self._freed:
                 size += chunk.size * ITEM_BYTES[self._used[chunk.bucket]]
         return size
 
-    def _gradients(self, at: int) -> int:
+    def _gradients(self, place: int) -> int:
         sizes: dict[str, int] = {}  # a later chunk's gradient replaces an earlier one's
         for chunk, end in sorted(self._own, key=lambda pair: pair[1]):
-            if end <= at:
+            if end <= place:
                 sizes[chunk.bucket] = chunk.size
         return self._sent(sizes)
 
