@@ -21,8 +21,8 @@ from .stage_program import rank_programs, stage_programs
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
-    """Everything that a rank communicates in one step, in the order in which it begins; messages
-    after their stage's.
+    """Everything that a rank communicates in one step, in the order that it begins in; a stage's
+    messages come after its collectives.
 
     `program` has been differentiated.  `rank` counts along the pipeline's axis, if there is one.
     """
@@ -178,7 +178,7 @@ class ChunkMoves:
         self.ops = _chunk_ops(program)
 
     def gathers(self) -> Iterator[tuple[Chunk, Op]]:
-        """Chunks with the ops that gather them, in the order in which stages begin; buckets that
+        """Chunks with the ops that gather them, in the order that stages begin in; buckets that
         the step gathers over the same axes go together.
         """
         gathers = [op for op in self.ops if not self._account.reduces(op)]
@@ -186,7 +186,7 @@ class ChunkMoves:
             yield from sorted(self._pairs(run), key=lambda pair: pair[0].stages)
 
     def reductions(self) -> Iterator[tuple[Chunk, Op]]:
-        """Chunks with the ops that reduce them, in the order in which stages end."""
+        """Chunks with the ops that reduce them, in the order that stages end in."""
         sums = filter(self._account.reduces, self.ops)
         yield from sorted(
             self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop

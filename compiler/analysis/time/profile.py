@@ -104,7 +104,7 @@ def strangers(profile: Profile, program: Program, time: StepTime) -> list[str]:
 
 
 def beside(profile: Profile, time: StepTime | None) -> list[Line]:
-    """The lines of a plan's model, the largest excess over the prediction first; then `ELSEWHERE`."""
+    """The lines of a plan's model, by their excess over the prediction, and `ELSEWHERE`."""
     predicted = dict[str, dict[str, float]]()
     if time:
         for (kind, line), seconds in time.spent.items():
