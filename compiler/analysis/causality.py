@@ -95,9 +95,12 @@ def claim(program: Program) -> str:
     hidden: dict[What, str] = {"later": "a later token"}
     if has_documents(program):
         hidden["document"] = "another document"
-    allowed = [tokens for what, tokens in hidden.items() if WORDS[what] in program.sees]
-    others = [tokens for tokens in hidden.values() if tokens not in allowed]
-    statements = list[str]()
+    allowed, others, statements = list[str](), list[str](), list[str]()
+    for what, tokens in hidden.items():
+        if WORDS[what] in program.sees:
+            allowed.append(tokens)
+        else:
+            others.append(tokens)
     if others:
         statements.append(f"no loss depends on {' or on '.join(others)}")
     if allowed:

@@ -123,8 +123,12 @@ def _rest(program: Program, size: int) -> int:
 
 def _data_ranks(program: Program, size: int) -> int:
     """The ranks that share out a batch, where the elastic axis has `size` ranks."""
-    shared = [program.axis(claim.axis) for claim in program.claims if claim.dim == BATCH]
-    return prod(size if axis.within else axis.size for axis in shared)
+    ranks = 1
+    for claim in program.claims:
+        if claim.dim == BATCH:
+            axis = program.axis(claim.axis)
+            ranks *= size if axis.within else axis.size
+    return ranks
 
 
 def _machines(cluster: Cluster, ranks_before: int, ranks: int) -> Cluster:

@@ -85,14 +85,16 @@ class Choices:
 
     def cut(self, names: frozenset[str]) -> Cut:
         """The cut that recomputes the ops of these names."""
-        recomputed = [op for op in self.ops if op.name in names]
-        others = [op for op in self.ops if op.name not in names]
-        read = set(self.needed)
-        for op in recomputed:
-            read.update(op.reads)
+        recomputed, kept, read = list[Choice](), 0, set(self.needed)
+        for op in self.ops:
+            if op.name in names:
+                recomputed.append(op)
+                read.update(op.reads)
+            else:
+                kept += op.keeps
         for op in recomputed:
             read.difference_update(op.makes)
-        kept = sum(self.sizes[storage] for storage in read) + sum(op.keeps for op in others)
+        kept += sum(map(self.sizes.__getitem__, read))
         return Cut(names, sum(op.time or 0.0 for op in recomputed), kept)
 
     def cheapest(self, price: Fraction, fixed: Mapping[str, bool] | None = None) -> Cut:
@@ -304,8 +306,11 @@ class _Reader:
             if isinstance(stmt, Op):
                 yield from self._op(stmt, times)
                 continue
-            self._ends |= {end.name for end in stmt.yields if end.leave is Leave.LAST}
-            self._handed |= {self._storages.root(end): arg for arg, end, _ in carried(stmt)}
+            for end in stmt.yields:
+                if end.leave is Leave.LAST:
+                    self._ends.add(end.name)
+            for arg, end, _ in carried(stmt):
+                self._handed[self._storages.root(end)] = arg
             yield from self._ops(stmt.body, times * self._program.size(stmt.dim))
 
     def _op(self, op: Op, times: int) -> Iterator[Choice]:
@@ -339,10 +344,11 @@ class _Reader:
     def _of(self, names: Sequence[str], times: int) -> tuple[str, ...]:
         """The storages of some values; their sizes count for that number of layers."""
         storages = self._storages
-        layer_roots = dict.fromkeys(
-            storages.root(name) for name in names if not storages.held(name)
-        )
-        roots = dict.fromkeys(self._handed.get(root, root) for root in layer_roots)
+        roots: dict[str, None] = {}
+        for name in names:
+            if not storages.held(name):
+                root = storages.root(name)
+                roots[self._handed.get(root, root)] = None
         for root in roots:
             self._sizes.setdefault(root, storages.bytes(root) * times)
         return tuple(roots)

@@ -83,11 +83,12 @@ def estimated(program: Program, pipeline: Pipeline) -> Times:
             total += layer_cost * len(layers)
         costs.append(total)
     unit = max(stage_cost.forward for stage_cost in costs)
-    return Times(
-        tuple(max(stage_cost.forward / unit, LEAST) for stage_cost in costs),
-        tuple(max(stage_cost.input / unit, LEAST) for stage_cost in costs),
-        tuple(max(stage_cost.weight / unit, LEAST) for stage_cost in costs),
-    )
+    forward, input, weight = list[float](), list[float](), list[float]()
+    for stage_cost in costs:
+        forward.append(max(stage_cost.forward / unit, LEAST))
+        input.append(max(stage_cost.input / unit, LEAST))
+        weight.append(max(stage_cost.weight / unit, LEAST))
+    return Times(tuple(forward), tuple(input), tuple(weight))
 
 
 LEAST = 1e-3

@@ -63,9 +63,10 @@ def stage_times(program: Program, pipeline: Pipeline, on: Hardware) -> Times:
     program = evolve(program, pipeline=pipeline)
     clocks = of_stages(program, on, splits=True)
     unit = max(parts[Work.FORWARD].gpu for parts in clocks)
-    return Times(
-        tuple(max(parts[Work.FORWARD].gpu / unit, LEAST) for parts in clocks),
-        tuple(max(parts[Work.INPUT].gpu / unit, LEAST) for parts in clocks),
-        tuple(max(parts[Work.WEIGHT].gpu / unit, LEAST) for parts in clocks),
-        max(cuts(program, pipeline, on)) / unit,
-    )
+    forward, input, weight = list[float](), list[float](), list[float]()
+    for parts in clocks:
+        forward.append(max(parts[Work.FORWARD].gpu / unit, LEAST))
+        input.append(max(parts[Work.INPUT].gpu / unit, LEAST))
+        weight.append(max(parts[Work.WEIGHT].gpu / unit, LEAST))
+    longest_cut = max(cuts(program, pipeline, on))
+    return Times(tuple(forward), tuple(input), tuple(weight), longest_cut / unit)

@@ -37,9 +37,11 @@ class Storages:
         self.types = {**program.types}
         if stage:
             self.layers = stage.layers
-            self.received += [value.name for value in stage.forward.inputs]
-            self.received_gradients += [value.name for value in stage.backward.inputs]
-            for value in (*stage.forward.inputs, *stage.backward.inputs):
+            for value in stage.forward.inputs:
+                self.received.append(value.name)
+                self.types[value.name] = value.type
+            for value in stage.backward.inputs:
+                self.received_gradients.append(value.name)
                 self.types[value.name] = value.type
         self._root = {param.name: param.name for param in program.params}
         self._bytes: dict[str, int] = {}  # of values that are no tensors of their types

@@ -236,9 +236,13 @@ class Releases:
         backward.
         """
         roots = {*map(self._storages.root, names)}
-        if op.kind != GROUPED.name:  # of another op's weights, made late
-            of_line = (reader for reader in of_line if not reader.of_weights)
-        return [reader.place for reader in of_line if roots & reader.origins]
+        places = list[int]()
+        for reader in of_line:
+            # gradients of another op's weights are made late
+            is_of_another = reader.of_weights and op.kind != GROUPED.name
+            if not is_of_another and roots & reader.origins:
+                places.append(reader.place)
+        return places
 
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
         """The place of a repeat's backward, and the storages of its surroundings that it keeps."""

@@ -88,12 +88,10 @@ class Walk:
         self.peaks = {"update": update(storages)}
         # there until backward is done
         self._given = [*storages.received, *storages.received_gradients]
-        self._live |= {self._root(name): storages.bytes(name) for name in storages.received}
+        self._receive(storages.received)
         self._forward(storages.program.forward.body, None, keeper.all)
         self._where = "backward"
-        self._live |= {
-            self._root(name): storages.bytes(name) for name in storages.received_gradients
-        }
+        self._receive(storages.received_gradients)
         self._backward(storages.program.backward.body, storages.program.forward.body)
 
     @property
@@ -367,6 +365,10 @@ class Walk:
     def _root(self, name: str) -> str:
         root = self._storages.root(name)
         return self._into.get(root, root)
+
+    def _receive(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._live[self._root(name)] = self._storages.bytes(name)
 
     def _free(self, names: Iterable[str]) -> None:
         for name in names:

@@ -21,12 +21,13 @@ def needed(program: Program) -> int:
     6 for each token and parameter, but for tables that are only looked up; and attention's
     operations on the pairs that its mask lets through.
     """
-    param_of, uses = leaves(program), list[tuple[str, str]]()
+    param_of, looked_up, multiplied = leaves(program), set[str](), set[str]()
     for op in walk(program.forward.body):
-        uses += [(param_of[name], op.kind) for name in op.inputs if name in param_of]
-    looked_up = {name for name, kind in uses if kind == EMBEDDING.name}
-    looked_up -= {name for name, kind in uses if kind != EMBEDDING.name}
-    tables = sum(prod(map(program.valid, program.param(name).type.dims)) for name in looked_up)
+        params = looked_up if op.kind == EMBEDDING.name else multiplied
+        params.update(param_of[name] for name in op.inputs if name in param_of)
+    tables = 0
+    for name in looked_up - multiplied:
+        tables += prod(map(program.valid, program.param(name).type.dims))
     tokens = program.train.global_batch * program.train.seq
     products = 6 * tokens * (active_count(program) - tables)
     return products + 3 * _attention(program, program.forward.body)

@@ -50,10 +50,15 @@ class Rows:
         for stage, owner in enumerate(self.schedule.stage_to_rank):
             rank = self.ranks[owner]
             begins.append(rank.ready[stage][0] if stage in rank.ready else rank.before.gpu)
+        forward, input, weight = list[float](), list[float](), list[float]()
+        for parts in self.parts:
+            forward.append(parts[Work.FORWARD].gpu)
+            input.append(parts[Work.INPUT].gpu)
+            weight.append(parts[Work.WEIGHT].gpu)
         return Times(
-            tuple(parts[Work.FORWARD].gpu for parts in self.parts),
-            tuple(parts[Work.INPUT].gpu for parts in self.parts),
-            tuple(parts[Work.WEIGHT].gpu for parts in self.parts),
+            tuple(forward),
+            tuple(input),
+            tuple(weight),
             max(cuts, default=0.0),
             cuts,
             tuple(begins),

@@ -110,12 +110,14 @@ def beside(profile: Profile, time: StepTime | None) -> list[Line]:
         for (kind, line), seconds in time.spent.items():
             line_seconds = predicted.setdefault(line, dict.fromkeys(KINDS, 0.0))
             line_seconds[_kind(kind)] += seconds
-    inside = [name for name in profile.lines if name and not _of_program(name)]
-    lines = [Line(name, profile.lines[name], predicted.get(name, {})) for name in inside]
+    lines, measured_elsewhere = list[Line](), list[Seconds]()
+    for name, seconds in profile.lines.items():
+        if name and not _of_program(name):
+            lines.append(Line(name, seconds, predicted.pop(name, {})))
+        else:
+            measured_elsewhere.append(seconds)
     lines.sort(key=lambda line: -line.excess)
-    measured_elsewhere = [seconds for name, seconds in profile.lines.items() if name not in inside]
-    unmeasured = [seconds for name, seconds in predicted.items() if name not in inside]
-    predicted_elsewhere = _sum(unmeasured) if time else {}
+    predicted_elsewhere = _sum([*predicted.values()]) if time else {}
     return [*lines, Line(ELSEWHERE, _sum(measured_elsewhere), predicted_elsewhere)]
 
 

@@ -90,7 +90,9 @@ class Declarations(Checker):
             part = pairs.get(param.name)
             if not part:
                 continue
-            rows = param.type.dims[len(program.outer(param)) : len(param.type.dims) - param.inner]
+            rows = [
+                *param.type.dims[len(program.outer(param)) : len(param.type.dims) - param.inner]
+            ]
             head = 0
             if rows and (len(rows) > 1 or part.skipped):
                 head = self.sizes[rows[-1]]

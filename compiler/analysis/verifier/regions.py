@@ -123,8 +123,12 @@ class Regions(Checker):
 
     def _under_way(self, region: Region) -> None:
         """Only a `wait` of the same body reads what is under way, and it reads nothing else."""
-        begun = [op.outputs[0].name for op in ops_in(region.body) if begins(op)]
-        awaited = [op.inputs[0] for op in ops_in(region.body) if OPS[op.kind].awaits]
+        begun, awaited = list[str](), list[str]()
+        for op in ops_in(region.body):
+            if begins(op):
+                begun.append(op.outputs[0].name)
+            if OPS[op.kind].awaits:
+                awaited.append(op.inputs[0])
         assert Counter(begun) == Counter(awaited), f"{begun} are under way, and {awaited} awaited"
         counts = uses(region) if begun else Counter[str]()
         assert all(counts[name] == 1 for name in begun), (
