@@ -31,7 +31,7 @@ What = Literal["later", "document"]
 """How a token relates to the one whose loss depends on it: it is later, or of another document."""
 
 WORDS: dict[What, str] = {"later": "bidirectional", "document": "cross_document"}
-"""The word by which a plan allows a loss to depend on such tokens."""
+"""The word of a plan that allows a loss to depend on such tokens."""
 
 TOKENS, LABELS, DOCUMENTS = "tokens", "labels", "documents"
 

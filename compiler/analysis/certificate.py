@@ -64,7 +64,7 @@ class Proof:
         return "loss, routers' loss" if self.losses > 1 else "loss"
 
     def where(self) -> str:
-        """The meshes on which it was evaluated."""
+        """The meshes that it was evaluated on."""
         return " and ".join(mesh_words(mesh) for mesh in self.meshes)
 
     def rows(self) -> str:

@@ -338,7 +338,7 @@ class _Account:
         return False
 
     def axes(self, op: Op) -> tuple[str, ...]:
-        """All axes over which an op communicates."""
+        """All axes that an op communicates over."""
         axes = list[str]()
         for message in self.messages(op):
             axes += message.axes

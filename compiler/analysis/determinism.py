@@ -16,8 +16,8 @@ from ..ops.saved_tensors import Local
 
 
 def drifting(program: Program) -> Iterator[tuple[Op, list[Axis]]]:
-    """Each op of the forward that is done alike and is not deterministic, and the axes over which
-    its copies drift.
+    """Each op of the forward that is done alike and is not deterministic, and the axes that its
+    copies drift along.
 
     Stages work on microbatches of their own.
     """

@@ -1,4 +1,4 @@
-"""Which functions of a program are Triton kernels, and which tiles they run with on which chip.
+"""The functions of a program that are Triton kernels, and the tiles that they run with on a chip.
 
 Purpose: what emitted programs say of kernels, and what they must cover.  The tiles are in
 `tiles.toml`, by chip, class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the
@@ -28,7 +28,7 @@ Size = Callable[[Program, Sequence[Type], Op], int]
 """Gives the size that the tiles of an op are chosen by, from its operands."""
 
 Tile = dict[str, Any]
-"""The arguments of a tile, some of which may be tiles themselves."""
+"""The arguments of a tile; some may be tiles themselves."""
 
 Tiles = dict[str, dict[str, Tile]]
 """The tiles of a chip: by class, and by size."""

@@ -168,7 +168,7 @@ def frontier(choices: Choices) -> list[Cut]:
 
 
 def _price(first: Cut, last: Cut) -> Fraction:
-    """The price of a byte at which two cuts cost the same."""
+    """The price of a byte that makes two cuts cost the same."""
     return (Fraction(last.time) - Fraction(first.time)) / (first.bytes - last.bytes)
 
 

@@ -291,8 +291,8 @@ def put_off(storages: Storages, body: Iterable[Stmt], layers: int = 1) -> dict[s
 
 
 def is_put_off(stmt: Stmt) -> bool:
-    """Whether an op makes a weight's gradient in the part of backward for which no other stage
-    waits.
+    """Whether an op makes a weight's gradient in the part of backward that no other stage waits
+    for.
     """
     if isinstance(stmt, Region):
         return False

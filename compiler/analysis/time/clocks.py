@@ -18,7 +18,7 @@ GPU = "gpu"
 """The stream of what a rank computes; others are `HOST`, and the axes of each group of ranks."""
 
 EPSILON = 1e-12
-"""Seconds by which equal times differ as they are added up."""
+"""Seconds that equal times may differ by, since they are sums of rounded numbers."""
 
 Stream = str | tuple[str, ...]
 

@@ -30,7 +30,7 @@ longer hidden.
 """
 
 UNEXPLAINED = 0.001
-"""The part of a step by which differences may grow as a change is left out."""
+"""How much differences may grow as a change is left out, as a part of the step."""
 
 NEAR, PRIOR = 0.001, 0.01
 """The part of a step below which differences count by their squares, above by themselves; what a

@@ -17,10 +17,10 @@ from .prices import EXPOSED
 from .step import step_time, times_by_load
 
 FULL = 0.9
-"""The part of a GPU's memory from which on steps run slower than any account of them says."""
+"""Where more than this part of a GPU's memory is in use, steps run slower than any account says."""
 
 COMPUTED = ("products", "attention", "memory-bound")
-"""The kinds of time in which a rank computes for the model."""
+"""The kinds of time that a rank computes for the model."""
 
 
 @frozen

@@ -27,7 +27,7 @@ rate falls with the power `NARROW` of the width.
 """
 
 PUBLISHED = ("bf16", "f16")
-"""The element types in which kernels for attention were timed that a GPU's file names."""
+"""The element types that published kernels for attention were timed with; a GPU's file has them."""
 
 
 def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
