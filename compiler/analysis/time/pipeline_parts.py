@@ -27,7 +27,7 @@ from .timeline import Walk
 
 @frozen
 class Move:
-    """What a chunk sends, by axes and seconds; its stages; the kinds of the sending and of the wait
+    """A chunk's messages, by axes and seconds; its stages; the kinds of the sending and of the wait
     for it.
     """
 
