@@ -2,8 +2,8 @@
 between rows.
 
 Purpose: equal shards, each of whole rows of its tensors, so that every piece of every tensor is a
-box.  A tensor begins at a multiple of its row's length, and a shard is a multiple of all of them,
-so that a cut falls between rows.  Non-goals: which parameters share a bucket
+box.  A tensor begins at a multiple of its row's length, and a shard is a multiple of the lengths of
+all rows, so that a cut falls between rows.  Non-goals: which parameters share a bucket
 (`passes.bucket_params`).  The runtime lays out its memory by the same rule.
 """
 
@@ -29,18 +29,20 @@ def layout(program: Program, params: tuple[str, ...], shards: int, layers: int =
     """The layout of parameters in `shards` parts, or of one layer's slices of them, where
     `layers` dims are stacked.
     """
-    of = {param.name: param for param in program.params}
+    param_by_name = {param.name: param for param in program.params}
     starts: list[int] = []
-    end = 0
-    for param in (of[name] for name in params):
-        row = row_length(program, param) if shards > 1 else 1
+    end, unit = 0, 1
+    for name in params:
+        param = param_by_name[name]
+        row = 1
+        if shards > 1:
+            row = row_length(program, param)
+            unit = lcm(unit, row)
         starts.append(-(-end // row) * row)
-        end = starts[-1] + program.elements(param.type) // prod(
-            map(program.size, param.type.dims[:layers])
-        )
+        slices = prod(map(program.size, param.type.dims[:layers]))
+        end = starts[-1] + program.elements(param.type) // slices
     if shards == 1:
         return Layout(tuple(starts), end, end)
-    unit = lcm(*(row_length(program, of[name]) for name in params))
     return Layout(tuple(starts), end, -(-end // (shards * unit)) * shards * unit)
 
 
@@ -66,8 +68,8 @@ def row_length(program: Program, param: Param) -> int:
     """The elements in one row of a parameter as it is stored: of one index of its first dim,
     repeats apart.
     """
-    own = param.type.dims[param.stacked :]
-    inner = own[-param.inner :] if stored_as_matrix(param) else own[1:]
+    dims = param.type.dims[param.stacked :]
+    inner = dims[-param.inner :] if stored_as_matrix(param) else dims[1:]
     return prod(program.local_size(param.type, dim) for dim in inner)
 
 
@@ -85,8 +87,8 @@ def stored_shape(program: Program, param: Param) -> tuple[int, ...]:
 
 
 def stored_as_matrix(param: Param) -> bool:
-    """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is
-    joined with.
+    """Whether outer and inner dims are joined in storage: a sharded dim must lead the dims that it
+    is joined with.
     """
     dims = param.type.dims
     leading = (dims[param.stacked], dims[-param.inner])

@@ -1,12 +1,12 @@
 """Which tokens a loss can depend on: a flow along the sequence, in the model before any placement.
 
-Purpose: find the ops by which a later token or another document reaches the loss of a token.
+Purpose: find the ops that let a later token or another document reach the loss of a token.
 Non-goals: showing it by values (`proof.causality`); the losses of routers, which predict no token;
 other sequences of the batch, since no op works along `batch` (E0307).
 
 The flow knows, for each position of a short sequence, the set of tokens that a value depends on
-there.  The entry of an op says what it lets through: slices along a dim that an axis may shard know
-nothing of each other.
+there.  The entry of an op says what the op lets through: slices along a dim that an axis may shard
+know nothing of each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,33 +23,31 @@ Tokens: TypeAlias = int
 """A set of tokens: bit i is on if it has the token at position i."""
 
 Seen: TypeAlias = tuple[Tokens, ...]
-"""The tokens that a value depends on at each position; the same at all positions if the value
-has none.
+"""The tokens that a value depends on at each position.  A value without a sequence has the same
+tokens at all positions.
 """
 
 What = Literal["later", "document"]
-"""A token by what it is to the one whose loss depends on it: later than it, or of another
-document.
-"""
+"""How a token relates to the one whose loss depends on it: it is later, or of another document."""
 
 WORDS: dict[What, str] = {"later": "bidirectional", "document": "cross_document"}
-"""The word by which a plan allows a loss to depend on such tokens."""
+"""The word of a plan that allows a loss to depend on such tokens."""
 
 TOKENS, LABELS, DOCUMENTS = "tokens", "labels", "documents"
 
 FEW, MOST = 16, 256
-"""Positions of the sequence: enough to tell them apart, and the most that circular shifts may
-make necessary.
+"""Positions of the flow's sequence: as many as usually suffice, and the most that circular shifts
+may ask for.
 """
 
 
 @frozen
 class Leak:
-    """An op through which a loss can depend on a token on which it must not, with one such pair.
+    """An op that lets a loss depend on a token that it must not see, with one example.
 
     position  the position of the op's result
     token     the position of the token
-    length    how many positions the sequence had in which this was found
+    length    how many positions the flow's sequence had
     """
 
     op: Op
@@ -60,32 +58,36 @@ class Leak:
 
 
 def leaks(program: Program) -> list[Leak]:
-    """The ops through which a loss depends on tokens on which it must not, in the program's order.
+    """The ops that let a loss depend on tokens that it must not see, in the program's order.
 
-    It may depend on what a word of the model allows.
+    A loss may depend on the tokens that a word of the model allows.
     """
     flow = _Flow(program)
     flow.run()
     logits = [op.inputs[0] for op in program.ops if _reads_labels(op)]
     if not any(flow.leaks_in(name) for name in logits):
         return []
-    mended = _Flow(program, mends=True)  # so that leaks after the first one are seen too
-    mended.run()
+    # each leak is taken out where it enters, so that leaks after the first one are seen too
+    mending_flow = _Flow(program, mends=True)
+    mending_flow.run()
     into_logits = sources_of(program.region, logits)
-    return [
-        leak
-        for op, leak in mended.found.items()
-        if any(value.name in into_logits for value in op.outputs)
-    ]
+    reaching_logits = list[Leak]()
+    for op, leak in mending_flow.found.items():
+        if any(value.name in into_logits for value in op.outputs):
+            reaching_logits.append(leak)
+    return reaching_logits
 
 
 def kinds_seen(program: Program) -> dict[str, tuple[What, ...]]:
-    """The kinds of tokens, beside earlier ones of its own document, on which each value of the
-    model depends.
+    """By value of the model the kinds of tokens that it depends on, beside earlier tokens of its
+    own document.
     """
     flow = _Flow(program)
     flow.run()
-    return {name: tuple(what for what in WORDS if flow.sees(name, what)) for name in program.types}
+    kinds_by_value: dict[str, tuple[What, ...]] = {}
+    for name in program.types:
+        kinds_by_value[name] = tuple(what for what in WORDS if flow.sees(name, what))
+    return kinds_by_value
 
 
 def claim(program: Program) -> str:
@@ -93,12 +95,16 @@ def claim(program: Program) -> str:
     hidden: dict[What, str] = {"later": "a later token"}
     if has_documents(program):
         hidden["document"] = "another document"
-    allowed = [tokens for what, tokens in hidden.items() if WORDS[what] in program.sees]
-    others = [tokens for tokens in hidden.values() if tokens not in allowed]
-    statements = [f"no loss depends on {' or on '.join(others)}"] if others else []
-    statements += (
-        [f"a loss may depend on {' or on '.join(allowed)}, as the model says"] if allowed else []
-    )
+    allowed, others, statements = list[str](), list[str](), list[str]()
+    for what, tokens in hidden.items():
+        if WORDS[what] in program.sees:
+            allowed.append(tokens)
+        else:
+            others.append(tokens)
+    if others:
+        statements.append(f"no loss depends on {' or on '.join(others)}")
+    if allowed:
+        statements.append(f"a loss may depend on {' or on '.join(allowed)}, as the model says")
     if "another document" in others and shares_capacity(program):
         statements.append("documents of a sequence share the capacity of experts")
     return "; ".join(statements)
@@ -106,8 +112,9 @@ def claim(program: Program) -> str:
 
 def model_inputs(program: Program) -> tuple[Arg, ...]:
     """The model's inputs, whether or not it has become a step."""
-    region = program.region
-    return region.args if region.kind == "model" else program.microbatches.args
+    if program.region.kind == "model":
+        return program.region.args
+    return program.microbatches.args
 
 
 def has_documents(program: Program) -> bool:
@@ -116,7 +123,7 @@ def has_documents(program: Program) -> bool:
 
 
 def shares_capacity(program: Program) -> bool:
-    """Whether experts drop tokens by how many came before in the sequence, whatever their
+    """Whether experts drop a token because of how many came before it in the sequence, of any
     document.
     """
     return any(op.kind == CAPACITY.name for op in program.ops)
@@ -127,8 +134,9 @@ def _reads_labels(op: Op) -> bool:
 
 
 def _enough_positions(flow: "_Flow") -> int:
-    """So many that no circular shift, done as often as its repeats say, comes full circle; at
-    most `MOST`.
+    """The number of positions of the flow's sequence, at most `MOST`.
+
+    It is so large that no circular shift comes full circle, however often its repeats do it.
     """
     shifts = sum(_shifts(flow.program, flow.program.region.body))
     return min(flow.program.size(SEQUENCE), MOST, max(FEW, 2 * shifts + 2))
@@ -138,7 +146,7 @@ def _enough_positions(flow: "_Flow") -> int:
 class _Flow:
     """One evaluation of a model.
 
-    If it `mends`, it takes a leak out after the op that lets it in.
+    If it `mends`, it takes each leak out of the result of the op that lets it in.
     """
 
     program: Program
@@ -159,7 +167,7 @@ class _Flow:
         return self._example(self._value(name), what) is not None
 
     def leaks_in(self, name: str) -> bool:
-        """Whether a value depends on a token on which no loss must depend."""
+        """Whether a value depends on a token that no loss may depend on."""
         return any(self.sees(name, what) for what in self._forbidden())
 
     def _forbidden(self) -> Iterator[What]:
@@ -182,18 +190,22 @@ class _Flow:
             for arg, seen in zip(carried, state, strict=True):
                 self._values[arg.value.name] = seen
             self._body(region.body)
-            ends = [self._value(end.name) for end in region.yields]
-            if ends == state:
+            next_state = [self._value(end.name) for end in region.yields]
+            if next_state == state:
                 break
-            state = ends
+            state = next_state
         for result, seen in zip(region.results, state, strict=True):
             self._values[result.name] = seen
 
     def _op(self, op: Op) -> None:
         entry, types = OPS[op.kind], self.program.operands(op)
         for value in op.outputs:
-            parts = [self._operand(entry, types, op, index, value) for index in range(len(types))]
-            seen = tuple(map(_union, zip(*parts, strict=True))) if parts else self._nothing()
+            seen = self._nothing()
+            if types:
+                parts = [
+                    self._operand(entry, types, op, index, value) for index in range(len(types))
+                ]
+                seen = tuple(map(_union, zip(*parts, strict=True)))
             if self.mends:
                 seen = self._mended(op, seen)
             self._values[value.name] = seen
@@ -214,40 +226,40 @@ class _Flow:
 
     @property
     def _is_long_enough(self) -> bool:
-        """Whether circular shifts are done as they are; else a shift is taken to look at the
-        whole sequence.
+        """Whether the sequence is long enough to do circular shifts as they are.  If not, a shift
+        is taken to look at the whole sequence.
         """
         return self.length < MOST or self.length == self.program.size(SEQUENCE)
 
     def _within(self, seen: Seen, reach: Reach, op: Op) -> Seen:
-        """The tokens at all positions within the reach of each."""
-        # which documents share on purpose, and the certificate says so
+        """For each position the tokens at all positions within its reach."""
+        # documents share the capacity of experts on purpose, and the certificate says so
         if op.kind == CAPACITY.name:
             reach = evolve(reach, within_document=True)
         return self._table(lambda position: _union(seen[self._span(position, reach)]))
 
     def _span(self, position: int, reach: Reach) -> slice:
-        """The positions that one can see."""
-        first, stop = max(position - reach.before, 0), min(position + reach.after + 1, self.length)
+        """The positions that a position can see."""
+        first = max(position - reach.before, 0)
+        stop = min(position + reach.after + 1, self.length)
         if reach.within_document:
             begin, end = self._document(position)
             first, stop = max(first, begin), min(stop, end)
         return slice(int(first), int(stop))
 
     def _mended(self, op: Op, seen: Seen) -> Seen:
-        """A result without what leaks into it, which is noted."""
+        """A result without what leaks into it; the op's first leak is noted."""
         for what in self._forbidden():
             if op not in self.found and (pair := self._example(seen, what)):
                 self.found[op] = Leak(op, what, *pair, self.length)
-            seen = tuple(
-                tokens & ~others for tokens, others in zip(seen, self._others(what), strict=True)
-            )
+            pairs = zip(seen, self._others(what), strict=True)
+            seen = tuple(tokens & ~others for tokens, others in pairs)
         return seen
 
     # ---- sets of tokens
 
     def _value(self, name: str) -> Seen:
-        """The tokens that a value depends on; parameters, labels and document numbers depend on
+        """The tokens that a value depends on.  Parameters, labels and document numbers depend on
         none.
         """
         return self._values.get(name) or self._nothing()
@@ -260,7 +272,9 @@ class _Flow:
 
     def _others(self, what: What) -> Seen:
         """For each position the tokens of this kind."""
-        return self._table(self._later if what == "later" else self._of_other_documents)
+        if what == "later":
+            return self._table(self._later)
+        return self._table(self._of_other_documents)
 
     def _later(self, position: int) -> Tokens:
         return _all_before(self.length) & ~_all_before(position + 1)
@@ -270,27 +284,30 @@ class _Flow:
         return _all_before(begin) | (_all_before(self.length) & ~_all_before(end))
 
     def _document(self, position: int) -> tuple[int, int]:
-        """Where the document of a position begins and ends: a sequence has two, if the model
-        knows documents.
+        """Where the document of a position begins and ends.
+
+        The sequence has two documents if the model knows documents, else one.
         """
         if not has_documents(self.program):
             return 0, self.length
         border = self.length // 2
-        return (0, border) if position < border else (border, self.length)
+        if position < border:
+            return 0, border
+        return border, self.length
 
     def _example(self, seen: Seen, what: What) -> tuple[int, int] | None:
         """The first position that depends on a token of this kind, and the last such token."""
         for position, (tokens, others) in enumerate(zip(seen, self._others(what), strict=True)):
-            if both := tokens & others:
-                return position, both.bit_length() - 1
+            if forbidden := tokens & others:
+                return position, forbidden.bit_length() - 1
         return None
 
 
 def _union(sets: Iterable[Tokens]) -> Tokens:
-    together = 0
+    union = 0
     for tokens in sets:
-        together |= tokens
-    return together
+        union |= tokens
+    return union
 
 
 def _all_before(position: int) -> Tokens:
@@ -298,8 +315,8 @@ def _all_before(position: int) -> Tokens:
 
 
 def _shifts(program: Program, body: Sequence[Stmt]) -> Iterator[int]:
-    """By how many positions each circular shift of the sequence moves, in all iterations of its
-    repeats together.
+    """By how many positions each circular shift of the sequence moves, summed over all iterations
+    of its repeats.
     """
     for stmt in body:
         if isinstance(stmt, Region):

@@ -1,4 +1,4 @@
-"""The statements about a step's values that a proof has shown, in words: no more than that.
+"""The statements about a step's values that a proof has shown, in words, and no others.
 
 Purpose: one text for the command line, `plan.json` and the header of `train.py`.
 Non-goals: showing it (`verify`).
@@ -20,20 +20,20 @@ KEPT = "by an earlier command, from the same IR; --no-cache evaluates it anew"
 
 @frozen
 class Proof:
-    """The sharded step equals the single device's on each of `meshes`: all its results, on every
-    rank.
+    """A proof that the sharded step equals the single device's: in all its results, on every rank
+    of each of `meshes`.
 
     against  what the single-device step was made from, a plan or IR text: "the model before any
              placement", or what there is of it in IR text of a later stage
     bound    the logarithm to base 2 of the probability that a step that is not equal passes
-    causality  the tokens on which a loss does not depend, in words
+    causality  the tokens that a loss does not depend on, in words
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the number of ops of the IR, of `kinds` kinds, each evaluated by its field meaning
-    trusted  the user's own functions among them, whose meaning is any function of the dims that
+    trusted  the user's own functions among the ops; their meaning is any function of the dims that
              they work along
-    losses   2 where routers have one of their own
+    losses   2 where routers have a loss of their own
     stages   the axis of a pipeline's stages, whose rows were run
-    elastic  the sizes of an elastic axis, each of which was shown, for instance `dp 8, 6 or 4`
+    elastic  the sizes of an elastic axis, for instance `dp 8, 6 or 4`; each was shown
     kept     whether an earlier command showed it, of the same IR by the same code, and kept it in
              the user's cache
     """
@@ -56,17 +56,15 @@ class Proof:
 
     def results(self) -> str:
         """The results that were compared."""
-        both = (
-            f"{counted(self.gradients, 'gradient')} and"
-            f" {counted(self.parameters, 'updated parameter')}"
-        )
-        return f"{self._losses()}, gradient norm, count of labels, {both}"
+        gradients = counted(self.gradients, "gradient")
+        parameters = counted(self.parameters, "updated parameter")
+        return f"{self._losses()}, gradient norm, count of labels, {gradients} and {parameters}"
 
     def _losses(self) -> str:
         return "loss, routers' loss" if self.losses > 1 else "loss"
 
     def where(self) -> str:
-        """The meshes on which it was evaluated."""
+        """The meshes that it was evaluated on."""
         return " and ".join(mesh_words(mesh) for mesh in self.meshes)
 
     def rows(self) -> str:
@@ -88,14 +86,16 @@ class Proof:
 
     def summary(self) -> str:
         """One line."""
-        both = (
-            f"{self._losses()}, {counted(self.gradients, 'gradient')} and"
-            f" {counted(self.parameters, 'update')}"
-        )
-        each = f"; so it is with {self.elastic}" if self.elastic else ""
-        kept = f" ({KEPT})" if self.kept else ""
-        equal = f"{both} equal on {self.where()}, error below 2^{self.bound}"
-        return f"the step is that of a single device: {equal}{each}{kept}"
+        gradients = counted(self.gradients, "gradient")
+        updates = counted(self.parameters, "update")
+        results = f"{self._losses()}, {gradients} and {updates}"
+        equal = f"{results} equal on {self.where()}, error below 2^{self.bound}"
+        summary = f"the step is that of a single device: {equal}"
+        if self.elastic:
+            summary += f"; so it is with {self.elastic}"
+        if self.kept:
+            summary += f" ({KEPT})"
+        return summary
 
     def lines(self) -> str:
         """All of it, in a few lines."""
@@ -132,7 +132,7 @@ def trusted(program: Program) -> tuple[str, ...]:
 
 @frozen
 class Tried:
-    """A function of the user's own that was run on random numbers, and what was seen to hold,
+    """A function of the user's own that was run on random numbers, and the checks that it passed,
     in words.
     """
 
@@ -142,13 +142,15 @@ class Tried:
 
 def untried(program: Program, tried: Sequence[Tried]) -> tuple[str, ...]:
     """The user's own functions that a program calls and nothing has tried."""
-    done = {each.function for each in tried}
-    return tuple(function for function in trusted(program) if function not in done)
+    names = {trial.function for trial in tried}
+    return tuple(function for function in trusted(program) if function not in names)
 
 
 def but_for(functions: Sequence[str]) -> str:
     """The words after "verified": none, or the functions that were not tried."""
-    return f", but for {', '.join(functions)}" if functions else ""
+    if not functions:
+        return ""
+    return f", but for {', '.join(functions)}"
 
 
 def trust_words(functions: Sequence[str], proved: bool) -> str:
@@ -158,7 +160,9 @@ def trust_words(functions: Sequence[str], proved: bool) -> str:
     """
     if not functions:
         return ""
-    begins = f"Verified{but_for(functions)}" if proved else f"Not tried: {', '.join(functions)}"
+    begins = f"Not tried: {', '.join(functions)}"
+    if proved:
+        begins = f"Verified{but_for(functions)}"
     return f"{begins}.  Nothing has shown that a function does what the plan's `op` says of it."
 
 
@@ -189,16 +193,16 @@ RUN_TIME_OF_TORCH = (
 
 
 def composite(program: Program) -> dict[str, str]:
-    """The ops of which the proof takes for granted that the calls that they make are what they
-    mean.
-    """
-    kinds = sorted(
-        {op.kind for op in program.ops if op.kind in OPS and OPS[op.kind].plan_name != op.kind}
-    )
-    return {
-        kind: f"shown equal to {OPS[kind].plan_name}, hop by hop on 1 to 5 ranks, by scalec's tests"
-        for kind in kinds
-    }
+    """The ops whose calls the proof takes for granted: that they do what the op means."""
+    kinds = set[str]()
+    for op in program.ops:
+        if op.kind in OPS and OPS[op.kind].plan_name != op.kind:
+            kinds.add(op.kind)
+    statements: dict[str, str] = {}
+    for kind in sorted(kinds):
+        name = OPS[kind].plan_name
+        statements[kind] = f"shown equal to {name}, hop by hop on 1 to 5 ranks, by scalec's tests"
+    return statements
 
 
 def certificate(
@@ -211,20 +215,24 @@ def certificate(
 ) -> dict[str, object]:
     """The certificate of `plan.json`; `matched` ops were matched by the read-back.
 
-    `tried` are the functions that were tried, `hashes` those of their modules' files, by name.
+    `tried` are the functions that were tried, `hashes` the hashes of their modules' files, by name.
     """
-    functions, made_of_calls = untried(program, tried), composite(program)
-    trials = [_trial(each, hashes or {}) for each in tried]
-    return {
+    fields: dict[str, object] = {
         "placements": "every op type-checked after every pass",
         "values": _values(proof) if proof else NOT_EVALUATED,
         "emission": f"train.py read back, {matched} ops matched to the IR",
         "run_time": RUN_TIME_OF_TORCH if torch_alone else RUN_TIME,
-        **({"composite_ops": made_of_calls} if made_of_calls else {}),
-        **({"tried": trials} if trials else {}),
-        **({"verified": f"verified{but_for(functions)}"} if functions and proof else {}),
-        **({"taken_at_their_word": list(functions)} if functions else {}),
     }
+    if composite_ops := composite(program):
+        fields["composite_ops"] = composite_ops
+    if tried:
+        fields["tried"] = [_trial(trial, hashes or {}) for trial in tried]
+    functions = untried(program, tried)
+    if functions and proof:
+        fields["verified"] = f"verified{but_for(functions)}"
+    if functions:
+        fields["taken_at_their_word"] = list(functions)
+    return fields
 
 
 def _trial(tried: Tried, hashes: Mapping[str, str]) -> dict[str, object]:
@@ -242,13 +250,17 @@ FULL_ROWS = "those of this plan are checked to be complete, in order and free of
 
 
 def _values(proof: Proof) -> dict[str, object]:
-    return {
+    fields: dict[str, object] = {
         "claim": f"the IR's step evaluated equal to the single-device step of {proof.against},"
         " without tolerance",
-        **({"stages": f"{proof.rows()}; {FULL_ROWS}"} if proof.stages else {}),
-        "results": proof.results(),
-        "meshes": list(proof.meshes),
-        **({"each_of": proof.elastic} if proof.elastic else {}),
+    }
+    if proof.stages:
+        fields["stages"] = f"{proof.rows()}; {FULL_ROWS}"
+    fields["results"] = proof.results()
+    fields["meshes"] = list(proof.meshes)
+    if proof.elastic:
+        fields["each_of"] = proof.elastic
+    fields |= {
         "prime": proof.prime,
         "trials": proof.trials,
         "error": f"below 2^{proof.bound}",
@@ -256,8 +268,10 @@ def _values(proof: Proof) -> dict[str, object]:
         "ops": proof.ops,
         "kinds_of_ops": proof.kinds,
         "not_covered": "rounding, kernels, the network, sizes other than those of the meshes",
-        **({"evaluated": KEPT} if proof.kept else {}),
     }
+    if proof.kept:
+        fields["evaluated"] = KEPT
+    return fields
 
 
 def header(proof: Proof | None) -> str:

@@ -1,9 +1,8 @@
 """The communication of a program's step and the number of its parameters, read off the IR.
 
-Purpose: one list of collectives, for the user, for `plan.json` and for the test that holds a
-recorded run against it.  With a pipeline there is one list per rank of its axis, with the messages
-to other stages.  Non-goals: time and memory; in which order a pipeline's rank does what its stages
-do (its row says so).
+Purpose: one list of collectives, for the user, for `plan.json` and for the test that compares a
+recorded run with it.  With a pipeline there is one list per rank of its axis, with the messages to
+other stages.  Non-goals: time and memory; the order of a pipeline rank's actions (its row has it).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,16 +21,16 @@ from .stage_program import rank_programs, stage_programs
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
-    """Everything that a rank communicates in one step, in the order in which it begins; messages
-    after their stage's.
+    """Everything that a rank communicates in one step, in the order that it begins in; a stage's
+    messages come after its collectives.
 
-    `program` has been differentiated.  `rank` is that along the pipeline's axis, if there is one.
+    `program` has been differentiated.  `rank` counts along the pipeline's axis, if there is one.
     """
     assert program.region.kind == "step", f"account: a program after {program.after} has no step"
-    if not program.pipeline:
-        account = _Account(program, program.types).within(program.region, (), "step")
-        return tuple(each for each in account if each.ranks > 1)
-    return _of_ranks(program)[rank]
+    if program.pipeline:
+        return _of_ranks(program)[rank]
+    entries = _Account(program, program.types).within(program.region, (), "step")
+    return tuple(entry for entry in entries if entry.ranks > 1)
 
 
 def evaluation(program: Program, rank: int = 0) -> tuple[Collective, ...]:
@@ -40,37 +39,46 @@ def evaluation(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     """
     sums = {base(program.region.yields[0].name), base(program.region.yields[2].name)}
     before = {"all_gather"}  # of parameters
-    return tuple(
-        c
-        for c in collectives(program, rank)
-        if c.where == "forward" or (c.where == "step" and (base(c.value) in sums or c.op in before))
-    )
+    entries = list[Collective]()
+    for collective in collectives(program, rank):
+        is_wanted = collective.where == "forward"
+        if collective.where == "step":
+            is_wanted = base(collective.value) in sums or collective.op in before
+        if is_wanted:
+            entries.append(collective)
+    return tuple(entries)
 
 
 def places(program: Program) -> range:
     """The ranks along the pipeline's axis, or 0 for all ranks."""
-    return range(program.axis(program.pipeline.axis).size if program.pipeline else 1)
+    if program.pipeline:
+        return range(program.axis(program.pipeline.axis).size)
+    return range(1)
 
 
 def parameter_count(program: Program) -> int:
     """The number of parameters of the model, over all ranks, padding left out."""
-    return sum(prod(program.valid(dim) for dim in param.type.dims) for param in program.params)
+    return sum(prod(map(program.valid, param.type.dims)) for param in program.params)
 
 
 def active_count(program: Program) -> int:
-    """The number of parameters that compute for a token: of experts those that it chose."""
+    """The number of parameters that compute for a token: of experts, the ones that it chose."""
     chosen = {dim.name: program.dim(dim.chosen or dim.name) for dim in program.dims}
-    return sum(prod(chosen[dim].valid for dim in param.type.dims) for param in program.params)
+    count = 0
+    for param in program.params:
+        count += prod(chosen[dim].valid for dim in param.type.dims)
+    return count
 
 
 @once
 def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
     assert program.pipeline, "account: no pipeline"
     of_stages, of_steps = _of_stages(program), _of_steps(program)
-    return tuple(
-        tuple(_of_rank(program, program.pipeline, rank, of_stages, of_steps[rank]))
-        for rank in places(program)
-    )
+    entries_by_rank = list[tuple[Collective, ...]]()
+    for rank in places(program):
+        entries = _of_rank(program, program.pipeline, rank, of_stages, of_steps[rank])
+        entries_by_rank.append(tuple(entries))
+    return tuple(entries_by_rank)
 
 
 Around = tuple[list[Collective], list[Collective]]
@@ -92,28 +100,32 @@ def _of_rank(
     yield from _by_rank(before, rank)
     yield from moves.collectives(moves.gathers())
     for number in pipeline.stages_of(rank):
-        yield from (evolve(each, rank=rank, stage=number) for each in of_stages[number])
+        for entry in of_stages[number]:
+            yield evolve(entry, rank=rank, stage=number)
         yield from _messages(program, pipeline, number)
     yield from moves.collectives(moves.reductions())
     yield from _by_rank(after, rank)
 
 
-def _by_rank(found: Iterable[Collective], rank: int) -> Iterator[Collective]:
+def _by_rank(entries: Iterable[Collective], rank: int) -> Iterator[Collective]:
     """The entries of the step that a rank takes part in."""
-    return (evolve(each, rank=rank) for each in found if not each.among or rank in each.among)
+    for entry in entries:
+        if not entry.among or rank in entry.among:
+            yield evolve(entry, rank=rank)
 
 
 def _of_stages(program: Program) -> list[list[Collective]]:
     """The collectives of each stage in its actions; stages that do the same are read once."""
-    known: dict[object, list[Collective]] = {}
-    found: list[list[Collective]] = []
+    entries_by_kind: dict[object, list[Collective]] = {}
+    entries_by_stage: list[list[Collective]] = []
     for stage in stage_programs(program):
-        if stage.kind not in known:
+        if stage.kind not in entries_by_kind:
             microbatches = stage.program.microbatches
             account = _Account(stage.program, program.types, stage.layers)
-            known[stage.kind] = [*account.within(microbatches, (microbatches.dim,), "step")]
-        found.append(known[stage.kind])
-    return found
+            entries = account.within(microbatches, (microbatches.dim,), "step")
+            entries_by_kind[stage.kind] = [*entries]
+        entries_by_stage.append(entries_by_kind[stage.kind])
+    return entries_by_stage
 
 
 def _of_steps(program: Program) -> list[Around]:
@@ -121,28 +133,27 @@ def _of_steps(program: Program) -> list[Around]:
     once.
     """
     chunk_ops = _chunk_ops(program)
-    rest = [stmt for stmt in program.region.body if stmt not in chunk_ops]
-    row = next(place for place, stmt in enumerate(rest) if isinstance(stmt, Region))
-    known: dict[object, Around] = {}
-    found: list[Around] = []
-    for own in rank_programs(program):
-        kind = (own.dims, own.buckets)
-        if kind not in known:
-            account = _Account(own, program.types)
-            before, after = (
-                evolve(program.region, body=tuple(body)) for body in (rest[:row], rest[row + 1 :])
+    stmts = [stmt for stmt in program.region.body if stmt not in chunk_ops]
+    row = next(place for place, stmt in enumerate(stmts) if isinstance(stmt, Region))
+    before_row = evolve(program.region, body=tuple(stmts[:row]))
+    after_row = evolve(program.region, body=tuple(stmts[row + 1 :]))
+    around_by_kind: dict[object, Around] = {}
+    around_by_rank: list[Around] = []
+    for rank_program in rank_programs(program):
+        kind = (rank_program.dims, rank_program.buckets)
+        if kind not in around_by_kind:
+            account = _Account(rank_program, program.types)
+            around_by_kind[kind] = (
+                [*account.within(before_row, (), "step")],
+                [*account.within(after_row, (), "step")],
             )
-            known[kind] = (
-                [*account.within(before, (), "step")],
-                [*account.within(after, (), "step")],
-            )
-        found.append(known[kind])
-    return found
+        around_by_rank.append(around_by_kind[kind])
+    return around_by_rank
 
 
 @once
 def _chunk_account(program: Program) -> "_Account":
-    """The account in which the moves of all chunks are looked up."""
+    """The account that knows the moves of all chunks."""
     return _Account(program, program.types)
 
 
@@ -154,8 +165,9 @@ def _chunk_ops(program: Program) -> list[Op]:
 
 
 class ChunkMoves:
-    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once, as
-    `ops`.
+    """The gathers and reductions of a rank's chunks.
+
+    The IR has them for all stages at once, as `ops`.
     """
 
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
@@ -166,15 +178,15 @@ class ChunkMoves:
         self.ops = _chunk_ops(program)
 
     def gathers(self) -> Iterator[tuple[Chunk, Op]]:
-        """In the order in which stages begin; buckets that the step gathers over the same axes
-        go together.
+        """Chunks with the ops that gather them, in the order that stages begin in; buckets that
+        the step gathers over the same axes go together.
         """
         gathers = [op for op in self.ops if not self._account.reduces(op)]
         for _, run in groupby(gathers, key=self._account.axes):
             yield from sorted(self._pairs(run), key=lambda pair: pair[0].stages)
 
     def reductions(self) -> Iterator[tuple[Chunk, Op]]:
-        """In the order in which stages end."""
+        """Chunks with the ops that reduce them, in the order that stages end in."""
         sums = filter(self._account.reduces, self.ops)
         yield from sorted(
             self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop
@@ -187,23 +199,20 @@ class ChunkMoves:
     def collectives(self, moved: Iterable[tuple[Chunk, Op]]) -> Iterator[Collective]:
         """The entries of moves."""
         for chunk, op in moved:
-            for each in self.messages(chunk, op):
-                yield evolve(
-                    self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages
-                )
+            for message in self.messages(chunk, op):
+                entry = self._account.entry(op, message, (), "step")
+                yield evolve(entry, rank=self._rank, chunk=chunk.stages)
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
         """Each op with the chunks of its bucket."""
-        return (
-            (chunk, op)
-            for op in ops
-            for chunk in self._chunks
-            if chunk.bucket == self._account.bucket(op)
-        )
+        for op in ops:
+            for chunk in self._chunks:
+                if chunk.bucket == self._account.bucket(op):
+                    yield chunk, op
 
 
 def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
-    """The messages of a stage, each value that crosses by itself."""
+    """The messages of a stage, one for each value that crosses a cut."""
     from ..schedules.cell_table import cell_table
 
     assert pipeline.schedule, "account: a pipeline without rows"
@@ -211,11 +220,12 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     counts = cell_table(pipeline.schedule).counts
     cuts = crossing(program, pipeline)
     for work, (op, where) in MESSAGES.items():
+        if not counts[stage, work]:
+            continue
         peer = Action(stage, work, 0).peer
-        crosses = cuts[min(stage, peer)] if counts[stage, work] else ()
-        for value in (
-            value for value in crosses if where == "forward" or value.type.differentiable
-        ):
+        for value in cuts[min(stage, peer)]:
+            if where == "backward" and not value.type.differentiable:
+                continue  # it has no gradient to send back
             yield Collective(
                 use="stages",
                 bucket="",
@@ -249,12 +259,13 @@ MESSAGES: dict[Work, tuple[str, Where]] = {
 
 
 class _Account:
-    """The collectives of a program, or of one of its stages, which has these layers."""
+    """The collectives of a program, or of one of its stages; `layers` are the stage's own."""
 
     def __init__(
         self, program: Program, types: Mapping[str, Type], layers: Mapping[str, range] | None = None
     ) -> None:
-        self._program, self.types, self._own_layers = program, types, layers or {}
+        self._program, self.types = program, types
+        self._own_layers = layers or {}
         self._loops = Names()
         self._messages: dict[int, tuple[Op, tuple[Message, ...]]] = {}
         self._begun = self._reductions()
@@ -270,7 +281,9 @@ class _Account:
 
     def _of(self, stmt: Stmt, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
         if isinstance(stmt, Region):
-            inside = (*loops, self._loops.fresh(stmt.dim)) if stmt.dim else loops
+            inside = loops
+            if stmt.dim:
+                inside = (*loops, self._loops.fresh(stmt.dim))
             yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
         elif stmt.kind == "begin":
             for op in self._begun[str(stmt.get("bucket"))]:
@@ -283,92 +296,112 @@ class _Account:
         begins in each layer.
         """
         body = self._program.region.body
-        found: dict[str, list[Op]] = {
-            str(op.get("bucket")): [] for op in walk(body) if op.kind == "begin"
-        }
+        ops_by_bucket: dict[str, list[Op]] = {}
+        for op in walk(body):
+            if op.kind == "begin":
+                ops_by_bucket[str(op.get("bucket"))] = []
         for op in body:
             if isinstance(op, Op) and self.reduces(op):
-                found.get(self.bucket(op), []).append(op)
-        return found
+                ops_by_bucket.get(self.bucket(op), []).append(op)
+        return ops_by_bucket
 
     def _stands(self, stmt: Stmt) -> bool:
-        """Whether something begins in a region, or at an op."""
+        """Whether a collective begins in a region, or at an op."""
         if isinstance(stmt, Region) or stmt.kind == "begin":
             return True
         return bool(self.messages(stmt)) and stmt.outputs[0].name not in self._elsewhere
 
     def _together(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The stacks that an op gathers layer by layer, and its axes: neighbours that share
-        both go together.
+        """The stacks that an op gathers layer by layer, and its axes.
+
+        Neighbours that share stacks and axes go together.
         """
-        if isinstance(stmt, Region) or stmt.kind == "begin" or not (layers := self._layers(stmt)):
+        if isinstance(stmt, Region) or stmt.kind == "begin":
+            return (), ()
+        layers = self._layers(stmt)
+        if not layers:
             return (), ()
         return layers, self.axes(stmt)
 
     def messages(self, op: Op) -> tuple[Message, ...]:
         """The messages that an op sends each time that a rank does it."""
-        # of the op itself: comparing ops takes as long as asking for their messages
+        # by the op's identity: comparing ops takes as long as asking for their messages
         if id(op) not in self._messages:
             self._messages[id(op)] = op, messages(self._program, op, self.types)
         return self._messages[id(op)][1]
 
     def reduces(self, op: Op) -> bool:
         """Whether an op adds up what ranks hold."""
-        return any(
-            each.op in ("all_reduce", "reduce_scatter") and not each.maximum
-            for each in self.messages(op)
-        )
+        for message in self.messages(op):
+            if message.op in ("all_reduce", "reduce_scatter") and not message.maximum:
+                return True
+        return False
 
     def axes(self, op: Op) -> tuple[str, ...]:
-        """All axes over which an op communicates."""
-        return tuple(axis for each in self.messages(op) for axis in each.axes)
+        """All axes that an op communicates over."""
+        axes = list[str]()
+        for message in self.messages(op):
+            axes += message.axes
+        return tuple(axes)
 
     def collectives(
         self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False
     ) -> Iterator[Collective]:
         """An op's entries; neighbours of the same hops share a loop."""
-        for hops, run in groupby(self.messages(op), key=lambda each: each.hops):
-            own = self._loops.fresh("hops") if hops else ""
-            yield from (
-                evolve(self.entry(op, each, loops, where, last=last), hops=own) for each in run
-            )
+        for hops, run in groupby(self.messages(op), key=lambda message: message.hops):
+            hops_loop = ""
+            if hops:
+                hops_loop = self._loops.fresh("hops")
+            for message in run:
+                yield evolve(self.entry(op, message, loops, where, last=last), hops=hops_loop)
 
     def entry(
-        self, op: Op, it: Message, loops: tuple[str, ...], where: Where, *, last: bool = False
+        self,
+        op: Op,
+        message: Message,
+        loops: tuple[str, ...],
+        where: Where,
+        *,
+        last: bool = False,
     ) -> Collective:
         """The entry of one message of an op."""
-        use = self._use(op, it, where)
-        turning = [
-            self._program.size(base(loop)) for loop in loops if not (last and loop == MICROBATCHES)
-        ]
+        use = self._use(op, message, where)
+        ahead = 0
+        if use == "parameters" and where != "step":
+            ahead = self._program.flow.prefetch
         every = int(str(dict(op.attrs).get("every", 1)))
-        count = (
-            prod(turning)
-            if every == 1
-            else prod(turning[:-1]) * self._recomputed_layers(loops[-1], every)
-        )
         return Collective(
             use=use,
             bucket=self.bucket(op),
-            op=it.op,
-            maximum=it.maximum,
-            axes=it.axes,
-            ranks=len(it.among) or self._program.degree(it.axes),
-            dtype=it.dtype,
-            shape=it.shape[len(self._layers(op)) :],
+            op=message.op,
+            maximum=message.maximum,
+            axes=message.axes,
+            ranks=len(message.among) or self._program.degree(message.axes),
+            dtype=message.dtype,
+            shape=message.shape[len(self._layers(op)) :],
             loops=loops,
             last=last,
-            ahead=self._program.flow.prefetch if use == "parameters" and where != "step" else 0,
+            ahead=ahead,
             every=every,
-            count=count * (it.hops or 1),
+            count=self._iterations(loops, every, last=last) * (message.hops or 1),
             where=where,
-            value=it.what,
+            value=message.what,
             line=str(op.span),
-            among=it.among,
-            times=it.hops,
-            by=it.by,
-            ragged=it.ragged,
+            among=message.among,
+            times=message.hops,
+            by=message.by,
+            ragged=message.ragged,
         )
+
+    def _iterations(self, loops: Sequence[str], every: int, *, last: bool) -> int:
+        """How often a step does an op inside `loops`; `last`: in the last microbatch alone."""
+        sizes = list[int]()
+        for loop in loops:
+            if not (last and loop == MICROBATCHES):
+                sizes.append(self._program.size(base(loop)))
+        if every == 1:
+            return prod(sizes)
+        return prod(sizes[:-1]) * self._recomputed_layers(loops[-1], every)
 
     def _recomputed_layers(self, loop: str, every: int) -> int:
         """The number of layers of a loop that are the first of `every` layers, counted over all
@@ -377,16 +410,18 @@ class _Account:
         first = self._own_layers.get(base(loop), range(0)).start
         return -(-(first + self._program.size(base(loop))) // every) - -(-first // every)
 
-    def _use(self, op: Op, it: Message, where: Where) -> Use:
+    def _use(self, op: Op, message: Message, where: Where) -> Use:
         if self.bucket(op):
-            return "parameters" if it.op == "all_gather" else "gradients"
+            return "parameters" if message.op == "all_gather" else "gradients"
         return "totals" if where == "step" else "activations"
 
     def _layers(self, op: Op) -> tuple[str, ...]:
-        """The dims of the layers whose flat buffers an op takes as one stack, and communicates
-        one by one.
+        """The dims of the layers of an op's stack of flat buffers, which it communicates one by
+        one; empty for an op on no bucket.
         """
-        return self.types[op.inputs[0]].dims[:-1] if self.bucket(op) else ()
+        if not self.bucket(op):
+            return ()
+        return self.types[op.inputs[0]].dims[:-1]
 
     def bucket(self, op: Op) -> str:
         """The bucket whose flat buffer an op takes, "" for none."""

@@ -1,9 +1,9 @@
-"""Comparisons that a run always makes beside its collectives, by the IR: which ranks must have
-which values alike.
+"""Comparisons that a run always makes beside its collectives, by the IR: the values that some ranks
+must have alike.
 
-Ranks compare hashes in the job's store, before or after a step or while one runs.  So nothing of it
-is in the step's IR, nor among the collectives; `watch { copies }` compares more, and that is in the
-plan.
+Ranks compare hashes in the job's store, before or after a step or while one runs.  So these
+comparisons are neither in the step's IR nor among the collectives.  `watch { copies }` compares
+more, and that is in the plan.
 """
 
 from attrs import frozen
@@ -29,20 +29,25 @@ class Compared:
 
 
 def compared(program: Program) -> list[Compared]:
-    """All of it, of axes longer than one rank.
+    """All comparisons, of axes longer than one rank.
 
     With several nodes, ranks also read windows of the node before.
     """
     axes = [axis.name for axis in program.axes if axis.size > 1]
     if not axes:
         return []
-    batch = {axis for arg in program.microbatches.args for axis in arg.value.type.axes_of(BATCH)}
-    found = [Compared("windows", tuple(axis for axis in axes if axis not in batch), EVERY_STEP)]
+    batch_axes = set[str]()
+    for arg in program.microbatches.args:
+        batch_axes.update(arg.value.type.axes_of(BATCH))
+    over_windows = tuple(axis for axis in axes if axis not in batch_axes)
+    comparisons = [Compared("windows", over_windows, EVERY_STEP)]
     params: dict[tuple[str, ...], list[str]] = {}
     for param in program.stored:
         params.setdefault(_holders(program, param.name, axes), []).append(param.name)
-    found += [Compared("state", over, ONCE, tuple(names)) for over, names in params.items() if over]
-    return found
+    for over, names in params.items():
+        if over:
+            comparisons.append(Compared("state", over, ONCE, tuple(names)))
+    return comparisons
 
 
 def _holders(program: Program, param: str, axes: list[str]) -> tuple[str, ...]:
@@ -50,10 +55,12 @@ def _holders(program: Program, param: str, axes: list[str]) -> tuple[str, ...]:
     pipeline has its own.
     """
     type = program.types[param]
-    apart = {axis for dim in type.dims for axis in type.axes_of(dim)}
-    apart |= {
-        axis for bucket in program.buckets if param in bucket.params for axis in bucket.shard_axes
-    }
+    apart = set[str]()
+    for dim in type.dims:
+        apart.update(type.axes_of(dim))
+    for bucket in program.buckets:
+        if param in bucket.params:
+            apart.update(bucket.shard_axes)
     if program.pipeline:
         apart.add(program.pipeline.axis)
     return tuple(axis for axis in axes if axis not in apart)

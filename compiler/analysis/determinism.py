@@ -16,18 +16,19 @@ from ..ops.saved_tensors import Local
 
 
 def drifting(program: Program) -> Iterator[tuple[Op, list[Axis]]]:
-    """Each op of the forward that is done alike and is not deterministic, and the axes over which
-    its copies drift.
+    """Each op of the forward that is done alike and is not deterministic, and the axes that its
+    copies drift along.
 
     Stages work on microbatches of their own.
     """
     stages = program.pipeline.axis if program.pipeline else ""
     axes = [axis for axis in program.axes if axis.size > 1 and axis.name != stages]
-    for op in program.ops if axes else ():
-        if (is_so := OPS[op.kind].deterministic) is always or dict(op.attrs).get(
-            DETERMINISTIC.name
-        ) == "on":
+    if not axes:
+        return
+    for op in program.ops:
+        is_deterministic = OPS[op.kind].deterministic
+        if is_deterministic is always or dict(op.attrs).get(DETERMINISTIC.name) == "on":
             continue
         alike = [axis for axis in axes if op.outputs[0].type.at(axis.name) == INVARIANT]
-        if alike and not is_so(Local(program, op, tuple(program.operands(op)))):
+        if alike and not is_deterministic(Local(program, op, tuple(program.operands(op)))):
             yield op, alike

@@ -2,8 +2,8 @@
 
 Purpose: nothing but `batch` is sharded over such an axis, and each rank has the same rows of a
 microbatch at any size.  On fewer ranks a step has more microbatches, so that its ops are the same,
-and its global batch too; a pipeline's rows are made for each number of them.  Non-goals: which
-ranges are legal (`frontend.elastic`).
+and its global batch too; a pipeline's rows are made for each number of microbatches.  Non-goals:
+which ranges are legal (`frontend.elastic`).
 """
 
 from collections.abc import Sequence
@@ -34,10 +34,8 @@ def left_out(program: Program) -> str:
 
     For instance `dp 5, 7: 64 sequences are not microbatches of 4 on as many ranks`.
     """
-    axis, left = (
-        elastic_axis(program),
-        [size for size in reversed(_range(program)) if _rest(program, size)],
-    )
+    axis = elastic_axis(program)
+    left = [size for size in reversed(_range(program)) if _rest(program, size)]
     if not axis or not left:
         return ""
     train, others = program.train, _data_ranks(program, 1)
@@ -57,16 +55,18 @@ def at_size(program: Program, size: int) -> Program:
         return program
     batch = program.train.microbatch * _data_ranks(program, size)
     numbers = {BATCH: batch, MICROBATCHES: program.train.global_batch // batch}
-    axes = tuple(evolve(each, size=size) if each is axis else each for each in program.axes)
-    cluster = _machines(
-        program.cluster, *(prod(each.size for each in its) for its in (program.axes, axes))
-    )
-    made = evolve(program.sized(numbers), axes=axes, cluster=cluster)
-    made = made.sized({bucket.dim: flat_size(made, bucket) for bucket in program.buckets})
+    axes = list[Axis]()
+    for other in program.axes:
+        axes.append(evolve(other, size=size) if other is axis else other)
+    ranks_before = prod(axis.size for axis in program.axes)
+    ranks = prod(axis.size for axis in axes)
+    cluster = _machines(program.cluster, ranks_before, ranks)
+    resized = evolve(program.sized(numbers), axes=tuple(axes), cluster=cluster)
+    resized = resized.sized({bucket.dim: flat_size(resized, bucket) for bucket in program.buckets})
     pipeline = program.pipeline
-    return (
-        evolve(made, pipeline=scheduled(made, pipeline)) if pipeline and pipeline.schedule else made
-    )
+    if pipeline and pipeline.schedule:
+        return evolve(resized, pipeline=scheduled(resized, pipeline))
+    return resized
 
 
 @once
@@ -76,30 +76,37 @@ def every_size(program: Program) -> tuple[Program, ...]:
 
 
 def smallest(program: Program) -> Program:
-    """The program at the least size, on whose ranks most is held of what all share out."""
+    """The program at the least size: its ranks hold the largest parts of what all share out."""
     return every_size(program)[-1]
 
 
 def elastic_words(program: Program) -> str:
     """The elastic axis and its sizes, for instance `dp 8, 6 or 4`; "" without one."""
     axis = elastic_axis(program)
-    return f"{axis.name} {alternatives(sizes(program))}" if axis else ""
+    if not axis:
+        return ""
+    return f"{axis.name} {alternatives(sizes(program))}"
 
 
 def _runs(numbers: Sequence[int]) -> str:
     """For instance `5, 7, 9 … 15`."""
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ]
-    shown = (f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-    return ", ".join(shown)
+    words = list[str]()
+    # numbers of one run are equally far ahead of their places
+    for _, pairs in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
+        if len(run) > 2:
+            words.append(f"{run[0]} … {run[-1]}")
+        else:
+            words += map(str, run)
+    return ", ".join(words)
 
 
 def alternatives(numbers: Sequence[int]) -> str:
     """For instance `6, 4 or 2`."""
     *first, last = map(str, numbers)
-    return f"{', '.join(first)} or {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"
 
 
 def _range(program: Program) -> range:
@@ -115,17 +122,22 @@ def _rest(program: Program, size: int) -> int:
 
 
 def _data_ranks(program: Program, size: int) -> int:
-    """The ranks that share out a batch, where the elastic axis has `size`."""
-    shared = [program.axis(claim.axis) for claim in program.claims if claim.dim == BATCH]
-    return prod(size if axis.within else axis.size for axis in shared)
+    """The ranks that share out a batch, where the elastic axis has `size` ranks."""
+    ranks = 1
+    for claim in program.claims:
+        if claim.dim == BATCH:
+            axis = program.axis(claim.axis)
+            ranks *= size if axis.within else axis.size
+    return ranks
 
 
-def _machines(cluster: Cluster, before: int, ranks: int) -> Cluster:
-    """The nodes for a number of ranks, as many on each as before; the last one may have some over.
+def _machines(cluster: Cluster, ranks_before: int, ranks: int) -> Cluster:
+    """The nodes for a number of ranks, as many ranks on each as before; the last one may have some
+    over.
 
     One stays one.
     """
     if cluster.nodes == 1 and not cluster.gpus_per_node:
         return cluster
-    each = cluster.gpus_per_node or before // cluster.nodes
-    return evolve(cluster, nodes=-(-ranks // each), gpus_per_node=each)
+    ranks_per_node = cluster.gpus_per_node or ranks_before // cluster.nodes
+    return evolve(cluster, nodes=-(-ranks // ranks_per_node), gpus_per_node=ranks_per_node)

@@ -1,8 +1,8 @@
 """How many rows of tokens a rank's experts get: an equal share, `room` times as many, or all that
 there can be.
 
-Purpose: the program with such a load, of which every account counts rows.  A load is a number of
-equal shares.  Non-goals: what is counted (`memory`, `communication`).
+Purpose: the program with such a load; every account counts its rows.  A load is a number of equal
+shares.  Non-goals: what is counted (`memory`, `communication`).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from ..ops.experts import COUNTS, SORT
 from ..ops.routers import CAPACITY, capacity
 
 ROOM = 1.25
-"""Equal shares of rows for which the account of a plan without `room` has memory."""
+"""Equal shares of rows that the account of a plan without `room` has memory for."""
 
 
 @frozen
@@ -35,24 +35,27 @@ class Load:
         """The rows, for instance `8,192`; with several dims of experts `8,192 of experts, 512
         of others`.
         """
-        alone = len(self.rows) == 1
-        return ", ".join(
-            f"{rows:,}" if alone else f"{rows:,} of {experts}"
-            for experts, rows in self.rows.items()
-        )
+        if len(self.rows) == 1:
+            (rows,) = self.rows.values()
+            return f"{rows:,}"
+        return ", ".join(f"{rows:,} of {experts}" for experts, rows in self.rows.items())
 
 
 def with_load(program: Program, load: float) -> Program:
-    """The program in which a rank's experts get `load` equal shares of rows, or as many as
+    """The program with a load: a rank's experts get `load` equal shares of rows, or as many as
     there can be.
     """
-    found = tuple((experts, Fraction(min(most, load))) for experts, most in most_loads(program))
-    return evolve(program, loads=found) if found else program
+    program_loads = list[tuple[str, Fraction]]()
+    for experts, most in most_loads(program):
+        program_loads.append((experts, Fraction(min(most, load))))
+    if not program_loads:
+        return program
+    return evolve(program, loads=tuple(program_loads))
 
 
 @once
 def with_room(program: Program) -> Program:
-    """The program with the load for which the plan has memory."""
+    """The program with the load that the plan has memory for."""
     return with_load(program, program.train.room or ROOM)
 
 
@@ -61,18 +64,17 @@ def rows_of_an_expert(program: Program, sort: Op) -> float:
     tokens of this order.
     """
     order, experts = sort.outputs[0].type, str(sort.get("to"))
-    exchanged = prod(
-        program.degree((claim.axis,))
-        for claim in program.claims
-        if claim.dim == experts and claim.split and order.at(claim.axis).dim in DATA_DIMS
-    )
+    exchanged = 1
+    for claim in program.claims:
+        if claim.dim == experts and claim.split and order.at(claim.axis).dim in DATA_DIMS:
+            exchanged *= program.degree((claim.axis,))
     choices = prod(program.local_size(order, dim) for dim in order.dims if dim != experts)
     return choices * exchanged / program.size(experts)
 
 
 @once
 def loads(program: Program) -> tuple[Load, ...]:
-    """An equal load, that for which the plan has memory, and the largest; none where all ranks
+    """An equal load, the load that the plan has memory for, and the largest; none where all ranks
     get the same.
     """
     if all(most == 1 for _, most in most_loads(program)):
@@ -83,14 +85,14 @@ def loads(program: Program) -> tuple[Load, ...]:
         room: with_room(program),
         "worst": with_load(program, inf),
     }
-    return tuple(_named(name, of) for name, of in programs.items())
+    return tuple(_named(name, load_program) for name, load_program in programs.items())
 
 
 def _named(name: str, program: Program) -> Load:
-    rows = {
-        op.outputs[0].type.dims[0]: program.local_shape(op.outputs[0].type)[0]
-        for op in _orders(program)
-    }
+    rows: dict[str, int] = {}
+    for op in _orders(program):
+        order = op.outputs[0].type
+        rows[order.dims[0]] = program.local_shape(order)[0]
     return Load(name, rows, program)
 
 
@@ -101,33 +103,41 @@ def most_loads(program: Program) -> tuple[tuple[str, Fraction], ...]:
 
     A token chooses an expert once, and a capacity bounds an expert's tokens of a sequence.
     """
-    made = {value.name: op for op in program.ops for value in op.outputs}
-    found: dict[str, Fraction] = {}
+    op_by_result = {value.name: op for op in program.ops for value in op.outputs}
+    most_by_experts: dict[str, Fraction] = {}
     for op in _orders(program):
         experts = op.outputs[0].type.dims[0]
-        found[experts] = max(_most(program, op, _ids(op, made)), found.get(experts, Fraction(0)))
-    return tuple(found.items())
+        most = _most(program, op, _ids(op, op_by_result))
+        most_by_experts[experts] = max(most, most_by_experts.get(experts, Fraction(0)))
+    return tuple(most_by_experts.items())
 
 
 def _orders(program: Program) -> list[Op]:
     """The ops that make the orders of rows, not padded, which lie by a rank's own experts."""
-    orders = (op for op in program.ops if op.kind in (SORT.name, COUNTS.name))
-    ragged = ((op, op.outputs[0].type) for op in orders if program.is_ragged(op.outputs[0].type))
-    return [op for op, type in ragged if type.axes_of(type.dims[0])]
+    ops = list[Op]()
+    for op in program.ops:
+        if op.kind in (SORT.name, COUNTS.name):
+            type = op.outputs[0].type
+            if program.is_ragged(type) and type.axes_of(type.dims[0]):
+                ops.append(op)
+    return ops
 
 
-def _ids(op: Op, made: Mapping[str, Op]) -> Op:
-    """The op whose choices an order is of."""
-    before = made[op.inputs[0]]
-    return made[before.inputs[0]] if op.kind == COUNTS.name else before
+def _ids(op: Op, op_by_result: Mapping[str, Op]) -> Op:
+    """The op that made the choices of an order."""
+    before = op_by_result[op.inputs[0]]
+    if op.kind == COUNTS.name:
+        return op_by_result[before.inputs[0]]
+    return before
 
 
 def _most(program: Program, op: Op, ids: Op) -> Fraction:
     order = op.outputs[0].type
     experts, *_, chosen = order.dims
-    held, choices = program.local_size(order, experts), program.size(chosen)
+    rank_experts, choices = program.local_size(order, experts), program.size(chosen)
     tokens = prod(program.local_size(order, dim) for dim in DATA_DIMS)
-    rows = tokens * min(choices, held)
+    rows = tokens * min(choices, rank_experts)
     if ids.kind == CAPACITY.name:
-        rows = min(rows, program.local_size(order, BATCH) * held * capacity(program, ids))
+        sequences = program.local_size(order, BATCH)
+        rows = min(rows, sequences * rank_experts * capacity(program, ids))
     return Fraction(rows * program.degree(order.axes_of(experts)), tokens * choices)

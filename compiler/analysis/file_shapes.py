@@ -20,9 +20,10 @@ def get_file_shapes(program: Program) -> dict[str, tuple[int, ...]]:
     """
     param_of = get_param_values(program)
     token_tables = {param_of[value] for value in tables(program) if value in param_of}
-    return {
-        param.name: _shape(program, param, param.name in token_tables) for param in program.stored
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for param in program.stored:
+        shapes[param.name] = _shape(program, param, param.name in token_tables)
+    return shapes
 
 
 def _shape(program: Program, param: Param, is_token_table: bool) -> tuple[int, ...]:
@@ -30,7 +31,9 @@ def _shape(program: Program, param: Param, is_token_table: bool) -> tuple[int, .
     if param.inner:
         return prod(sizes[: -param.inner]), prod(sizes[-param.inner :])
     has_rows = is_token_table or SEQUENCE in param.type.dims
-    return sizes if has_rows and sizes else (prod(sizes),)
+    if has_rows and sizes:
+        return sizes
+    return (prod(sizes),)
 
 
 def _sizes(program: Program, param: Param) -> tuple[int, ...]:
@@ -39,5 +42,5 @@ def _sizes(program: Program, param: Param) -> tuple[int, ...]:
     Padding is left out where it is the last rows: in the first dim.  Elsewhere a file has the
     padding too.
     """
-    own = param.type.dims[len(program.outer(param)) :]
-    return (*map(program.valid, own[:1]), *map(program.size, own[1:]))
+    dims = param.type.dims[len(program.outer(param)) :]
+    return (*map(program.valid, dims[:1]), *map(program.size, dims[1:]))

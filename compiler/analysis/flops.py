@@ -1,8 +1,8 @@
 """The cost of a body: operations of its forward and of the two parts of its backward, counted to
 balance stages.
 
-Non-goals: times (they need a machine).  An op whose cost is that of reading its operands counts an
-operation for each element, which against matrix products is next to nothing.  Attention counts the
+Non-goals: times (they need a machine).  An op that costs no more than reading its operands counts
+an operation for each element, next to nothing against matrix products.  Attention counts the
 pairs of query and key that its mask lets through, whatever a kernel computes besides; documents,
 whose lengths no plan says, count as one.
 """
@@ -25,7 +25,7 @@ class Cost:
     input: int = 0
     """Operations for the gradients that the stage before waits for."""
     weight: int = 0
-    """Operations for the gradients of weights, for which no stage waits."""
+    """Operations for the gradients of weights, which no stage waits for."""
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -38,13 +38,13 @@ class Cost:
 
 def cost(program: Program, body: Sequence[Stmt]) -> Cost:
     """The cost of one run of a body of `program`."""
-    inner = (
-        cost(program, stmt.body) * program.size(stmt.dim)
-        if isinstance(stmt, Region)
-        else _cost(program, stmt)
-        for stmt in body
-    )
-    return sum(inner, Cost())
+    total = Cost()
+    for stmt in body:
+        if isinstance(stmt, Region):
+            total += cost(program, stmt.body) * program.size(stmt.dim)
+        else:
+            total += _cost(program, stmt)
+    return total
 
 
 def _cost(program: Program, op: Op) -> Cost:
@@ -52,28 +52,28 @@ def _cost(program: Program, op: Op) -> Cost:
     samples is a weight.
     """
     types = program.types
-    made = sum(program.elements(evolve(value.type, places=())) for value in op.outputs)
+    # elements of the results, on all ranks together
+    elements = sum(program.elements(evolve(value.type, places=())) for value in op.outputs)
     match op.kind:
         case "leaf":
             return Cost()
         case "contract" | "grouped_contract":
-            product = 2 * made * prod(map(program.size, op.names("over")))
+            product = 2 * elements * prod(map(program.size, op.names("over")))
             weights = sum(BATCH not in types[name].dims for name in op.inputs[:2])
             return Cost(product, product * (2 - weights), product * weights)
         case "contracts":
-            product = 2 * made * prod(map(program.size, op.names("over")))
+            product = 2 * elements * prod(map(program.size, op.names("over")))
             return Cost(product, product, product)
         case "linear_cross_entropy" | "linear_softmax_stats":
-            product = 2 * prod(
-                map(program.size, {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims})
-            )
-            # backward recomputes logits; else forward computes gradients
-            in_parts = op.kind == "linear_softmax_stats"
-            return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
+            dims = {*types[op.inputs[0]].dims, *types[op.inputs[1]].dims}
+            product = 2 * prod(map(program.size, dims))
+            if op.kind == "linear_softmax_stats":
+                return Cost(product, 2 * product, product)  # backward recomputes logits
+            return Cost(3 * product)  # forward computes gradients
         case _ if keys := roles(op, types).key_seq:
             pairs = seen_pairs(program.size(keys), op.get("mask") == "causal", window_of(op))
             q, _, v = (program.size(types[name].dims[-1]) for name in op.inputs[:3])
-            products = 2 * (q + v) * (made // v // program.size(keys)) * pairs
+            products = 2 * (q + v) * (elements // v // program.size(keys)) * pairs
             return Cost(products, 2 * products)
         case _:
-            return Cost(made, made)
+            return Cost(elements, elements)

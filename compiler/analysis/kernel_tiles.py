@@ -1,4 +1,4 @@
-"""Which functions of a program are Triton kernels, and with which tiles they run on which chip.
+"""The functions of a program that are Triton kernels, and the tiles that they run with on a chip.
 
 Purpose: what emitted programs say of kernels, and what they must cover.  The tiles are in
 `tiles.toml`, by chip, class and size; `benchmarks/tune_kernels.py` measures them.  Non-goals: the
@@ -25,18 +25,19 @@ from ..ops.chunked_logits import few_columns, few_tokens
 from .param_uses import leaves
 
 Size = Callable[[Program, Sequence[Type], Op], int]
-"""The size by which the tiles of an op are chosen, from its operands."""
+"""Gives the size that the tiles of an op are chosen by, from its operands."""
 
 Tile = dict[str, Any]
-"""The arguments of a tile, some of which may be tiles themselves."""
+"""The arguments of a tile; some may be tiles themselves."""
 
 Tiles = dict[str, dict[str, Tile]]
 """The tiles of a chip: by class, and by size."""
 
 
 def _of_weight(program: Program, operands: Sequence[Type], op: Op) -> int:
-    """The elements over which a norm goes, those of its weight."""
-    return program.elements(operands[2 if op.kind.startswith("add_") else 1])
+    """The number of elements that a norm goes over: its weight's."""
+    place = 2 if op.kind.startswith("add_") else 1
+    return program.elements(operands[place])
 
 
 def _last(program: Program, operands: Sequence[Type], op: Op) -> int:
@@ -45,7 +46,7 @@ def _last(program: Program, operands: Sequence[Type], op: Op) -> int:
 
 
 def _columns(program: Program, operands: Sequence[Type], op: Op) -> int:
-    """The number of classes for which a rank computes logits."""
+    """The number of classes that a rank computes logits for."""
     return program.local_size(operands[1], operands[1].dims[0])
 
 
@@ -61,12 +62,12 @@ def _experts(program: Program, operands: Sequence[Type], op: Op) -> int:
 
 @frozen
 class Kernel:
-    """A class of `scalec.runtime.kernels`; a program calls the function that it makes of it.
+    """A class of `scalec.runtime.kernels`; a program makes a function of it and calls that.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
-    tile   the class of its tiles; only those of `Tile` serve all element types, and of `Blocks` no
-           size but their own
-    tuned  the class for which the table has its tiles, if not for itself
+    tile   the class of its tiles; only tiles of `Tile` serve all element types, and tiles of
+           `Blocks` serve no size but their own
+    tuned  the class whose tiles in the table it takes, if not its own
     """
 
     name: str
@@ -105,7 +106,7 @@ KERNELS = {
 """By the kind of op."""
 
 BLOCKS = {2: "", 4: "32"}
-"""The suffix of a class in the table, by the bytes of the elements that its tiles are for."""
+"""The suffix of a class in the table, by the bytes of the elements that its tiles serve."""
 
 OPTIMIZERS = {"adamw": "AdamW"}
 """The kernels of optimizers, by what plans call them."""
@@ -137,8 +138,10 @@ class Used:
 
 def chip(program: Program) -> str:
     """The chip whose tiles a program has."""
-    found = gpu(program.cluster)
-    return chip_of(found.capability) if found else USUAL
+    known_gpu = gpu(program.cluster)
+    if not known_gpu:
+        return USUAL
+    return chip_of(known_gpu.capability)
 
 
 def chip_of(capability: int) -> str:
@@ -149,38 +152,43 @@ def chip_of(capability: int) -> str:
 def tiles_of(name: str) -> Mapping[str, dict[str, Tile]]:
     """By class, and by size; a class that the chip lacks has the tiles of the next older one."""
     names = [*CHIPS.values()]
-    return ChainMap(*(_table().get(each, {}) for each in names[names.index(name) :]))
+    table = _table()
+    return ChainMap(*(table.get(chip, {}) for chip in names[names.index(name) :]))
 
 
 def nearest(tiles: Mapping[str, Tile], size: int) -> Tile:
     """The tile of this size, or of the next larger one in the table, or of the largest."""
-    known = sorted(map(int, tiles))
-    return tiles[str(next((each for each in known if each >= size), known[-1]))]
+    sizes = sorted(map(int, tiles))
+    for tile_size in sizes:
+        if tile_size >= size:
+            return tiles[str(tile_size)]
+    return tiles[str(sizes[-1])]
 
 
 def kernels_of(program: Program) -> list[Used]:
-    """The kernels that a program calls, by their functions; backward has the tiles of what it
-    is backward of.
+    """The kernels that a program calls, by their functions; backward has the tiles of the op that
+    it is backward of.
     """
     if program.train.kernels != TRITON:
         return []
-    sizes = dict[str, dict[int, int]]()
+    sizes = dict[str, dict[int, int]]()  # by kind of op and size, the bytes of the widest element
     for op in walk(program.forward.body):
-        if op.kind in KERNELS:
-            operands = program.operands(op)
-            size, found = (
-                KERNELS[op.kind].size(program, operands, op),
-                sizes.setdefault(op.kind, {}),
-            )
-            found[size] = max(found.get(size, 0), ITEM_BYTES[operands[0].dtype])
+        if op.kind not in KERNELS:
+            continue
+        operands = program.operands(op)
+        size = KERNELS[op.kind].size(program, operands, op)
+        kind_sizes = sizes.setdefault(op.kind, {})
+        kind_sizes[size] = max(kind_sizes.get(size, 0), ITEM_BYTES[operands[0].dtype])
     tiles = tiles_of(chip(program))
-    used = (_used(kind, sorted(found.items()), tiles) for kind, found in sizes.items())
-    return sorted(used, key=lambda each: each.function)
+    used = list[Used]()
+    for kind, kind_sizes in sizes.items():
+        used.append(_used(kind, sorted(kind_sizes.items()), tiles))
+    return sorted(used, key=lambda kernel: kernel.function)
 
 
 def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
-    """Whether there is a tile for an op, or for its backward, of operands on one rank; for what
-    is no kernel, too.
+    """Whether there is a tile for an op, or for its backward, of operands on one rank; true for an
+    op that is no kernel.
     """
     op, operands = VJPS.forward(op, operands)
     kernel = KERNELS.get(op.kind)
@@ -192,9 +200,9 @@ def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
 
 def optimizer_kernel(program: Program) -> str:
     """The class of the optimizer's kernel; "" where the optimizer is torch's."""
-    return (
-        OPTIMIZERS.get(program.train.optimizer.kind, "") if program.train.kernels == TRITON else ""
-    )
+    if program.train.kernels != TRITON:
+        return ""
+    return OPTIMIZERS.get(program.train.optimizer.kind, "")
 
 
 def tiles_file(program: Program) -> dict[str, str]:
@@ -203,19 +211,19 @@ def tiles_file(program: Program) -> dict[str, str]:
     """
     if program.train.kernels != TRITON:
         return {}
-    tiles = {
-        used.name: {str(size): tile for size, tile in used.tiles} for used in kernels_of(program)
-    }
+    tiles: dict[str, dict[str, Tile]] = {}
+    for used in kernels_of(program):
+        tiles[used.name] = {str(size): tile for size, tile in used.tiles}
     if name := optimizer_kernel(program):
         (tiles[name],) = tiles_of(chip(program))[name].values()
-    said = {"written_by": f"scalec {__version__}", "chip": chip(program), "tiles": tiles}
-    return {"tiles.json": f"{json.dumps(said, indent=1)}\n"}
+    fields = {"written_by": f"scalec {__version__}", "chip": chip(program), "tiles": tiles}
+    return {"tiles.json": f"{json.dumps(fields, indent=1)}\n"}
 
 
 def accumulates(program: Program) -> bool:
     """Whether gradients are added up by a kernel: narrow ones to wide ones."""
-    made = {program.types[name].dtype for name in leaves(program)}
-    return program.train.kernels == TRITON and len(made) > 1
+    dtypes = {program.types[name].dtype for name in leaves(program)}
+    return program.train.kernels == TRITON and len(dtypes) > 1
 
 
 @cache
@@ -229,9 +237,12 @@ def _used(
 ) -> Used:
     """For some sizes, each with the bytes of its widest elements."""
     kernel = KERNELS[kind]
-    chosen = ((size, _tile(kernel, size, item, tiles)) for size, item in sizes)
-    found = tuple((size, tile) for size, tile in chosen if tile)
-    return Used(OPS[kind].function, kernel.name, found, kernel.chunk and kernel.chunk(sizes[-1][0]))
+    chosen = list[tuple[int, Tile]]()
+    for size, item in sizes:
+        if tile := _tile(kernel, size, item, tiles):
+            chosen.append((size, tile))
+    chunk = kernel.chunk and kernel.chunk(sizes[-1][0])
+    return Used(OPS[kind].function, kernel.name, tuple(chosen), chunk)
 
 
 def _tile(
@@ -240,5 +251,9 @@ def _tile(
     """The tile for a size, and elements of `item` bytes; None where the table has none."""
     if kernel.tile == "Tile":
         return nearest(tiles.get(kernel.tuned, {}), size)
-    own = tiles.get(kernel.tuned + BLOCKS[item], {}) if item in BLOCKS else {}
-    return nearest(own, size) if own and kernel.tile == "Products" else own.get(str(size))
+    if item not in BLOCKS:
+        return None
+    tiles_by_size = tiles.get(kernel.tuned + BLOCKS[item], {})
+    if tiles_by_size and kernel.tile == "Products":
+        return nearest(tiles_by_size, size)
+    return tiles_by_size.get(str(size))

@@ -1,4 +1,4 @@
-"""How much each rank sends in a step, over which links, and in the units of the ZeRO paper.
+"""How much each rank sends in a step, over what links, and in the units of the ZeRO paper.
 
 Non-goals: time, which depends on what else runs; what is communicated (`communication`), tables
 (`reports.explain`).
@@ -20,21 +20,24 @@ PASSED = {"send": 1, "receive": 0, "rotate": 1}
 """How many times what goes in is sent as it is."""
 
 
-def whole(each: Collective) -> int:
+def whole(collective: Collective) -> int:
     """The elements of the whole tensor of a call: all ranks' parts where these are gathered,
     else what goes in.
     """
-    return each.elements * (each.ranks if each.op == "all_gather" else 1)
+    if collective.op == "all_gather":
+        return collective.elements * collective.ranks
+    return collective.elements
 
 
-def sent(each: Collective) -> int:
+def sent(collective: Collective) -> int:
     """The bytes that a rank sends in all calls of a step, as rings send them (Patarasuk and
     Yuan 2009).
     """
-    if each.op in PASSED:
-        return each.count * each.bytes * PASSED[each.op]
-    moved = each.count * HALVES[each.op] * whole(each) * ITEM_BYTES[each.dtype]
-    return moved * (each.ranks - 1) // each.ranks
+    op, ranks = collective.op, collective.ranks
+    if op in PASSED:
+        return collective.count * collective.bytes * PASSED[op]
+    moved = collective.count * HALVES[op] * whole(collective) * ITEM_BYTES[collective.dtype]
+    return moved * (ranks - 1) // ranks
 
 
 def crosses(
@@ -46,15 +49,20 @@ def crosses(
     Ranks count the mesh's places, its last axis innermost.  A group may be `among` some places of
     one axis.
     """
+    # the first place of each group, and how far from it the group's first and last ranks are
     origins, first, last, stride = [0], 0, 0, 1
     for axis in reversed(program.axes):
         if axis.name in axes:
             first += min(among, default=0) * stride
             last += max(among, default=axis.size - 1) * stride
         else:
-            origins = [origin + place * stride for place in range(axis.size) for origin in origins]
+            offsets = range(0, axis.size * stride, stride)
+            origins = [origin + offset for offset in offsets for origin in origins]
         stride *= axis.size
-    return any((it + first) // ranks_per_node != (it + last) // ranks_per_node for it in origins)
+    for origin in origins:
+        if (origin + first) // ranks_per_node != (origin + last) // ranks_per_node:
+            return True
+    return False
 
 
 @frozen
@@ -75,23 +83,32 @@ class Volume:
 def volumes(program: Program, listed: Sequence[Collective]) -> tuple[Volume, ...]:
     """The volumes of a step's collectives; buckets with layers first.
 
-    `program` is a rank's of a pipeline.
+    In a pipeline, `program` is a rank's.
     """
-    alike: dict[tuple[str, ...], list[Bucket]] = {}
-    # a rank of a pipeline may have none of one
-    held = (bucket for bucket in program.buckets if bucket.params)
-    for bucket in sorted(held, key=lambda it: not it.layers):
-        alike.setdefault(bucket.layers, []).append(bucket)
-    return tuple(_volume(program, layers, buckets, listed) for layers, buckets in alike.items())
+    buckets_by_layers: dict[tuple[str, ...], list[Bucket]] = {}
+    for bucket in sorted(program.buckets, key=lambda bucket: not bucket.layers):
+        if bucket.params:  # a rank of a pipeline may have no part of one
+            buckets_by_layers.setdefault(bucket.layers, []).append(bucket)
+    layer_volumes = list[Volume]()
+    for layers, buckets in buckets_by_layers.items():
+        layer_volumes.append(_volume(program, layers, buckets, listed))
+    return tuple(layer_volumes)
 
 
 def _volume(
     program: Program, layers: tuple[str, ...], buckets: list[Bucket], listed: Sequence[Collective]
 ) -> Volume:
-    params = {name for bucket in buckets for name in bucket.params}
+    names = {bucket.name for bucket in buckets}
     totals = {"parameters": 0, "gradients": 0}
-    for each in listed:
-        if each.bucket in {bucket.name for bucket in buckets}:
-            totals[each.use] += each.count * HALVES[each.op] * whole(each)
-    elements = sum(program.elements(param.type) for param in program.params if param.name in params)
-    return Volume(layers, len(buckets), elements, totals["parameters"], totals["gradients"])
+    for collective in listed:
+        if collective.bucket in names:
+            elements = collective.count * HALVES[collective.op] * whole(collective)
+            totals[collective.use] += elements
+    params = set[str]()
+    for bucket in buckets:
+        params.update(bucket.params)
+    parameters = 0
+    for param in program.params:
+        if param.name in params:
+            parameters += program.elements(param.type)
+    return Volume(layers, len(buckets), parameters, totals["parameters"], totals["gradients"])

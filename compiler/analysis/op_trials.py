@@ -1,4 +1,4 @@
-"""The signatures in which a plan calls its own functions, for a process that tries these on random
+"""The signatures that a plan calls its own functions with, for a process that tries these on random
 numbers.
 
 Purpose: dims, numbers and sizes of each call; the words of the certificate for what was tried.
@@ -6,6 +6,7 @@ Non-goals: trying them (`scalec.testing.op_trial`), and the process (`cli.op_tri
 """
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from attrs import frozen
 
@@ -49,7 +50,7 @@ class TrialSignature:
 
 
 def trial_signatures(model: Program) -> dict[TrialSignature, Op]:
-    """The signatures in which a model calls its own functions, each with a call."""
+    """The signatures that a model calls its own functions with, each with a call."""
     types, signatures = model.types, dict[TrialSignature, Op]()
     for op in model.ops:
         if op.kind == "call":
@@ -60,7 +61,12 @@ def trial_signatures(model: Program) -> dict[TrialSignature, Op]:
 def _signature(op: Op, types: Sequence[Type], model: Program) -> TrialSignature:
     lead = _leading_dims(op, types)
     operands = tuple(type.dims for type in types)
-    dims = dict.fromkeys(dim for type in types for dim in type.dims)
+    dims: dict[str, None] = {}
+    for type in types:
+        dims |= dict.fromkeys(type.dims)
+    cases = list[Sizes]()
+    for leading, other in zip(LEADING, OTHER, strict=True):
+        cases.append(case_sizes(dims, lead, leading, other))
     return TrialSignature(
         function=str(op.get("function")),
         names=tuple(f"operand {number + 1}" for number in range(len(types))),
@@ -72,10 +78,7 @@ def _signature(op: Op, types: Sequence[Type], model: Program) -> TrialSignature:
         positions=positions_in(op),
         causal=causal_dim(op),
         dtype=DTYPES[types[0].dtype],
-        cases=tuple(
-            case_sizes(dims, lead, leading, other)
-            for leading, other in zip(LEADING, OTHER, strict=True)
-        ),
+        cases=tuple(cases),
         instead=_plan_sizes(operands, lead, op.names("along"), model),
     )
 
@@ -90,13 +93,19 @@ def _leading_dims(op: Op, types: Sequence[Type]) -> tuple[str, ...]:
 
 
 def _spelled_out(words: Sequence[str], lead: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dim for word in words for dim in (lead if word == LEAD else (word,)))
+    dims = list[str]()
+    for word in words:
+        if word == LEAD:
+            dims += lead
+        else:
+            dims.append(word)
+    return tuple(dims)
 
 
 def case_sizes(
     dims: Iterable[str], lead: Sequence[str], leading: Sequence[int], other: int
 ) -> Sizes:
-    """The sizes of dims in one case: those of `lead` have the sizes `leading` in turns."""
+    """The sizes of dims in one case: the dims of `lead` have the sizes `leading` in turns."""
     sizes = dict.fromkeys(dims, other)
     for number, dim in enumerate(lead):
         sizes[dim] = leading[number % len(leading)]
@@ -110,23 +119,23 @@ def _plan_sizes(
     much.
     """
     sizes = dict[str, int]()
-    for dim in (dim for dims in operands for dim in dims):
-        size = model.size(dim)
-        divisors = [part for part in range(2, 17) if size % part == 0]
-        sizes[dim] = max(divisors, default=min(size, 16)) if dim in along else size
+    for dims in operands:
+        for dim in dims:
+            size = model.size(dim)
+            if dim in along:
+                divisors = [part for part in range(2, 17) if size % part == 0]
+                size = max(divisors, default=min(size, 16))
+            sizes[dim] = size
     for number, dim in enumerate(lead):
         sizes[dim] = LEADING[0][number % 2]
     for dims in operands:
-        numbers = 1
-        for dim in dims:
-            numbers *= sizes[dim]
-        if numbers > MOST_NUMBERS:
+        if prod(sizes[dim] for dim in dims) > MOST_NUMBERS:
             return ()
     return tuple(sizes.items())
 
 
 def tried_functions(signatures: Iterable[TrialSignature]) -> tuple[Tried, ...]:
-    """The certificate's entries for functions that have been tried in these signatures."""
+    """The certificate's entries for functions that have been tried with these signatures."""
     checks = dict[str, dict[str, None]]()
     for signature in signatures:
         words = checks.setdefault(signature.function, {})

@@ -1,5 +1,5 @@
-"""Ops that run while rows of experts are under way: those from an exchange that only begins to its
-`wait`.
+"""Ops that run while rows of experts are under way: they are between an exchange that only begins
+and its `wait`.
 
 Non-goals: which ops these are to be (`passes.overlap_exchanges`), and how long they take.
 """
@@ -18,5 +18,5 @@ def beside(body: Sequence[Stmt]) -> Iterator[tuple[Op, list[Op]]]:
         if isinstance(stmt, Region):
             yield from beside(stmt.body)
         elif begins(stmt):
-            rest = (op for op in body[i + 1 :] if isinstance(op, Op))
-            yield stmt, [*takewhile(lambda op: not OPS[op.kind].awaits, rest)]
+            later_ops = (op for op in body[i + 1 :] if isinstance(op, Op))
+            yield stmt, [*takewhile(lambda op: not OPS[op.kind].awaits, later_ops)]

@@ -1,5 +1,5 @@
-"""Which values of a step are parameters as the model uses them, and which of these go into one
-product.
+"""The values of a step that are parameters as the model uses them, and the groups of them that go
+into one product.
 
 Non-goals: the ops between a parameter's state of record and its uses (`passes.place_state`,
 `passes.bucket_params`).
@@ -16,15 +16,16 @@ def leaves(program: Program) -> dict[str, str]:
     """The parameters and the values that are one as the model uses it, in the step or in a
     layer, by parameter.
     """
-    of = {param.name: param.name for param in program.stored}
+    param_of = {param.name: param.name for param in program.stored}
     for op in program.ops:
         if op.kind == "unpack":
             params = program.bucket(str(op.get("bucket"))).params
-            of |= {value.name: param for value, param in zip(op.outputs, params, strict=True)}
+            for value, param in zip(op.outputs, params, strict=True):
+                param_of[value.name] = param
     for op in ops_in(program.region.body):
-        if op.kind in _SAME_VALUE and op.inputs[0] in of:
-            of[op.outputs[0].name] = of[op.inputs[0]]
-    return of
+        if op.kind in _SAME_VALUE and op.inputs[0] in param_of:
+            param_of[op.outputs[0].name] = param_of[op.inputs[0]]
+    return param_of
 
 
 def get_param_values(program: Program) -> dict[str, str]:
@@ -35,13 +36,9 @@ def get_param_values(program: Program) -> dict[str, str]:
 
     def follow(stmt: Stmt) -> None:
         if isinstance(stmt, Region):
-            param_of.update(
-                {
-                    arg.value.name: param_of[arg.source]
-                    for arg in stmt.args
-                    if arg.source in param_of
-                }
-            )
+            for arg in stmt.args:
+                if arg.source in param_of:
+                    param_of[arg.value.name] = param_of[arg.source]
             for inner in stmt.body:
                 follow(inner)
         elif stmt.kind in _SAME_VALUE and stmt.inputs[0] in param_of:
@@ -55,10 +52,13 @@ def products(program: Program) -> list[tuple[str, ...]]:
     """The parameters of each product with several weights: these are adjacent, in each layer of
     a repeat.
     """
-    of = leaves(program)
+    param_of = leaves(program)
     for region in walk_regions(program.region.body):
-        of |= {arg.value.name: of[arg.source] for arg in region.args if arg.source in of}
-    found = (
-        tuple(of[name] for name in op.inputs[1:]) for op in program.ops if op.kind == CONTRACTS.name
-    )
-    return [*dict.fromkeys(found)]
+        for arg in region.args:
+            if arg.source in param_of:
+                param_of[arg.value.name] = param_of[arg.source]
+    groups: dict[tuple[str, ...], None] = {}
+    for op in program.ops:
+        if op.kind == CONTRACTS.name:
+            groups[tuple(param_of[name] for name in op.inputs[1:])] = None
+    return [*groups]

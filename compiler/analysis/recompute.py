@@ -30,31 +30,35 @@ def cheap(program: Program) -> list[str]:
 
 def selectable(program: Program) -> list[str]:
     """The ops of a program that a plan can name, and that are one call of one result."""
-    kinds = dict.fromkeys(
-        name_of(op) for op in program.ops if len(op.outputs) == 1 and op.kind in OPS
-    )
-    return [
-        kind
-        for kind in kinds
-        if OPS[kind].function and (OPS[kind].user_visible or kind == DISPATCH.name)
-    ]
+    kinds: dict[str, None] = {}
+    for op in program.ops:
+        if len(op.outputs) == 1 and op.kind in OPS:
+            kinds[name_of(op)] = None
+    names = list[str]()
+    for kind in kinds:
+        if OPS[kind].function and (OPS[kind].user_visible or kind == DISPATCH.name):
+            names.append(kind)
+    return names
 
 
 def name_of(op: Op) -> str:
-    """The name by which `selective(…)` means an op: `dispatch` is all that leads to the rows of
+    """The name that `selective(…)` has for an op: `dispatch` is all that leads to the rows of
     experts.
     """
-    return DISPATCH.name if op.kind == EXCHANGE.name else OPS[op.kind].plan_name
+    if op.kind == EXCHANGE.name:
+        return DISPATCH.name
+    return OPS[op.kind].plan_name
 
 
 def check(program: Program) -> None:
     """Raises PlanError where `selective(…)` names what the model does not do as one op."""
     recompute = program.train.recompute
     by_layer = recompute.word == "every"
-    repeats = (
-        region for region in walk_regions(program.region.body) if not regions_in(region.body)
-    )
-    able = [repeat.dim for repeat in repeats] if by_layer else selectable(program)
+    if by_layer:
+        regions = walk_regions(program.region.body)
+        able = [region.dim for region in regions if not regions_in(region.body)]
+    else:
+        able = selectable(program)
     span = program.train.spans.get("recompute", program.region.span)
     errors = [_unknown(name, able, by_layer, span) for name in recompute.names if name not in able]
     if errors:
@@ -62,19 +66,13 @@ def check(program: Program) -> None:
 
 
 def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnostic:
-    message = (
-        f"{'layers of ' if by_layer else ''}`{name}` cannot be"
-        f" recomputed{'' if by_layer else ' on its own'}"
-    )
-    label = "it is not the dim of an innermost repeat" if by_layer else ""
-    label = label or "the model has no such op, or it is split over ranks"
-    return Diagnostic(
-        "E0410",
-        message,
-        span,
-        label,
-        help=did_you_mean(name, able) or f"it can recompute {listing(able)}",
-    )
+    message = f"`{name}` cannot be recomputed on its own"
+    label = "the model has no such op, or it is split over ranks"
+    if by_layer:
+        message = f"layers of `{name}` cannot be recomputed"
+        label = "it is not the dim of an innermost repeat"
+    help = did_you_mean(name, able) or f"it can recompute {listing(able)}"
+    return Diagnostic("E0410", message, span, label, help=help)
 
 
 def is_recomputed(program: Program, op: Op) -> bool:
@@ -97,7 +95,7 @@ def gathers(op: Op) -> bool:
 
 
 def recomputes_region(program: Program, region: Region) -> bool:
-    """Whether backward recomputes layers of a repeat: those with no repeat inside."""
+    """Whether backward recomputes layers of a repeat, which has no repeat inside."""
     innermost = region.kind == "repeat" and not regions_in(region.body)
     return bool(recomputes_layers(program, region.dim)) and innermost
 

@@ -2,10 +2,10 @@
 each price of memory.
 
 For a price of a byte, the cut weighs what is kept against the time of what is recomputed.  An op is
-recomputed from storages that are kept or recomputed themselves, and one that backward reads is
-either.  Source and method: the min-cut partitioner of torch.compile, with times as further edges,
-and Everett's multipliers (Operations Research 11, 1963).  Non-goals: peak memory (`memory`), and
-which cut a plan gets (`passes.choose_recompute`).
+recomputed from storages that are kept or recomputed themselves.  A storage that backward reads is
+kept or recomputed.  Source and method: the min-cut partitioner of torch.compile, with times as
+further edges, and Everett's multipliers (Operations Research 11, 1963).  Non-goals: peak memory
+(`memory`), and which cut a plan gets (`passes.choose_recompute`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class Choice:
     kind    of the op
     reads   storages of its operands
     makes   storages of its results
-    keeps   bytes that it keeps besides, in all layers; if backward recomputes the op, none
+    keeps   bytes that it keeps besides, in all layers; none if backward recomputes the op
     time    of the op in all layers; None where backward cannot recompute it
     """
 
@@ -84,15 +84,18 @@ class Choices:
         return [op for op in self.ops if op.time is not None]
 
     def cut(self, names: frozenset[str]) -> Cut:
-        """The cut with these ops."""
-        again = [op for op in self.ops if op.name in names]
-        read = self.needed.union(*(op.reads for op in again)).difference(
-            *(op.makes for op in again)
-        )
-        kept = sum(map(self.sizes.__getitem__, read)) + sum(
-            op.keeps for op in self.ops if op.name not in names
-        )
-        return Cut(names, sum(op.time or 0.0 for op in again), kept)
+        """The cut that recomputes the ops of these names."""
+        recomputed, kept, read = list[Choice](), 0, set(self.needed)
+        for op in self.ops:
+            if op.name in names:
+                recomputed.append(op)
+                read.update(op.reads)
+            else:
+                kept += op.keeps
+        for op in recomputed:
+            read.difference_update(op.makes)
+        kept += sum(map(self.sizes.__getitem__, read))
+        return Cut(names, sum(op.time or 0.0 for op in recomputed), kept)
 
     def cheapest(self, price: Fraction, fixed: Mapping[str, bool] | None = None) -> Cut:
         """The cut with the least sum of time and of the price of each byte; `fixed` ops are
@@ -107,7 +110,7 @@ class Choices:
 
 
 class _Network:
-    """The graph of a minimum cut: ops on the sink's side are recomputed, storages there are
+    """The graph of a minimum cut: ops on the sink's side are recomputed; storages there are
     kept or recomputed.
     """
 
@@ -116,30 +119,36 @@ class _Network:
         self._graph, self._min_cut = networkx.DiGraph(), networkx.minimum_cut
         self._able = [op.name for op in choices.able]
         unit = choices.whole_time / LEVELS or Fraction(1)
-        made = {storage for op in choices.ops for storage in op.makes}
+        results = set[str]()
         for op in choices.ops:
+            results.update(op.makes)
             again = ("op", op.name)
-            able = op.time is not None and fixed.get(op.name, True)
-            self._edge(
-                "source", again, max(1, round(Fraction(op.time or 0) / unit)) if able else None
-            )
+            if op.time is not None and fixed.get(op.name, True):
+                self._edge("source", again, max(1, round(Fraction(op.time) / unit)))
+                sources = op.reads
+            else:
+                self._edge("source", again, None)
+                sources = ()
             if fixed.get(op.name):
                 self._edge(again, "sink", None)
             else:
                 self._edge(again, "sink", round(op.keeps * price / unit))
-            for storage in op.reads if able else ():
+            for storage in sources:
                 self._edge(storage, again, None)
             for storage in op.makes:
                 self._edge(again, storage, round(choices.sizes[storage] * price / unit))
         for storage, size in choices.sizes.items():
-            if storage not in made:
+            if storage not in results:
                 self._edge("source", storage, round(size * price / unit))
         for storage in choices.needed:
             self._edge(storage, "sink", None)
 
     def _edge(self, source: object, target: object, capacity: int | None) -> None:
-        """An edge; one without a capacity is never cut."""
-        self._graph.add_edge(source, target, **({} if capacity is None else {"capacity": capacity}))
+        """Adds an edge; one without a capacity is never cut."""
+        if capacity is None:
+            self._graph.add_edge(source, target)
+        else:
+            self._graph.add_edge(source, target, capacity=capacity)
 
     def recomputed(self) -> frozenset[str]:
         """The ops on the sink's side."""
@@ -153,26 +162,25 @@ def frontier(choices: Choices) -> list[Cut]:
     """
     nothing = choices.cut(frozenset())
     last = choices.cheapest(2 * choices.whole_time + 1)
-    return (
-        [nothing, *_between(choices, nothing, last), last]
-        if last.bytes < nothing.bytes
-        else [nothing]
-    )
+    if last.bytes >= nothing.bytes:
+        return [nothing]
+    return [nothing, *_between(choices, nothing, last), last]
 
 
 def _price(first: Cut, last: Cut) -> Fraction:
-    """The price of a byte at which two cuts cost the same."""
+    """The price of a byte that makes two cuts cost the same."""
     return (Fraction(last.time) - Fraction(first.time)) / (first.bytes - last.bytes)
 
 
 def _between(choices: Choices, first: Cut, last: Cut) -> list[Cut]:
     if last.time <= first.time:
         return []
-    found = choices.cheapest(price := _price(first, last))
-    gain = Fraction(first.time) - Fraction(found.time) + price * (first.bytes - found.bytes)
-    if gain <= choices.whole_time / 2**20 or not last.bytes < found.bytes < first.bytes:
+    price = _price(first, last)
+    middle = choices.cheapest(price)
+    gain = Fraction(first.time) - Fraction(middle.time) + price * (first.bytes - middle.bytes)
+    if gain <= choices.whole_time / 2**20 or not last.bytes < middle.bytes < first.bytes:
         return []
-    return [*_between(choices, first, found), found, *_between(choices, found, last)]
+    return [*_between(choices, first, middle), middle, *_between(choices, middle, last)]
 
 
 def least(choices: Choices, most: float, known: Sequence[Cut]) -> Cut | None:
@@ -182,8 +190,10 @@ def least(choices: Choices, most: float, known: Sequence[Cut]) -> Cut | None:
     Branch and bound between the frontier's cuts: exact, unless it takes more than `TRIES` cuts.
     """
     enough = next((i for i, cut in enumerate(known) if cut.bytes <= most), None)
-    if not enough:
-        return None if enough is None else known[0]
+    if enough is None:
+        return None
+    if enough == 0:
+        return known[0]
     search = _Search(choices, most, _price(known[enough - 1], known[enough]), known[enough])
     search.go({})
     return search.best
@@ -198,18 +208,19 @@ class _Search:
     tries: int = field(init=False, default=TRIES)
 
     def go(self, fixed: Mapping[str, bool]) -> None:
-        """Looks for a better cut among those with these ops recomputed, and not."""
+        """Looks for a better cut; `fixed` says of ops whether they are recomputed."""
         self.tries -= 1
-        found = self.choices.cheapest(self.price, fixed)
-        if found.bytes <= self.most and found.time < self.best.time:
-            self.best = found
-        bound = found.time + float(self.price) * (found.bytes - self.most)
+        cut = self.choices.cheapest(self.price, fixed)
+        if cut.bytes <= self.most and cut.time < self.best.time:
+            self.best = cut
+        bound = cut.time + float(self.price) * (cut.bytes - self.most)
         free = [op for op in self.choices.able if op.name not in fixed]
         if bound >= self.best.time * (1 - 1e-12) or not free or self.tries <= 0:
             return
-        differs = found.names ^ self.best.names
+        differs = cut.names ^ self.best.names
         op = max(free, key=lambda op: (op.name in differs, op.time))
-        for again in (op.name not in found.names, op.name in found.names):
+        is_in_cut = op.name in cut.names
+        for again in (not is_in_cut, is_in_cut):
             self.go({**fixed, op.name: again})
 
 
@@ -217,56 +228,64 @@ class _Search:
 
 
 def times(program: Program) -> Callable[[Op], float]:
-    """The seconds in which the cluster's GPU does an op, or where nobody knows these, the op's
+    """The seconds that the cluster's GPU takes for an op; where they are not known, the op's
     operations.
     """
     from .hardware import hardware
 
-    if not (on := hardware(program)):
+    gpu = hardware(program)
+    if not gpu:
         return lambda op: float(cost(program, (op,)).forward)
     from .time.prices import prices  # a plan without a cluster does without
 
-    of = prices(program, on)
-    return lambda op: sum(seconds for _, seconds in of(op).computes)
+    price_of = prices(program, gpu)
+    return lambda op: sum(seconds for _, seconds in price_of(op).computes)
 
 
 def again(program: Program) -> dict[str, Op]:
     """The ops of forward that backward recomputes, by their first results, in a program after
     the last pass.
     """
-    found = Storages(program).recomputed.values()
-    return {op.outputs[0].name: op for op in found}
+    recomputed = Storages(program).recomputed.values()
+    return {op.outputs[0].name: op for op in recomputed}
 
 
 def added(program: Program) -> float:
-    """The time of what backward recomputes, relative to that of the rest of a microbatch."""
+    """The time of what backward recomputes, relative to the time of the rest of a microbatch."""
     time, storages = times(program), Storages(program)
 
-    def of(body: Sequence[Stmt]) -> tuple[float, float]:
-        both = [
-            tuple(program.size(stmt.dim) * part for part in of(stmt.body))
-            if isinstance(stmt, Region)
-            else (time(stmt) * is_again(stmt), time(stmt) * (not is_again(stmt)))
-            for stmt in body
-        ]
-        return sum(part for part, _ in both), sum(part for _, part in both)
+    def split_time(body: Sequence[Stmt]) -> tuple[float, float]:
+        """The time of the ops of a body that are recomputed, and of all others."""
+        recomputed = others = 0.0
+        for stmt in body:
+            if isinstance(stmt, Region):
+                layers = program.size(stmt.dim)
+                inner_recomputed, inner_others = split_time(stmt.body)
+                recomputed += layers * inner_recomputed
+                others += layers * inner_others
+            elif is_again(stmt):
+                recomputed += time(stmt)
+            else:
+                others += time(stmt)
+        return recomputed, others
 
     def is_again(op: Op) -> bool:
         return bool(op.outputs) and op.outputs[0].name in storages.recomputed
 
-    (twice, once), (_, forward) = of(program.backward.body), of(program.forward.body)
-    return twice / (once + forward)
+    recomputed, backward = split_time(program.backward.body)
+    _, forward = split_time(program.forward.body)
+    return recomputed / (backward + forward)
 
 
 def choices(program: Program, time: Callable[[Op], float]) -> Choices:
-    """Choices of a program after the last pass, in which nothing is recomputed yet; `time` is
-    that of an op, once.
+    """Choices of a program after the last pass that recomputes nothing yet; `time` gives the time
+    of doing an op once.
     """
     return _Reader(program, time).choices()
 
 
 class _Reader:
-    """Reads a forward block; the storage that a layer hands on is that which the next is handed."""
+    """Reads a forward block; a layer's result and the next layer's operand count as one storage."""
 
     def __init__(self, program: Program, time: Callable[[Op], float]) -> None:
         self._program, self._time = program, time
@@ -287,26 +306,25 @@ class _Reader:
             if isinstance(stmt, Op):
                 yield from self._op(stmt, times)
                 continue
-            self._ends |= {end.name for end in stmt.yields if end.leave is Leave.LAST}
-            self._handed |= {self._storages.root(end): arg for arg, end, _ in carried(stmt)}
+            for end in stmt.yields:
+                if end.leave is Leave.LAST:
+                    self._ends.add(end.name)
+            for arg, end, _ in carried(stmt):
+                self._handed[self._storages.root(end)] = arg
             yield from self._ops(stmt.body, times * self._program.size(stmt.dim))
 
     def _op(self, op: Op, times: int) -> Iterator[Choice]:
-        reads, needs = self._of(op.inputs, times), self._of(self._keeper.values(op), times)
-        self._needed |= {*needs}
+        reads = self._of(op.inputs, times)
+        self._needed.update(self._of(self._keeper.values(op), times))
         if OPS[op.kind].views(self._program, op):
             return
-        makes, keeps = (
-            self._of([value.name for value in op.outputs], times),
-            sum(self._keeper.others(op).values()),
-        )
-        time = (
-            0.0
-            if is_recomputed(self._program, op)
-            else self._time(op) * times
-            if self._is_able(op)
-            else None
-        )
+        makes = self._of([value.name for value in op.outputs], times)
+        keeps = sum(self._keeper.others(op).values())
+        time = None
+        if is_recomputed(self._program, op):
+            time = 0.0
+        elif self._is_able(op):
+            time = self._time(op) * times
         yield Choice(op.outputs[0].name, op.kind, reads, makes, keeps * times, time)
 
     def _is_able(self, op: Op) -> bool:
@@ -314,24 +332,23 @@ class _Reader:
         this body alone.
         """
         entry = OPS[op.kind]
-        local = (
-            (entry.function or op.kind in OPERATORS) and entry.differentiable and op.kind != "call"
-        )
-        apart = entry.decides or entry.sends or messages(self._program, op, self._program.types)
-        # by what joins dims of the result
-        copied = any(what.endswith(WIDER) for what in self._keeper.others(op))
-        return bool(
-            local
-            and not apart
-            and not copied
-            and not {value.name for value in op.outputs} & self._ends
-        )
+        is_function = entry.function or op.kind in OPERATORS
+        if not is_function or not entry.differentiable or op.kind == "call":
+            return False
+        if entry.decides or entry.sends or messages(self._program, op, self._program.types):
+            return False
+        if any(what.endswith(WIDER) for what in self._keeper.others(op)):
+            return False  # its result is not in one piece, so that joining dims of it copies it
+        return self._ends.isdisjoint(value.name for value in op.outputs)
 
     def _of(self, names: Sequence[str], times: int) -> tuple[str, ...]:
         """The storages of some values; their sizes count for that number of layers."""
         storages = self._storages
-        roots = dict.fromkeys(storages.root(name) for name in names if not storages.held(name))
-        found = dict.fromkeys(self._handed.get(root, root) for root in roots)
-        for root in found:
+        roots: dict[str, None] = {}
+        for name in names:
+            if not storages.held(name):
+                root = storages.root(name)
+                roots[self._handed.get(root, root)] = None
+        for root in roots:
             self._sizes.setdefault(root, storages.bytes(root) * times)
-        return tuple(found)
+        return tuple(roots)

@@ -1,23 +1,23 @@
 """The programs of one pipeline stage, and of one rank with all of its stages.
 
-The IR of a step is that of all stages together.  Here it is cut at the carries of the repeats that
-are split.  A stage's program has the stage's layers and statements; its blocks say what they
-receive and send.  A gradient of which several stages have terms is a sum that each stage does of
-the terms that it has.  Non-goals: when stages work (`schedules`).
+The IR of a step has all stages together.  Here it is cut at the carries of the repeats that are
+split.  A stage's program has the stage's layers and statements; its blocks say what they receive
+and send.  Where several stages have terms of a gradient, each stage sums the terms that it has.
+Non-goals: when stages work (`schedules`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from attrs import evolve, frozen
 
-from ..ir import Enter, Op, Pipeline, Program, Region, Stmt, Value, once, results
+from ..ir import Arg, Bucket, Enter, Op, Pipeline, Program, Region, Stmt, Value, once, results
 from ..ir.stages import Stage, groups, is_free, layers_of_rank, stages, stages_of_param
 from .stage_buckets import chunks, with_chunks
 
 RECEIVED = " received as "
-"""In the name of a received value: after that of the value on the stage before, before that of
-the layers' argument.
+"""Joins the parts of a received value's name: the name of the value on the stage before, and the
+name of the layers' argument.
 """
 SUMS = ("add", "cast", "coerce")
 """Ops on the terms of a parameter's gradient: linear in each."""
@@ -62,7 +62,7 @@ class StageProgram:
         Blocks of stages that do the same statements are one object.
         """
         every = max(self.program.train.recompute.number, 1)
-        layers = ((len(own), own.start % every) for own in self.layers.values())
+        layers = ((len(numbers), numbers.start % every) for numbers in self.layers.values())
         return (id(self.forward), id(self.backward), *layers)
 
 
@@ -70,61 +70,76 @@ class StageProgram:
 def stage_programs(program: Program) -> tuple[StageProgram, ...]:
     """The programs of all stages, in the model's order."""
     assert program.pipeline, "stage_programs: no pipeline"
-    pipeline, all_ = program.pipeline, stages(program, program.pipeline)
-    microbatches, ahead, back = program.microbatches, program.forward, program.backward
-    forward = _Block(pipeline, ahead.body)
-    crossing = [
-        sum(arg.value.type.differentiable for arg in args) for args in reversed(forward.crossing)
-    ]
-    backward = _Block(pipeline, back.body, crossing, {end.name for end in microbatches.yields})
-    cuts, last = [None, *map(_Cut.before_stage, all_[1:]), None], len(pipeline.dims)
-    found: list[StageProgram] = []
-    for stage, begin, end in zip(all_, cuts, cuts[1:], strict=False):
-        own = forward.part(stage, begin, end)
+    pipeline, all_stages = program.pipeline, stages(program, program.pipeline)
+    forward, backward = _make_blocks(program, pipeline)
+    cuts, last = [None, *map(_Cut.before_stage, all_stages[1:]), None], len(pipeline.dims)
+    programs: list[StageProgram] = []
+    for stage, begin, end in zip(all_stages, cuts, cuts[1:], strict=False):
+        ahead = forward.part(stage, begin, end)
         mirrored = Stage(tuple(last - group for group in stage.groups), stage.layers[::-1])
-        grads = backward.part(mirrored, end and end.mirrored(last), begin and begin.mirrored(last))
+        back = backward.part(mirrored, end and end.mirrored(last), begin and begin.mirrored(last))
         layers = dict(zip(pipeline.dims, stage.layers, strict=True))
-        body = evolve(ahead, body=own.body), evolve(back, body=grads.body)
-        step = (
-            evolve(stmt, body=body) if stmt is microbatches else stmt
-            for stmt in program.region.body
-        )
-        sized = program.sized({dim: len(its) for dim, its in layers.items()})
-        whole = evolve(sized, region=evolve(program.region, body=tuple(step)))
-        found.append(StageProgram(whole, layers, own, grads))
-    return tuple(found)
+        stage_program = _with_bodies(program, layers, ahead.body, back.body)
+        programs.append(StageProgram(stage_program, layers, ahead, back))
+    return tuple(programs)
+
+
+def _make_blocks(program: Program, pipeline: Pipeline) -> tuple["_Block", "_Block"]:
+    """Forward and backward of all stages."""
+    forward = _Block(pipeline, program.forward.body)
+    counts = list[int]()  # of the gradients that cross, cut by cut
+    for args in reversed(forward.crossing):
+        counts.append(sum(arg.value.type.differentiable for arg in args))
+    gradients = {end.name for end in program.microbatches.yields}
+    return forward, _Block(pipeline, program.backward.body, counts, gradients)
+
+
+def _with_bodies(
+    program: Program,
+    layers: Mapping[str, range],
+    forward: tuple[Stmt, ...],
+    backward: tuple[Stmt, ...],
+) -> Program:
+    """The program with these layers, whose microbatches have these bodies."""
+    microbatches = program.microbatches
+    blocks = evolve(program.forward, body=forward), evolve(program.backward, body=backward)
+    body = list[Stmt]()
+    for stmt in program.region.body:
+        body.append(evolve(stmt, body=blocks) if stmt is microbatches else stmt)
+    sized = program.sized({dim: len(numbers) for dim, numbers in layers.items()})
+    return evolve(sized, region=evolve(program.region, body=tuple(body)))
 
 
 @once
 def rank_programs(program: Program) -> tuple[Program, ...]:
     """The programs with the parameters, layers and buckets of each rank along the pipeline's axis.
 
-    Their statements are those of all stages, so they need not be legal.
+    Their statements are the statements of all stages, so they need not be legal.
     """
     pipeline = program.pipeline
     assert pipeline, "rank_programs: no pipeline"
-    ranks = {
-        p.name: {pipeline.stage_to_rank[k] for k in stages_of_param(program, pipeline, p)}
-        for p in program.params
-    }
-    found: list[Program] = []
-    for rank, own in enumerate(chunks(program)):
-        sized = program.sized(
-            {dim: len(layers) for dim, layers in layers_of_rank(program, pipeline, rank).items()}
-        )
-        params = tuple(param for param in program.params if rank in ranks[param.name])
-        buckets = (
-            evolve(b, params=tuple(name for name in b.params if rank in ranks[name]))
-            for b in program.buckets
-        )
-        found.append(evolve(with_chunks(sized, own), params=params, buckets=tuple(buckets)))
-    return tuple(found)
+    ranks_by_param: dict[str, set[int]] = {}
+    for param in program.params:
+        param_stages = stages_of_param(program, pipeline, param)
+        ranks_by_param[param.name] = {pipeline.stage_to_rank[stage] for stage in param_stages}
+    programs: list[Program] = []
+    for rank, rank_chunks in enumerate(chunks(program)):
+        layers = layers_of_rank(program, pipeline, rank)
+        sized = program.sized({dim: len(numbers) for dim, numbers in layers.items()})
+        params = tuple(param for param in program.params if rank in ranks_by_param[param.name])
+        buckets = list[Bucket]()
+        for bucket in program.buckets:
+            names = tuple(name for name in bucket.params if rank in ranks_by_param[name])
+            buckets.append(evolve(bucket, params=names))
+        rank_program = with_chunks(sized, rank_chunks)
+        programs.append(evolve(rank_program, params=params, buckets=tuple(buckets)))
+    return tuple(programs)
 
 
 @frozen
 class _Cut:
-    """Where in a block one stage ends and the next begins: by the layers of the repeat of this
-    number.
+    """Where in a block one stage ends and the next begins: before, between or after the layers of
+    the repeat of this number.
     """
 
     repeat: int
@@ -134,7 +149,9 @@ class _Cut:
     def before_stage(cls, stage: Stage) -> "_Cut":
         """The cut of forward in front of a stage."""
         layers = stage.layers[stage.begins]
-        return cls(stage.begins, "after" if not layers else "between" if layers.start else "before")
+        if not layers:
+            return cls(stage.begins, "after")
+        return cls(stage.begins, "between" if layers.start else "before")
 
     def mirrored(self, repeats: int) -> "_Cut":
         """The same cut of backward."""
@@ -161,74 +178,65 @@ class _Block:
         gradients: Iterable[str] = (),
     ) -> None:
         self._groups, self._repeats = groups(pipeline, body)
-        carried = [
-            [arg for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in self._repeats
-        ]
-        counts = crossing or [*map(len, carried)]
-        self.crossing = [args[:count] for args, count in zip(carried, counts, strict=True)]
-        self._seeds = {
-            arg.source: at for at, args in enumerate(carried) for arg in args[counts[at] :]
-        }
+        self.crossing = list[list[Arg]]()
+        self._seeds = dict[str, int]()  # by where a sum begins, the repeat that does it
+        for number, repeat in enumerate(self._repeats):
+            carried = [arg for arg in repeat.args if arg.enter is Enter.CARRY]
+            count = crossing[number] if crossing else len(carried)
+            self.crossing.append(carried[:count])
+            for arg in carried[count:]:
+                self._seeds[arg.source] = number
         self._sums = self._find_sums(body, {*gradients})
         self._parts = dict[object, StageBlock]()
 
     def _find_sums(self, body: Sequence[Stmt], wanted: set[str]) -> list[Op]:
-        """The sums by which gradients of parameters leave the block, in order."""
-        crossing = {value.name for at in range(len(self._repeats)) for value in self._results(at)}
-        found: list[Op] = []
+        """The sums that gradients of parameters leave the block through, in order."""
+        crossing = set[str]()
+        for number in range(len(self._repeats)):
+            crossing.update(value.name for value in self._results(number))
+        sums: list[Op] = []
         for stmt in reversed(body):
-            if (
-                isinstance(stmt, Op)
-                and stmt.kind in SUMS
-                and wanted & _names(stmt)
-                and not crossing & {*stmt.inputs}
-            ):
-                found.append(stmt)
+            if not isinstance(stmt, Op) or stmt.kind not in SUMS:
+                continue
+            if wanted & _names(stmt) and crossing.isdisjoint(stmt.inputs):
+                sums.append(stmt)
                 wanted |= {*stmt.inputs}
-        return found[::-1]
+        return sums[::-1]
 
     def part(self, stage: Stage, begin: _Cut | None, end: _Cut | None) -> StageBlock:
-        """The part of a stage between two cuts; that of stages which do the same is one."""
+        """The part of a stage between two cuts; stages that do the same share one."""
         key = (stage.groups, tuple(map(bool, stage.layers)), begin, end)
         if key not in self._parts:
             self._parts[key] = self._part(stage, begin, end)
         return self._parts[key]
 
     def _part(self, stage: Stage, begin: _Cut | None, end: _Cut | None) -> StageBlock:
-        body = list[Stmt]()
-        for at, group in enumerate(self._groups):
-            body += (stmt for stmt in group if self._has(stage, stmt, at))
-            if at < len(self._repeats) and stage.layers[at]:
-                body.append(
-                    self._entered(at) if begin and begin.repeat == at else self._repeats[at]
-                )
-        for total in self._sums:  # each after the last of its terms
-            if after := [at for at, stmt in enumerate(body, 1) if _names(stmt) & {*total.inputs}]:
-                made = {name for stmt in body for name in _names(stmt)}
-                terms = tuple(name for name in total.inputs if name in made)
-                body.insert(
-                    after[-1], total if terms == total.inputs else evolve(total, inputs=terms)
-                )
-        carried = (
-            value.name
-            for at, layers in enumerate(stage.layers)
-            if layers
-            for value in self._results(at)
-        )
+        body, carried = list[Stmt](), list[str]()
+        for number, group in enumerate(self._groups):
+            body += (stmt for stmt in group if self._has(stage, stmt, number))
+            if number < len(self._repeats) and stage.layers[number]:
+                is_entered = begin and begin.repeat == number
+                body.append(self._entered(number) if is_entered else self._repeats[number])
+                carried += (value.name for value in self._results(number))
+        for total in self._sums:
+            _insert_sum(body, total)
         return StageBlock(self._inputs(begin), tuple(body), self._outputs(end), tuple(carried))
 
     def _has(self, stage: Stage, stmt: Stmt, group: int) -> bool:
         """Whether a stage does a statement of a group; sums apart."""
         if isinstance(stmt, Op) and stmt in self._sums:
             return False
-        if begun := [self._seeds[name] for name in _names(stmt) if name in self._seeds]:
+        begun = [self._seeds[name] for name in _names(stmt) if name in self._seeds]
+        if begun:
             return any(stage.layers[repeat] for repeat in begun)
         return group in stage.groups or is_free(stmt)
 
     def _inputs(self, cut: _Cut | None) -> tuple[Value, ...]:
         if not cut:
             return ()
-        return self._results(cut.repeat) if cut.place == "after" else self._received(cut.repeat)
+        if cut.place == "after":
+            return self._results(cut.repeat)
+        return self._received(cut.repeat)
 
     def _outputs(self, cut: _Cut | None) -> tuple[str, ...]:
         if not cut:
@@ -238,13 +246,13 @@ class _Block:
         return tuple(value.name for value in self._results(cut.repeat))
 
     def _received(self, repeat: int) -> tuple[Value, ...]:
-        """Two carries may begin as one value, and differ in later layers; so each has a name of
-        its own.
+        """The values that cross into a repeat, by names of their own: two carries may begin as one
+        value, and differ in later layers.
         """
-        crossing = self.crossing[repeat]
-        return tuple(
-            evolve(arg.value, name=f"{arg.source}{RECEIVED}{arg.value.name}") for arg in crossing
-        )
+        values = list[Value]()
+        for arg in self.crossing[repeat]:
+            values.append(evolve(arg.value, name=f"{arg.source}{RECEIVED}{arg.value.name}"))
+        return tuple(values)
 
     def _results(self, repeat: int) -> tuple[Value, ...]:
         """The results of a repeat for the values that cross."""
@@ -256,8 +264,26 @@ class _Block:
         assert [*args[: len(received)]] == self.crossing[repeat], (
             "stage_programs: other arguments before what crosses"
         )
-        own = (evolve(arg, source=value.name) for arg, value in zip(args, received, strict=False))
-        return evolve(self._repeats[repeat], args=(*own, *args[len(received) :]))
+        entered = list[Arg]()
+        for arg, value in zip(args, received, strict=False):
+            entered.append(evolve(arg, source=value.name))
+        return evolve(self._repeats[repeat], args=(*entered, *args[len(received) :]))
+
+
+def _insert_sum(body: list[Stmt], total: Op) -> None:
+    """Puts a sum into a body, after the last of the terms that the body has, if it has any."""
+    names, place = set[str](), 0
+    for number, stmt in enumerate(body, 1):
+        stmt_names = _names(stmt)
+        names |= stmt_names
+        if not stmt_names.isdisjoint(total.inputs):
+            place = number
+    if not place:
+        return
+    terms = tuple(name for name in total.inputs if name in names)
+    if terms != total.inputs:
+        total = evolve(total, inputs=terms)
+    body.insert(place, total)
 
 
 def _names(stmt: Stmt) -> set[str]:

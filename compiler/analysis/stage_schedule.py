@@ -1,4 +1,4 @@
-"""Where the stages of a pipeline lie, in which order they do their work, and how long that takes.
+"""Where the stages of a pipeline lie, the order that they work in, and how long that takes.
 
 Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes and for others.
 Non-goals: rows made for what stages cost (`passes.place_stages`), whether rows are right
@@ -7,7 +7,7 @@ Non-goals: rows made for what stages cost (`passes.place_stages`), whether rows 
 
 from functools import lru_cache
 
-from attrs import astuple, evolve
+from attrs import evolve
 
 from ..config.settings import AUTO
 from ..ir import MICROBATCHES, Pipeline, Program
@@ -23,7 +23,7 @@ MOST = 2**17
 
 
 def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The rank of each stage; for `auto` all ways that are tried, of as many stages each.
+    """The ranks of all stages; for `auto` all ways that are tried, of as many stages each.
 
     Raises ScheduleError.
     """
@@ -37,14 +37,14 @@ def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
-    """The first of them.  Raises ScheduleError."""
+    """The first of the placements.  Raises ScheduleError."""
     return placements(pipeline, ranks)[0]
 
 
 def scheduled(program: Program, pipeline: Pipeline) -> Pipeline:
     """The pipeline with the rows and messages of a step of `program`.  Raises ScheduleError."""
-    made = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
-    return evolve(pipeline, schedule=with_messages(made, estimated(program, pipeline)))
+    schedule = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
+    return evolve(pipeline, schedule=with_messages(schedule, estimated(program, pipeline)))
 
 
 def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
@@ -60,7 +60,7 @@ def _named(kind: str, ranks: int, microbatches: int, chunks: int | None) -> Sche
 
 
 def demand_few(stages: int, microbatches: int) -> None:
-    """Forwards that can be listed.  Raises ScheduleError."""
+    """Raises ScheduleError where there are more forwards than can be listed."""
     if (forwards := stages * microbatches) > MOST:
         raise ScheduleError(
             f"{stages} stages × {microbatches} microbatches = {forwards:,} forwards are too"
@@ -70,24 +70,26 @@ def demand_few(stages: int, microbatches: int) -> None:
 
 
 def estimated(program: Program, pipeline: Pipeline) -> Times:
-    """How long each stage works for a microbatch, in parts of what the dearest one's forward
-    takes.
+    """How long each stage works for a microbatch, in parts of the time that the dearest stage's
+    forward takes.
     """
     bodies, repeats = groups(pipeline, program.forward.body)
-    between = [cost(program, body) for body in bodies]
-    layer = [cost(program, repeat.body) for repeat in repeats]
-    costs = [
-        sum((between[i] for i in stage.groups), Cost())
-        + sum(
-            (each * len(layers) for each, layers in zip(layer, stage.layers, strict=True)), Cost()
-        )
-        for stage in stages(program, pipeline)
-    ]
-    unit = max(each.forward for each in costs)
-    parts = (tuple(max(part / unit, LEAST) for part in astuple(each)) for each in costs)
-    forward, input, weight = zip(*parts, strict=True)
-    return Times(forward, input, weight)
+    group_costs = [cost(program, body) for body in bodies]
+    layer_costs = [cost(program, repeat.body) for repeat in repeats]
+    costs = list[Cost]()
+    for stage in stages(program, pipeline):
+        total = sum((group_costs[group] for group in stage.groups), Cost())
+        for layer_cost, layers in zip(layer_costs, stage.layers, strict=True):
+            total += layer_cost * len(layers)
+        costs.append(total)
+    unit = max(stage_cost.forward for stage_cost in costs)
+    forward, input, weight = list[float](), list[float](), list[float]()
+    for stage_cost in costs:
+        forward.append(max(stage_cost.forward / unit, LEAST))
+        input.append(max(stage_cost.input / unit, LEAST))
+        weight.append(max(stage_cost.weight / unit, LEAST))
+    return Times(tuple(forward), tuple(input), tuple(weight))
 
 
 LEAST = 1e-3
-"""The least time of an action, which computes next to nothing."""
+"""The least time of an action: one that computes next to nothing."""

@@ -1,5 +1,5 @@
-"""The seconds of a pipeline's stages on the cluster's GPU, by which layers are divided and rows are
-made.
+"""The seconds of a pipeline's stages on the cluster's GPU: layers are divided and rows are made by
+them.
 
 Non-goals: pipelines on GPUs that nobody has measured, which go by operations
 (`stage_schedule.estimated`).
@@ -23,7 +23,7 @@ from .time.timeline import seconds_of
 @frozen
 class ItemTimes:
     """Seconds of forward and backward: of each group of ops between repeats that are cut, and
-    of a layer of each.
+    of a layer of each repeat.
     """
 
     groups: tuple[float, ...]
@@ -33,31 +33,27 @@ class ItemTimes:
         """The seconds of a microbatch on the rank that works longest, as the pipeline's layers
         are divided.
         """
-        of_ranks = [0.0] * program.axis(pipeline.axis).size
+        seconds_by_rank = [0.0] * program.axis(pipeline.axis).size
         for stage, rank in zip(stages(program, pipeline), pipeline.stage_to_rank, strict=True):
-            of_ranks[rank] += sum(self.groups[i] for i in stage.groups)
-            of_ranks[rank] += sum(
-                len(own) * each for own, each in zip(stage.layers, self.layers, strict=True)
+            seconds_by_rank[rank] += sum(self.groups[group] for group in stage.groups)
+            seconds_by_rank[rank] += sum(
+                len(numbers) * layer
+                for numbers, layer in zip(stage.layers, self.layers, strict=True)
             )
-        return max(of_ranks)
+        return max(seconds_by_rank)
 
 
 def item_times(program: Program, pipeline: Pipeline, on: Hardware) -> ItemTimes:
     """The times of what stages are made of, in a program after `place_state`."""
-    of = prices(program, on)
-    seconds = partial(seconds_of, program, on, of)
+    seconds = partial(seconds_of, program, on, prices(program, on))
     ahead, repeats = groups(pipeline, program.forward.body)
     back, mirrored = groups(pipeline, program.backward.body)
-    return ItemTimes(
-        tuple(
-            seconds(first) + seconds(second)
-            for first, second in zip(ahead, reversed(back), strict=True)
-        ),
-        tuple(
-            seconds(a.body) + seconds(b.body)
-            for a, b in zip(repeats, reversed(mirrored), strict=True)
-        ),
-    )
+    group_seconds, layer_seconds = list[float](), list[float]()
+    for first, second in zip(ahead, reversed(back), strict=True):
+        group_seconds.append(seconds(first) + seconds(second))
+    for repeat, backward in zip(repeats, reversed(mirrored), strict=True):
+        layer_seconds.append(seconds(repeat.body) + seconds(backward.body))
+    return ItemTimes(tuple(group_seconds), tuple(layer_seconds))
 
 
 def stage_times(program: Program, pipeline: Pipeline, on: Hardware) -> Times:
@@ -65,10 +61,12 @@ def stage_times(program: Program, pipeline: Pipeline, on: Hardware) -> Times:
     parts.
     """
     program = evolve(program, pipeline=pipeline)
-    of = of_stages(program, on, splits=True)
-    unit = max(each[Work.FORWARD].gpu for each in of)
-    forward, input, weight = (
-        tuple(max(each[work].gpu / unit, LEAST) for each in of)
-        for work in (Work.FORWARD, Work.INPUT, Work.WEIGHT)
-    )
-    return Times(forward, input, weight, max(cuts(program, pipeline, on)) / unit)
+    clocks = of_stages(program, on, splits=True)
+    unit = max(parts[Work.FORWARD].gpu for parts in clocks)
+    forward, input, weight = list[float](), list[float](), list[float]()
+    for parts in clocks:
+        forward.append(max(parts[Work.FORWARD].gpu / unit, LEAST))
+        input.append(max(parts[Work.INPUT].gpu / unit, LEAST))
+        weight.append(max(parts[Work.WEIGHT].gpu / unit, LEAST))
+    longest_cut = max(cuts(program, pipeline, on))
+    return Times(tuple(forward), tuple(input), tuple(weight), longest_cut / unit)

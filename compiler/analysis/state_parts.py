@@ -2,14 +2,14 @@
 one rank, once.
 
 Purpose: who writes what, without a run; whether the parts of a tensor are the whole of it, without
-overlap or gap.  A part is what the ranks of one place on the axes that split a tensor, or share out
-its bucket, have of it; the first of them writes it.  Non-goals: how it is written and read (the
-runtime, whose boxes are these).
+overlap or gap.  Axes split a tensor, or share out its bucket.  The ranks at one place on these axes
+have the same part of it, and the first of them writes it.  Non-goals: how it is written and read
+(the runtime, whose boxes are these).
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, product
+from itertools import product
 from math import prod
 
 from attrs import frozen
@@ -31,8 +31,8 @@ Parts = dict[Tensor, list[tuple[Extent, int]]]
 
 @frozen
 class _Flat:
-    """A flat buffer: its parameters, as large as `sized` has them, and the layers of a repeat
-    that is cut; its rank.
+    """A flat buffer: its parameters, as large as `sized` has them, the layers of each repeat
+    that is cut, and its rank along the pipeline's axis.
     """
 
     sized: Program
@@ -43,17 +43,17 @@ class _Flat:
 
 def written(program: Program) -> Parts:
     """The parts that ranks of a plan write into a checkpoint."""
-    found = defaultdict[Tensor, list[tuple[Extent, int]]](list)
+    parts = defaultdict[Tensor, list[tuple[Extent, int]]](list)
     for bucket in program.buckets:
         for flat in _flats(program, bucket):
             for tensor, extent, rank in _of_flat(program, bucket, flat):
-                found[tensor].append((extent, rank))
+                parts[tensor].append((extent, rank))
     for buffer in program.buffers:
         whole = tuple(map(range, shape(program, buffer.name)))
         for flat in _stages_of(program, buffer):
             for layer in _layers(program, buffer, flat):
-                found[buffer.name, layer].append((whole, _rank(program, {}, flat)))
-    return dict(found)
+                parts[buffer.name, layer].append((whole, _rank(program, {}, flat)))
+    return dict(parts)
 
 
 def shape(program: Program, name: str) -> tuple[int, ...]:
@@ -65,36 +65,42 @@ def fault(shape: Sequence[int], extents: Sequence[Extent]) -> str:
     """Why the parts of a tensor are not the whole of it, each element once; empty if they are."""
     if sum(prod(map(len, extent)) for extent in extents) != prod(shape):
         return "the parts have more or fewer elements than the tensor"
-    cuts = [
-        sorted({at for extent in extents for at in (extent[dim].start, extent[dim].stop)})
-        for dim in range(len(shape))
-    ]
-    if any(ends[0] < 0 or ends[-1] > size for ends, size in zip(cuts, shape, strict=True)):
-        return "a part lies outside of the tensor"
-    cells = [cell for extent in extents for cell in product(*map(_within, extent, cuts))]
+    cuts = list[list[int]]()  # by dim, where parts begin or end
+    for dim, size in enumerate(shape):
+        ends = set[int]()
+        for extent in extents:
+            ends.update((extent[dim].start, extent[dim].stop))
+        cuts.append(sorted(ends))
+        if min(ends) < 0 or max(ends) > size:
+            return "a part lies outside of the tensor"
+    cells = list[tuple[int, ...]]()
+    for extent in extents:
+        cells += product(*map(_within, extent, cuts))
     return "two parts overlap" if len({*cells}) < len(cells) else ""
 
 
 def _within(part: range, cuts: Sequence[int]) -> list[int]:
-    return [at for at in cuts if part.start <= at < part.stop]
+    return [cut for cut in cuts if part.start <= cut < part.stop]
 
 
 def _flats(program: Program, bucket: Bucket) -> Iterator[_Flat]:
-    """The buffers of a bucket: one, or in a pipeline that of each chunk, once of those that
-    several ranks have.
+    """The buffers of a bucket: one, or in a pipeline one for each chunk; a chunk that several
+    ranks have is there once.
     """
     pipeline = program.pipeline
     if not pipeline:
         yield _Flat(program, bucket.params)
         return
-    all_, done = stages(program, pipeline), set[tuple[str, ...]]()
-    for place, own in enumerate(chunks(program)):
-        for chunk in (chunk for chunk in own if chunk.bucket == bucket.name):
-            if len(pipeline.ranks_of(chunk.params[0])) > 1 and chunk.params in done:
+    all_stages, seen = stages(program, pipeline), set[tuple[str, ...]]()
+    for place, rank_chunks in enumerate(chunks(program)):
+        for chunk in rank_chunks:
+            if chunk.bucket != bucket.name:
                 continue
-            done.add(chunk.params)
-            layers = dict(zip(pipeline.dims, all_[chunk.stages[0]].layers, strict=True))
-            sized = program.sized({dim: len(each) for dim, each in layers.items()})
+            if len(pipeline.ranks_of(chunk.params[0])) > 1 and chunk.params in seen:
+                continue
+            seen.add(chunk.params)
+            layers = dict(zip(pipeline.dims, all_stages[chunk.stages[0]].layers, strict=True))
+            sized = program.sized({dim: len(numbers) for dim, numbers in layers.items()})
             yield _Flat(sized, chunk.params, layers, place)
 
 
@@ -109,44 +115,46 @@ def _stages_of(program: Program, buffer: Param) -> Iterator[_Flat]:
 
 
 def _of_flat(program: Program, bucket: Bucket, flat: _Flat) -> Iterator[tuple[Tensor, Extent, int]]:
-    shards, each = program.degree(bucket.shard_axes), len(bucket.layers)
-    laid = layout(flat.sized, flat.params, shards, each)
-    part = laid.size // shards
-    for name, start in zip(flat.params, laid.starts, strict=True):
+    """The parts of tensors in a flat buffer, each with the first rank that has it."""
+    shards, stacked = program.degree(bucket.shard_axes), len(bucket.layers)
+    buffer_layout = layout(flat.sized, flat.params, shards, stacked)
+    part = buffer_layout.size // shards
+    for name, start in zip(flat.params, buffer_layout.starts, strict=True):
         param = flat.sized.param(name)
-        row, layers = row_length(flat.sized, param), _layers(program, param, flat)
-        sizes = [
-            flat.sized.local_size(param.type, dims[0]) * prod(map(program.size, dims[1:]))
-            for dims in stored_dims(param)
-        ]
-        for number, layer in enumerate(layers):
-            first = start + (0 if each else number * prod(sizes))
+        row = row_length(flat.sized, param)
+        sizes = list[int]()
+        for dims in stored_dims(param):
+            size = flat.sized.local_size(param.type, dims[0])
+            sizes.append(size * prod(map(program.size, dims[1:])))
+        elements = prod(sizes)
+        for number, layer in enumerate(_layers(program, param, flat)):
+            # a buffer of one layer has each layer at the same place
+            first = start if stacked else start + number * elements
             for shard in range(shards):
-                rows = range(
-                    max(first, shard * part) - first,
-                    min(first + prod(sizes), (shard + 1) * part) - first,
-                )
-                if rows:
-                    own = range(rows.start // row, rows.stop // row)
-                    for extent, rank in _places(
-                        program, bucket, param, (own, *map(range, sizes[1:])), sizes, shard, flat
-                    ):
-                        yield (name, layer), extent, rank
+                begin = max(first, shard * part) - first
+                end = min(first + elements, (shard + 1) * part) - first
+                if begin >= end:
+                    continue
+                extent = (range(begin // row, end // row), *map(range, sizes[1:]))
+                for moved, rank in _places(program, bucket, param, extent, sizes, shard, flat):
+                    yield (name, layer), moved, rank
 
 
 def _layers(program: Program, param: Param, flat: _Flat) -> list[int]:
     """The layers that a buffer has of a parameter, counted over all of its repeats."""
-    dims = param.type.dims[: param.stacked]
-    own = [flat.of_stage.get(dim, range(program.size(dim))) for dim in dims]
-    steps = [*accumulate(map(program.size, dims[::-1]), lambda a, b: a * b, initial=1)][:-1][::-1]
-    return [sum(i * step for i, step in zip(at, steps, strict=True)) for at in product(*own)]
+    layers = [0]
+    for dim in param.type.dims[: param.stacked]:
+        size = program.size(dim)
+        numbers = flat.of_stage.get(dim, range(size))
+        layers = [layer * size + number for layer, number in product(layers, numbers)]
+    return layers
 
 
 def _places(
     program: Program,
     bucket: Bucket,
     param: Param,
-    own: Extent,
+    extent: Extent,
     sizes: Sequence[int],
     shard: int,
     flat: _Flat,
@@ -155,26 +163,26 @@ def _places(
     has it.
     """
     axes = [param.type.axes_of(dims[0]) for dims in stored_dims(param)]
-    for places in product(*(range(program.degree(each)) for each in axes)):
-        at: dict[str, int] = {}
-        for names, place in [
-            *zip(axes, places, strict=True),
-            (_in_mesh(program, bucket.shard_axes), shard),
-        ]:
+    shard_axes = _in_mesh(program, bucket.shard_axes)
+    for places in product(*(range(program.degree(names)) for names in axes)):
+        place_by_axis: dict[str, int] = {}
+        for names, place in [*zip(axes, places, strict=True), (shard_axes, shard)]:
             for name in reversed(names):
-                place, at[name] = divmod(place, program.axis(name).size)
-        moved = zip(own, places, sizes, strict=True)
-        yield (
-            tuple(range(r.start + place * size, r.stop + place * size) for r, place, size in moved),
-            _rank(program, at, flat),
-        )
+                place, place_by_axis[name] = divmod(place, program.axis(name).size)
+        moved = list[range]()
+        for part, place, size in zip(extent, places, sizes, strict=True):
+            moved.append(range(part.start + place * size, part.stop + place * size))
+        yield tuple(moved), _rank(program, place_by_axis, flat)
 
 
-def _rank(program: Program, at: Mapping[str, int], flat: _Flat) -> int:
+def _rank(program: Program, place_by_axis: Mapping[str, int], flat: _Flat) -> int:
     """The first rank at a place on some axes, with the stages of a buffer."""
-    place, rank = {program.pipeline.axis: flat.place} if program.pipeline else {}, 0
+    places = {**place_by_axis}
+    if program.pipeline:
+        places[program.pipeline.axis] = flat.place
+    rank = 0
     for axis in program.axes:
-        rank = rank * axis.size + {**at, **place}.get(axis.name, 0)
+        rank = rank * axis.size + places.get(axis.name, 0)
     return rank
 
 

@@ -5,14 +5,15 @@ from ..ops import roles
 
 
 def tables(program: Program) -> dict[str, str]:
-    """The values in which ops look up rows by ids, and the dim of the rows."""
-    pairs = ((op, roles(op, program.types).rows) for op in program.ops)
-    return {
-        name: rows
-        for op, rows in pairs
-        for name in op.inputs
-        if rows and rows in program.types[name].dims
-    }
+    """The values that ops look up rows of by ids, and the dim of the rows."""
+    rows_by_table: dict[str, str] = {}
+    for op in program.ops:
+        rows = roles(op, program.types).rows
+        if rows:
+            for name in op.inputs:
+                if rows in program.types[name].dims:
+                    rows_by_table[name] = rows
+    return rows_by_table
 
 
 def vocabulary(program: Program) -> str:

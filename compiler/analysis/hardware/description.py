@@ -1,5 +1,5 @@
-"""A description of hardware as a rank sees it: rates, and measured seconds with what they say
-of sizes in between.
+"""A description of hardware as a rank sees it: rates, and measured seconds, which are interpolated
+for sizes in between.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,69 +69,70 @@ class Measured:
 
     def product(self, dtype: str, m: float, n: float, k: float, batch: float) -> float | None:
         """Seconds of products: by the rates of measured ones, the nearer the more."""
-        known = [it for it in self.products if it.dtype == dtype]
-        if not known:
+        distances = list[tuple[float, bool, Product]]()
+        for row in self.products:
+            if row.dtype == dtype:
+                distance = _octaves((m, n, k), (row.m, row.n, row.k))
+                distances.append((distance, row.batch != batch, row))
+        if not distances:
             return None
-        near = sorted(
-            (_octaves((m, n, k), (it.m, it.n, it.k)), it.batch != batch, it) for it in known
-        )[:4]
-        away, _, nearest = near[0]
-        if away > NEAR:
+        near = sorted(distances)[:4]
+        least, _, nearest = near[0]
+        if least > NEAR:
             return None
-        if away == 0:
+        if least == 0:
             return batch / nearest.batch * nearest.seconds
-        rates = [
-            (1 / (away * away + 1e-6), log(it.batch * it.m * it.n * it.k / it.seconds))
-            for away, _, it in near
-        ]
-        mean = sum(weight * rate for weight, rate in rates) / sum(weight for weight, _ in rates)
-        return batch * m * n * k / exp(mean)
+        weights, weighed_rates = list[float](), list[float]()
+        for distance, _, row in near:
+            weight = 1 / (distance * distance + 1e-6)
+            weights.append(weight)
+            weighed_rates.append(weight * log(row.batch * row.m * row.n * row.k / row.seconds))
+        return batch * m * n * k / exp(sum(weighed_rates) / sum(weights))
 
     def attention_rate(
         self, kernel: str, width: float, length: float, *, backward: bool
     ) -> float | None:
         """FLOP/s of attention by its length, at the measured width that is nearest."""
-        known = [it for it in self.attention if it.kernel == kernel]
-        if not known:
+        rows = [row for row in self.attention if row.kernel == kernel]
+        if not rows:
             return None
-        nearest = min((abs(log(width / it.width)), it.width) for it in known)[1]
-        points = [
-            (it.length, it.backward if backward else it.forward)
-            for it in known
-            if it.width == nearest
-        ]
+        _, nearest = min((abs(log(width / row.width)), row.width) for row in rows)
+        points = list[tuple[float, float]]()
+        for row in rows:
+            if row.width == nearest:
+                points.append((row.length, row.backward if backward else row.forward))
         return _between(points, length)
 
     def seconds_of(self, op: str, bytes: float) -> float | None:
         """Seconds of an op that only reads and writes."""
-        return _reaching([(it.bytes, it.seconds) for it in self.moved if it.op == op], bytes)
+        points = [(row.bytes, row.seconds) for row in self.moved if row.op == op]
+        return _reaching(points, bytes)
 
     def collective(self, op: str, ranks: int, nodes: int, bytes: float) -> float | None:
         """Seconds of a collective over groups of this size on as many nodes."""
-        known = [
-            (it.bytes, it.seconds)
-            for it in self.collectives
-            if (it.op, it.ranks, it.nodes) == (op, ranks, nodes)
-        ]
-        return _reaching(known, bytes)
+        points = list[tuple[float, float]]()
+        for row in self.collectives:
+            if (row.op, row.ranks, row.nodes) == (op, ranks, nodes):
+                points.append((row.bytes, row.seconds))
+        return _reaching(points, bytes)
 
 
 def _octaves(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(abs(log(x / y)) for x, y in zip(a, b, strict=True)) / log(2)
 
 
-def _between(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Interpolated in logarithms of both, constant beyond the ends."""
+def _between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at `x`, interpolated in logarithms of both, constant beyond the ends."""
     import numpy as np
 
-    numpy: Any = np  # its types are those of arrays alone
+    numpy: Any = np  # its types know arrays alone
     xs, ys = zip(*sorted((log(x), log(y)) for x, y in points), strict=True)
-    return float(numpy.exp(numpy.interp(numpy.log(at), xs, ys)))
+    return float(numpy.exp(numpy.interp(numpy.log(x), xs, ys)))
 
 
-def _reaching(points: Sequence[tuple[float, float]], at: float) -> float | None:
-    """Seconds by bytes: a line between measured ones, beyond the largest in proportion, below
-    the smallest as it.
+def _reaching(points: Sequence[tuple[float, float]], bytes: float) -> float | None:
+    """Seconds by bytes: on a line between measured points, beyond the largest in proportion; below
+    the smallest, as long as it takes.  None without points.
     """
     if not points:
         return None
@@ -140,14 +141,14 @@ def _reaching(points: Sequence[tuple[float, float]], at: float) -> float | None:
     numpy: Any = np
     most, seconds = max(points)
     xs, ys = zip(*sorted(points), (most * 2.0**20, seconds * 2.0**20), strict=True)
-    return float(numpy.interp(at, xs, ys))
+    return float(numpy.interp(bytes, xs, ys))
 
 
 FLASH = "flash2"
 """FlashAttention-2 among the kernels of `Measured.attention`."""
 
 KERNELS = (FLASH, "cudnn")
-"""The kernels among which torch picks for attention."""
+"""The kernels that torch picks from for attention."""
 
 DATA_SHEETS = "data sheets"
 """The source of figures that nobody has measured."""
@@ -163,7 +164,7 @@ class Hardware:
     memory          read and written, by the data sheet
     sms             multiprocessors
     held            the part of the peak that large products hold in a long step, by element type;
-                    of others the least
+                    other types hold the least of these
     attention       the part of the peak that attention holds, where no rates are known
     torch_attention  the kernel that torch takes for attention on this GPU: `flash2`, `cudnn`
     link            of a rank to others of its node, one way
@@ -171,15 +172,15 @@ class Hardware:
     ranks_per_node  neighbours in rank
     link_latency, network_latency  seconds of a message besides its bytes
     kernel          seconds that a kernel takes at least
-    op, collective, action  seconds in which the host issues an op, a collective, an action of a
+    op, collective, action  seconds that the host takes to issue an op, a collective, an action of a
                             pipeline
     synchronous     whether the host computes itself, as a CPU does: what it issues it does before
                     it issues the next
-    streamed        the part of `memory` that an op holds which only reads and writes
+    streamed        the part of `memory` that is held by an op which only reads and writes
     contention      the part of the GPU's rate that is lost while it communicates
     measured        seconds that were measured, which win over all formulas
     source          where the figures come from
-    error           of a predicted step to be expected, as a part of it
+    error           the error to be expected of a predicted step, as a part of it
     span            where the figures are read, or the plan names their file
     """
 

@@ -49,13 +49,13 @@ GPU = (
 )
 HOST = ("op", "collective", "action", "synchronous")
 NEEDED = ("name", "peak", "memory", "sms", "held", "attention", "link", "network")
-"""The figures without which nothing can be priced."""
+"""The figures that every price needs."""
 
 RATES = (*NEEDED, "streamed", "ranks_per_node")
 """The figures that are above 0: something is divided by each."""
 
 MEASURED_ERROR = 0.05
-"""The error to be expected of a step that is priced by a file of measured figures, where that
+"""The error to be expected of a step that is priced by a file of measured figures, where the file
 says no other.
 """
 
@@ -67,8 +67,10 @@ def hardware(program: Program) -> Hardware | None:
     Raises PlanError where the plan's file cannot be read or is not a description of hardware.
     """
     cluster = program.cluster
-    found = _own(cluster) if cluster.hardware else named(cluster.gpu)
-    return evolve(found, ranks_per_node=ranks_per_node(program)) if found else None
+    described = _own(cluster) if cluster.hardware else named(cluster.gpu)
+    if not described:
+        return None
+    return evolve(described, ranks_per_node=ranks_per_node(program))
 
 
 @cache
@@ -81,26 +83,27 @@ def named(gpu: str) -> Hardware | None:
     return _Reader(str(path), source.whole()).read(source, name=gpu)
 
 
-def load(path: Path, at: Span | None = None) -> Hardware:
+def load(path: Path, place: Span | None = None) -> Hardware:
     """The hardware that a file describes; `at` is the place that names it.  Raises PlanError."""
-    place = at or Source(str(path), "").whole()
+    span = place or Source(str(path), "").whole()
     try:
-        text = load_text(path, place, most=MAX_WRITTEN_BYTES)
+        text = load_text(path, span, most=MAX_WRITTEN_BYTES)
     except PlanError as error:
-        raise wrong("E0418", error.diagnostics[0].message, place) from None
-    return _Reader(str(path), place).read(text)
+        raise wrong("E0418", error.diagnostics[0].message, span) from None
+    return _Reader(str(path), span).read(text)
 
 
-def check_hardware(cluster: Cluster, found: Diagnostics) -> None:
-    """The file of a cluster describes hardware, of the GPU that the plan names."""
-    with found.catch():
-        own = _own(cluster)
-        if cluster.gpu and own.name != cluster.gpu:
+def check_hardware(cluster: Cluster, diagnostics: Diagnostics) -> None:
+    """Checks that the file of a cluster describes hardware, of the GPU that the plan names."""
+    with diagnostics.catch():
+        described = _own(cluster)
+        if cluster.gpu and described.name != cluster.gpu:
             message = (
-                f"`{cluster.hardware}` describes {own.name}, but the plan's GPU is {cluster.gpu}"
+                f"`{cluster.hardware}` describes {described.name}, but the plan's GPU is"
+                f" {cluster.gpu}"
             )
-            help = f"write `gpu = {own.name}`, or name another file"
-            found.error("E0418", message, cluster.spans["hardware"], help=help)
+            help = f"write `gpu = {described.name}`, or name another file"
+            diagnostics.error("E0418", message, cluster.spans["hardware"], help=help)
 
 
 def ranks_per_node(program: Program) -> int:
@@ -114,41 +117,39 @@ def _own(cluster: Cluster) -> Hardware:
 
 
 def own_file(cluster: Cluster) -> Path:
-    """The path of a cluster's own file, which is named from where the plan is."""
+    """The path of a cluster's own file; the plan names it relative to its own folder."""
     assert cluster.hardware, "hardware: a cluster without a file"
     return Path(cluster.spans["hardware"].path).parent / cluster.hardware
 
 
 @frozen
 class _Reader:
-    """Reads one file; `span` is where mistakes are told."""
+    """Reads one file; `span` is the place that diagnostics point to."""
 
     path: str
     span: Span
 
     def read(self, source: Source, name: str = "") -> Hardware:
         try:
-            given = tomllib.loads(source.text)
+            document = tomllib.loads(source.text)
         except tomllib.TOMLDecodeError as error:
             self._wrong(f"`{self.path}` is not TOML: {error}")
-        known = ("cluster", "gpu", "host", "link", *TABLES)
-        self._known("", given, known)
-        figures: dict[str, Any] = (
-            {"name": name} if name else {"source": Path(self.path).name, "error": MEASURED_ERROR}
-        )
+        self._known("", document, ("cluster", "gpu", "host", "link", *TABLES))
+        figures: dict[str, Any] = {"source": Path(self.path).name, "error": MEASURED_ERROR}
+        if name:  # a shipped GPU
+            figures = {"name": name}
         figures["span"] = self.span
-        figures |= self._cluster(given.get("cluster", {}))
+        figures |= self._cluster(document.get("cluster", {}))
         base = figures.pop("base", None)
-        figures |= self._figures("gpu", given.get("gpu", {}), GPU)
-        figures |= self._figures("host", given.get("host", {}), HOST)
-        for link in self._list("link", given):
+        figures |= self._figures("gpu", document.get("gpu", {}), GPU)
+        figures |= self._figures("host", document.get("host", {}), HOST)
+        for link in self._list("link", document):
             figures |= self._link(link)
-        own = {
-            name: self._rows(it, self._list(it, given))
-            for it, (_, name) in TABLES.items()
-            if it in given
-        }
-        figures["measured"] = evolve(base.measured if base else Measured(), **own)
+        measured: dict[str, tuple[Any, ...]] = {}
+        for table, (_, field) in TABLES.items():
+            if table in document:
+                measured[field] = self._rows(table, self._list(table, document))
+        figures["measured"] = evolve(base.measured if base else Measured(), **measured)
         if base:
             return evolve(base, **figures)
         missing = [key for key in NEEDED if key not in figures]
@@ -159,26 +160,27 @@ class _Reader:
             )
         return Hardware(**figures)
 
-    def _cluster(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        self._known("cluster", given, ("gpu", "source", "error"))
-        found = {key: given[key] for key in ("source", "error") if key in given}
-        if "gpu" in given:
-            base = named(str(given["gpu"]))
+    def _cluster(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        self._known("cluster", table, ("gpu", "source", "error"))
+        figures = {key: table[key] for key in ("source", "error") if key in table}
+        if "gpu" in table:
+            base = named(str(table["gpu"]))
             if base is None:
                 names = sorted(path.stem for path in (FOLDER / "gpus").glob("*.toml"))
                 self._wrong(
-                    f"`{self.path}`: there is no GPU `{given['gpu']}`",
-                    did_you_mean(str(given["gpu"]), names),
+                    f"`{self.path}`: there is no GPU `{table['gpu']}`",
+                    did_you_mean(str(table["gpu"]), names),
                 )
-            found["base"] = base
-        return found
+            figures["base"] = base
+        return figures
 
-    def _figures(
-        self, table: str, given: Mapping[str, Any], known: Sequence[str]
-    ) -> dict[str, Any]:
-        self._known(table, given, (*known, "source"))
-        told = ((key, value) for key, value in given.items() if key != "source")
-        return {key: self._figure(f"{table}.{key}", key, value) for key, value in told}
+    def _figures(self, name: str, table: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+        self._known(name, table, (*known, "source"))
+        figures: dict[str, Any] = {}
+        for key, value in table.items():
+            if key != "source":
+                figures[key] = self._figure(f"{name}.{key}", key, value)
+        return figures
 
     def _figure(self, where: str, key: str, value: Any) -> Any:
         if key == "name":
@@ -188,59 +190,60 @@ class _Reader:
                 self._wrong(f"`{self.path}`: `{where}` is one of {listing(KERNELS)}, not {value!r}")
             return value
         if key not in ("peak", "held"):
-            each = [value]
+            numbers = [value]
         elif isinstance(value, dict) and value:
-            each = list(cast(dict[str, Any], value).values())
+            numbers = list(cast(dict[str, Any], value).values())
         else:
             self._wrong(
                 f"`{self.path}`: `{where}` takes a number for each element type, as in {{ bf16"
                 f" = 1e12 }}"
             )
-        least = "above 0" if key in RATES else "of at least 0"
-        if not all(
-            isinstance(it, int | float) and (it > 0 or (it == 0 and key not in RATES))
-            for it in each
-        ):
-            self._wrong(f"`{self.path}`: `{where}` takes numbers {least}, not {value!r}")
+        for number in numbers:
+            is_number = isinstance(number, int | float)
+            if not is_number or not (number > 0 or (number == 0 and key not in RATES)):
+                least = "above 0" if key in RATES else "of at least 0"
+                self._wrong(f"`{self.path}`: `{where}` takes numbers {least}, not {value!r}")
         return cast(Any, value)
 
-    def _link(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        self._known("link", given, ("name", "ranks", "bandwidth", "latency"))
-        if given.get("name") not in LINKS:
+    def _link(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        self._known("link", table, ("name", "ranks", "bandwidth", "latency"))
+        if table.get("name") not in LINKS:
             self._wrong(
-                f"`{self.path}`: `link.name` is one of {listing(LINKS)}, not {given.get('name')!r}"
+                f"`{self.path}`: `link.name` is one of {listing(LINKS)}, not {table.get('name')!r}"
             )
-        bandwidth, latency = LINKS[given["name"]]
-        names = {"bandwidth": bandwidth, "latency": latency}
-        names |= {"ranks": "ranks_per_node"} if given["name"] == "node" else {}
-        return {
-            own: self._figure(f"link.{key}", own, given[key])
-            for key, own in names.items()
-            if key in given
-        }
+        bandwidth, latency = LINKS[table["name"]]
+        field_by_key = {"bandwidth": bandwidth, "latency": latency}
+        if table["name"] == "node":
+            field_by_key["ranks"] = "ranks_per_node"
+        figures: dict[str, Any] = {}
+        for key, field in field_by_key.items():
+            if key in table:
+                figures[field] = self._figure(f"link.{key}", field, table[key])
+        return figures
 
-    def _rows(self, table: str, given: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-        row, _ = TABLES[table]
-        for it in given:
-            self._known(table, it, (*row._fields, "source"))
-            if missing := [key for key in row._fields if key not in it]:
-                self._wrong(f"`{self.path}`: a `[[{table}]]` lacks {listing(missing)}")
-            numbers = [it[key] for key in row._fields if row.__annotations__[key] is not str]
+    def _rows(self, name: str, tables: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+        row, _ = TABLES[name]
+        for table in tables:
+            self._known(name, table, (*row._fields, "source"))
+            missing = [key for key in row._fields if key not in table]
+            if missing:
+                self._wrong(f"`{self.path}`: a `[[{name}]]` lacks {listing(missing)}")
+            numbers = [table[key] for key in row._fields if row.__annotations__[key] is not str]
             if not all(isinstance(value, int | float) and value > 0 for value in numbers):
-                self._wrong(f"`{self.path}`: numbers of a `[[{table}]]` are above 0")
-        return tuple(row(**{key: it[key] for key in row._fields}) for it in given)
+                self._wrong(f"`{self.path}`: numbers of a `[[{name}]]` are above 0")
+        return tuple(row(*map(table.__getitem__, row._fields)) for table in tables)
 
-    def _list(self, table: str, given: Mapping[str, Any]) -> list[Any]:
-        found = given.get(table, [])
-        if not isinstance(found, list):
-            self._wrong(f"`{self.path}`: `[{table}]` is a list of tables: write `[[{table}]]`")
-        return cast(list[Any], found)
+    def _list(self, name: str, document: Mapping[str, Any]) -> list[Any]:
+        tables = document.get(name, [])
+        if not isinstance(tables, list):
+            self._wrong(f"`{self.path}`: `[{name}]` is a list of tables: write `[[{name}]]`")
+        return cast(list[Any], tables)
 
-    def _known(self, table: str, given: Any, known: Sequence[str]) -> None:
-        where = f"`[{table}]`" if table else "the file"
-        if not isinstance(given, dict):
+    def _known(self, name: str, table: Any, known: Sequence[str]) -> None:
+        where = f"`[{name}]`" if name else "the file"
+        if not isinstance(table, dict):
             self._wrong(f"`{self.path}`: {where} is a table")
-        for key in cast(dict[str, Any], given):
+        for key in cast(dict[str, Any], table):
             if key not in known:
                 self._wrong(
                     f"`{self.path}`: {where} has no `{key}`",

@@ -1,7 +1,7 @@
 """All of one rank's memory in one value; and over one microbatch, moment by moment, for drawings.
 
-The latter is the walk that finds the peak, written down; layers that it does not visit are like the
-nearest that it does, but for what the layers before them keep.
+The moments are a record of the walk that finds the peak.  A layer that it does not visit is like
+the nearest that it does, but for what the layers before them keep.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,8 @@ class Bucket:
                 rank's part
     gradients   whole, or where each microbatch sums them, this rank's part
     masters     0 where they are the parameters' memory, or a part of it
-    saved       at most, what a checkpoint gets from this rank: masters, or the parameters, and the
-                optimizer's
+    saved       the most that a checkpoint gets from this rank: masters, or the parameters, and the
+                optimizer's state
     padding     the part of all this, from 0 to 1, that is no parameter's; of all ranks together
     """
 
@@ -64,16 +64,15 @@ class Account:
     """The memory of one rank, in bytes.
 
     scalars the optimizer's count of steps, the count of steps that were held, a loss scale, the
-    biases of routers, and
-            the losses by which others are spikes
-    unsaved the part of them that no checkpoint gets
+            biases of routers, and the losses that decide whether another is a spike
+    unsaved the part of the scalars that no checkpoint gets
     tables  of rotary positions, that the model computes once, and of keys of hashes
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
     peak    the moment when most is in memory
     reserve what no tensor gets: CUDA, its libraries and NCCL have it
-    rank    along the pipeline's axis, of which it is; None without a pipeline, where it is that of
-            each rank
+    rank    the rank along the pipeline's axis; None without a pipeline, where each rank has this
+            account
     """
 
     device: Device
@@ -95,21 +94,21 @@ class Account:
     @property
     def host(self) -> int:
         """Host memory: the copy of what this rank writes of a checkpoint, if it is the first of
-        those with the same.
+        the ranks with the same state.
         """
         return self.scalars - self.unsaved + sum(bucket.saved for bucket in self.buckets)
 
     @property
     def padding(self) -> int:
-        """Bytes of the state that are no parameter's: ranks' parts of buckets are equal, and of
-        whole rows.
+        """Bytes of the state that are no parameter's: the ranks' parts of a bucket have the same
+        size, and consist of whole rows.
         """
         return round(sum(bucket.total * bucket.padding for bucket in self.buckets))
 
     @property
     def activations(self) -> int:
         """Saved activations of one microbatch, in all stages of the rank."""
-        return sum(it.total for it in self.kept)
+        return sum(tensor.total for tensor in self.kept)
 
     @property
     def always(self) -> int:
@@ -123,7 +122,7 @@ class Account:
 
     @property
     def needs(self) -> int:
-        """With what no tensor gets."""
+        """Bytes of `total` and `reserve` together."""
         return self.total + self.reserve
 
 
@@ -132,15 +131,15 @@ def account(program: Program) -> Account:
     """The account of a program after the last pass, on the device that its cluster names: a GPU, or
     else the CPU.
 
-    A pipeline's is that of the rank that needs most; with experts, that of a rank with the load of
-    `with_room`.
+    For a pipeline it is the account of the rank that needs most; with experts, of a rank with the
+    load of `with_room`.
     """
-    return max(accounts(program), key=lambda it: it.total)
+    return max(accounts(program), key=lambda account: account.total)
 
 
 @once
 def accounts(program: Program) -> tuple[Account, ...]:
-    """Accounts of all ranks of a pipeline's axis; without one, that of each rank."""
+    """Accounts of all ranks of a pipeline's axis; without one, the account that each rank has."""
     return accounts_of(with_room(program))
 
 
@@ -153,56 +152,56 @@ def at_loads(program: Program) -> tuple[tuple[Load, tuple[Account, ...]], ...]:
 @once
 def accounts_of(program: Program) -> tuple[Account, ...]:
     """The accounts with the program's own loads."""
-    if not program.pipeline:
+    pipeline = program.pipeline
+    if not pipeline:
         storages = Storages(program)
         keeper = Keeper(storages, device_of(program))
         peak = Walk(storages, keeper, device_of(program)).peak
         return (_account(program, storages, tuple(keeper.all.values()), peak),)
-    pipeline, of = program.pipeline, stages_of(program)
+    stages = stages_of(program)
     assert pipeline.schedule, "memory: no rows"
-    moments = zip(
-        idle(program, of), peaks(program, pipeline.schedule, of, keeps(program, of)), strict=True
-    )
-    return tuple(
-        evolve(it, peak=max(it.peak, peak, key=lambda moment: moment.bytes)) for it, peak in moments
-    )
+    idle_accounts = idle(program, stages)
+    row_peaks = peaks(program, pipeline.schedule, stages, keeps(program, stages))
+    rank_accounts = list[Account]()
+    for account, row_peak in zip(idle_accounts, row_peaks, strict=True):
+        peak = max(account.peak, row_peak, key=lambda moment: moment.bytes)
+        rank_accounts.append(evolve(account, peak=peak))
+    return tuple(rank_accounts)
 
 
-def idle(program: Program, of: Sequence[Stage]) -> list[Account]:
-    """Accounts of all ranks of a pipeline's axis while they work on no microbatch; `of` has all
-    stages.
+def idle(program: Program, stages: Sequence[Stage]) -> list[Account]:
+    """Accounts of all ranks of a pipeline's axis while they work on no microbatch; `stages` are
+    all stages.
     """
     assert program.pipeline, "memory: no pipeline"
-    found: list[Account] = []
-    # of ranks that hold as much, but for what they keep of microbatches
-    alike: dict[object, Account] = {}
-    for rank, own in enumerate(rank_programs(program)):
-        if (own.dims, own.buckets) not in alike:
-            storages = Storages(evolve(own, params=program.params))
-            alike[own.dims, own.buckets] = _account(own, storages, (), update(storages))
-        kept = tuple(
-            kept for number in program.pipeline.stages_of(rank) for kept in of[number].kept
-        )
-        found.append(evolve(alike[own.dims, own.buckets], kept=kept, rank=rank))
-    return found
+    accounts = list[Account]()
+    # accounts of ranks that hold as much, but for what they keep of microbatches
+    account_by_kind: dict[object, Account] = {}
+    for rank, rank_program in enumerate(rank_programs(program)):
+        kind = rank_program.dims, rank_program.buckets
+        if kind not in account_by_kind:
+            storages = Storages(evolve(rank_program, params=program.params))
+            account_by_kind[kind] = _account(rank_program, storages, (), update(storages))
+        kept = list[Kept]()
+        for number in program.pipeline.stages_of(rank):
+            kept += stages[number].kept
+        accounts.append(evolve(account_by_kind[kind], kept=tuple(kept), rank=rank))
+    return accounts
 
 
 def _account(
     program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot
 ) -> Account:
-    """The account of a program with a rank's parameters; `storages` know all, at the rank's
-    sizes.
+    """The account of a program with a rank's parameters; `storages` know all parameters, at the
+    rank's sizes.
     """
-    # of its own layers
-    biases = sum(ITEM_BYTES[it.type.dtype] * program.elements(it.type) for it in program.buffers)
+    scalars = STEP_COUNT + HELD + LOSS_SCALE * (program.train.precision == "fp16")
+    for bias in program.buffers:  # of its own layers
+        scalars += ITEM_BYTES[bias.type.dtype] * program.elements(bias.type)
     return Account(
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
-        STEP_COUNT
-        + HELD
-        + LOSS_SCALE * (program.train.precision == "fp16")
-        + biases
-        + loss_window(program),
+        scalars + loss_window(program),
         _tables(storages.program) + hash_keys(program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
@@ -217,49 +216,50 @@ def _bucket(bucket: Shared, storages: Storages) -> Bucket:
     program, wide = storages.program, ITEM_BYTES[bucket.type.dtype]
     part, item = program.elements(bucket.type), ITEM_BYTES[_used(bucket, storages)]
     whole = part * program.degree(bucket.shard_axes)
-    elements = sum(
-        program.elements(param.type) for param in program.params if param.name in bucket.params
-    )
+    elements = 0
+    for param in program.params:
+        if param.name in bucket.params:
+            elements += program.elements(param.type)
+    slots = program.train.optimizer.slots
     return Bucket(
         bucket.name,
-        (part if bucket.reshard_after_forward else whole) * item,
-        (part if bucket.shard_gradients else whole) * wide,
-        part * wide if item < wide else 0,
-        tuple((slot, part * wide) for slot in program.train.optimizer.slots),
-        part * wide * (1 + len(program.train.optimizer.slots)),
-        1 - elements / whole,
+        parameters=(part if bucket.reshard_after_forward else whole) * item,
+        gradients=(part if bucket.shard_gradients else whole) * wide,
+        masters=part * wide if item < wide else 0,
+        slots=tuple((slot, part * wide) for slot in slots),
+        saved=part * wide * (1 + len(slots)),
+        padding=1 - elements / whole,
     )
 
 
 def _used(bucket: Shared, storages: Storages) -> str:
-    """The element type in which the model computes with a bucket's parameters."""
-    ops = (op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast")
-    casts = [op for op in ops if storages.root(op.inputs[0]) in storages.state]
-    return casts[0].outputs[0].type.dtype if casts else bucket.type.dtype
+    """The element type that the model computes in with a bucket's parameters."""
+    for op in storages.program.region.body:
+        if not isinstance(op, Op) or op.kind != "cast":
+            continue
+        if storages.root(op.inputs[0]) in storages.state:
+            return op.outputs[0].type.dtype
+    return bucket.type.dtype
 
 
 def _tables(program: Program) -> int:
-    """Cosines and sines of rotary positions, a table for each way to rotate and place of the
-    sequence.
+    """Bytes of cosines and sines of rotary positions: a table for each way to rotate and place of
+    the sequence.
     """
-    known = program.types
+    types = program.types
     sizes: dict[object, int] = {}
     for op in program.ops:
-        if (at := roles(op, known)).rotated:
-            type = known[op.inputs[0]]
-            own = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
-            own.pop("every", None)  # recomputed layers of backward use forward's
-            size = (
-                2
-                * program.local_size(type, at.query_seq)
-                * round(float(str(own["dims"])))
-                * ITEM_BYTES[type.dtype]
-            )
-            sizes[
-                len(type.dims) - type.dims.index(at.query_seq),
-                tuple(sorted(own.items())),
-                type.dtype,
-            ] = size
+        op_roles = roles(op, types)
+        if not op_roles.rotated:
+            continue
+        type = types[op.inputs[0]]
+        attrs = {"dims": float(program.size(type.dims[-1])), **dict(op.attrs)}
+        attrs.pop("every", None)  # recomputed layers of backward use forward's
+        rows = program.local_size(type, op_roles.query_seq)
+        columns = round(float(str(attrs["dims"])))
+        seq_from_end = len(type.dims) - type.dims.index(op_roles.query_seq)
+        table = seq_from_end, tuple(sorted(attrs.items())), type.dtype
+        sizes[table] = 2 * rows * columns * ITEM_BYTES[type.dtype]
     return sum(sizes.values())
 
 
@@ -278,21 +278,24 @@ class _Recorder(Walk):
 
 
 def over_microbatch(program: Program) -> list[PeakSnapshot]:
-    """The moments of a microbatch in all layers, forward's before backward's, and that of the
-    update.
-    """
+    """The moments of a microbatch in all layers, forward's before backward's, and the update's."""
     storages = Storages(with_room(program))
     device = device_of(program)
     recorder = _Recorder(storages, Keeper(storages, device), device)
-    runs = groupby(
-        recorder.moments, key=lambda it: (it[0].where, it[0].layers[:1] and it[0].layers[0][0])
-    )
-    moments = [
-        moment
-        for (_, dim), run in runs
-        for moment in (_layers([*run]) if dim else (it for it, _ in run))
-    ]
+    moments = list[PeakSnapshot]()
+    for (_, dim), run in groupby(recorder.moments, key=_outermost_repeat):
+        if dim:
+            moments += _layers([*run])
+        else:
+            moments += [moment for moment, _ in run]
     return [*moments, recorder.peaks["update"]]
+
+
+def _outermost_repeat(noted: Noted) -> tuple[str, str]:
+    """The block of a moment, and the dim of its outermost repeat, "" outside all repeats."""
+    moment, _ = noted
+    dim = moment.layers[0][0] if moment.layers else ""
+    return moment.where, dim
 
 
 def _layers(run: list[Noted]) -> Iterator[PeakSnapshot]:
@@ -302,16 +305,24 @@ def _layers(run: list[Noted]) -> Iterator[PeakSnapshot]:
         visited.setdefault(noted[0].layers[0][1], []).append(noted)
     first, _ = run[0]
     count = first.layers[0][2]
-    for at in range(1, count + 1) if first.where == "forward" else range(count, 0, -1):
-        nearest = min(visited, key=lambda other: abs(other - at))
+    numbers = range(1, count + 1)
+    if first.where == "backward":
+        numbers = reversed(numbers)
+    for number in numbers:
+        nearest = min(visited, key=lambda other: abs(other - number))
         for moment, others in visited[nearest]:
-            yield moment if at == nearest else _moved(moment, others, at)
+            if number == nearest:
+                yield moment
+            else:
+                yield _moved(moment, others, number)
 
 
 def _moved(moment: PeakSnapshot, others: int, to: int) -> PeakSnapshot:
-    """The same moment in another layer: the layers before it keep a part of what those before
-    the visited one keep.
+    """The same moment in the layer of number `to`.
+
+    The layers before it keep a part of the `others` bytes that the layers before the visited one
+    keep.
     """
-    (dim, at, count), *inner = moment.layers
-    kept = moment.kept - others + others * (to - 1) // max(at - 1, 1)
+    (dim, number, count), *inner = moment.layers
+    kept = moment.kept - others + others * (to - 1) // max(number - 1, 1)
     return evolve(moment, layers=((dim, to, count), *inner), kept=max(kept, 0))

@@ -1,9 +1,11 @@
 """Which values of a step lie in one piece of memory, and what each piece takes on one rank.
 
-A storage is known by the value that it was made for: views, what a repeat takes apart, and what
-backward reads of forward are other names for it.  The carried value of a repeat is a storage of its
-own, by the name that one layer has for it.  Non-goals: when a storage comes and goes.
+A storage has the name of the value that it was made for.  Views, slices that a repeat takes, and
+what backward reads of forward are other names for it.  The carried value of a repeat is a storage
+of its own, by the name that one layer has for it.  Non-goals: when a storage comes and goes.
 """
+
+from collections.abc import Mapping
 
 from ...ir import ITEM_BYTES, Enter, Leave, Op, Program, Region, Stmt, walk
 from ...ops import OPS
@@ -16,24 +18,31 @@ class Storages:
 
     layers      of each repeat that is cut, where this is one stage
     received, received_gradients  from the stage before it and from the one after it
-    state, inputs   those that are there all the time
+    state, inputs   storages that are there all the time
     gathered    weights that layers of repeats gather for themselves, as flat buffers and by
                 parameter: autograd keeps views of these, whose memory comes and goes with the layer
     packs       the ops after which a layer's gradient is summed in each microbatch
     recomputed  values that backward recomputes → the op of forward that computed them
     second      forward's values that backward recomputes → their names in backward
     recomputed_from  forward's values that backward recomputes → the operands of their op
-    sometimes   those of them that it makes not in every layer
+    sometimes   forward's values that backward recomputes in some layers only
     """
 
     def __init__(self, program: Program, stage: StageProgram | None = None) -> None:
         assert program.region.kind == "step", f"memory: a program after {program.after} has no step"
         self.program = program
-        self.layers = stage.layers if stage else {}
-        inputs = (*stage.forward.inputs, *stage.backward.inputs) if stage else ()
-        self.received = [value.name for value in stage.forward.inputs] if stage else []
-        self.received_gradients = [value.name for value in stage.backward.inputs] if stage else []
-        self.types = {**program.types} | {value.name: value.type for value in inputs}
+        self.layers: Mapping[str, range] = {}
+        self.received = list[str]()
+        self.received_gradients = list[str]()
+        self.types = {**program.types}
+        if stage:
+            self.layers = stage.layers
+            for value in stage.forward.inputs:
+                self.received.append(value.name)
+                self.types[value.name] = value.type
+            for value in stage.backward.inputs:
+                self.received_gradients.append(value.name)
+                self.types[value.name] = value.type
         self._root = {param.name: param.name for param in program.params}
         self._bytes: dict[str, int] = {}  # of values that are no tensors of their types
         self.state = {*self._root}
@@ -43,12 +52,14 @@ class Storages:
             if isinstance(stmt, Op) and any(self.root(name) in self.state for name in stmt.inputs):
                 # on a parameter's way to the model
                 self.state |= {self.root(value.name) for value in stmt.outputs}
-        inner = [*walk(self.program.microbatches.body)]
-        unpacks = [op for op in inner if op.kind == "unpack"]
-        self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {
-            v.name for op in unpacks for v in op.outputs
-        }
-        self.packs = [op for op in inner if op.kind == "pack"]
+        self.gathered = set[str]()
+        self.packs = list[Op]()
+        for op in walk(self.program.microbatches.body):
+            if op.kind == "unpack":
+                self.gathered.add(self.root(op.inputs[0]))
+                self.gathered.update(value.name for value in op.outputs)
+            elif op.kind == "pack":
+                self.packs.append(op)
         self.recomputed: dict[str, Op] = {}
         self.second: dict[str, str] = {}
         self._first: dict[str, str] = {}
@@ -82,22 +93,21 @@ class Storages:
             if holds := OPS[stmt.kind].holds:
                 self._bytes[stmt.outputs[0].name] = holds(self.program, stmt)
             if OPS[stmt.kind].views(self.program, stmt):
-                self._root |= {value.name: self.root(stmt.inputs[0]) for value in stmt.outputs}
+                root = self.root(stmt.inputs[0])
+                self._root |= dict.fromkeys((value.name for value in stmt.outputs), root)
             return
-        self._root |= {
-            arg.value.name: self.root(arg.source) for arg in stmt.args if arg.enter is Enter.EACH
-        }
+        for arg in stmt.args:
+            if arg.enter is Enter.EACH:
+                self._root[arg.value.name] = self.root(arg.source)
         for inner in stmt.body:
             self._bind(inner)
-        self._root |= {
-            result.name: self.root(end.name)
-            for end, result in zip(stmt.yields, stmt.results, strict=True)
-            if end.leave is Leave.STACK
-        }
+        for end, result in zip(stmt.yields, stmt.results, strict=True):
+            if end.leave is Leave.STACK:
+                self._root[result.name] = self.root(end.name)
+        sources = {arg.value.name: arg.source for arg in stmt.args}
         for arg, end, result in carried(stmt):
             if self.root(end) == arg:
-                source = next(it.source for it in stmt.args if it.value.name == arg)
-                self._root[result] = self.root(source)  # it goes through unchanged
+                self._root[result] = self.root(sources[arg])  # it goes through unchanged
 
     def origin(self, name: str) -> str:
         """The storage of forward that a value of backward reads or recomputes."""
@@ -105,34 +115,31 @@ class Storages:
         return self.root(self._first.get(root, root))
 
     def _find_recomputed(self) -> None:
-        """Backward's ops that do what one of forward's did, to the same operands."""
-        done = {self._does(op): op for op in walk(self.program.forward.body)}
+        """Finds backward's ops that do what one of forward's did, to the same operands."""
+        forward_ops = {self._does(op): op for op in walk(self.program.forward.body)}
         for op in walk(self.program.backward.body):
-            if first := done.get(self._does(op)):
-                pairs = [
-                    (second.name, value.name)
-                    for second, value in zip(op.outputs, first.outputs, strict=True)
-                ]
-                self._first |= dict(pairs)
-                self.second |= {value: second for second, value in pairs}
-                self.recomputed |= {value.name: first for value in op.outputs}
-                self.recomputed_from |= {value.name: first.inputs for value in first.outputs}
-                self.sometimes |= (
-                    {value.name for value in first.outputs} if "every" in dict(op.attrs) else set()
-                )
+            first = forward_ops.get(self._does(op))
+            if not first:
+                continue
+            for again, value in zip(op.outputs, first.outputs, strict=True):
+                self._first[again.name] = value.name
+                self.second[value.name] = again.name
+                self.recomputed[again.name] = first
+                self.recomputed_from[value.name] = first.inputs
+                if "every" in dict(op.attrs):
+                    self.sometimes.add(value.name)
 
     def _find_given(self) -> None:
-        """Gradients that a loss makes in forward, and backward scales where they lie."""
-        losses = {
-            tuple(map(self.root, op.inputs)): op.outputs[0].name
-            for op in walk(self.program.forward.body)
-            if op.kind == LINEAR_CROSS_ENTROPY.name
-        }
+        """Finds gradients that a loss makes in forward, and backward scales where they lie."""
+        losses: dict[tuple[str, ...], str] = {}
+        for op in walk(self.program.forward.body):
+            if op.kind == LINEAR_CROSS_ENTROPY.name:
+                losses[tuple(map(self.root, op.inputs))] = op.outputs[0].name
         for op in walk(self.program.backward.body):
             if dict(op.attrs).get("of") == LINEAR_CROSS_ENTROPY.name:
                 loss = losses[tuple(map(self.origin, op.inputs[1:]))]
-                pairs = zip(op.outputs, op.names("wrt"), strict=True)
-                self._root |= {value.name: f"{loss}: {KEPT[operand]}" for value, operand in pairs}
+                for value, operand in zip(op.outputs, op.names("wrt"), strict=True):
+                    self._root[value.name] = f"{loss}: {KEPT[operand]}"
 
     def _does(self, op: Op) -> object:
         attrs = tuple(attr for attr in op.attrs if attr[0] != "every")
@@ -140,13 +147,13 @@ class Storages:
 
 
 def carried(region: Region) -> list[tuple[str, str, str]]:
-    """Values that a layer of a repeat is handed, those it hands on, and their names after the
-    last.
+    """Values that a layer of a repeat is handed, the ones it hands on, and their names after the
+    last layer.
     """
     args = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
-    lasts = [
-        (e.name, r.name)
-        for e, r in zip(region.yields, region.results, strict=True)
-        if e.leave is Leave.LAST
-    ]
-    return [(arg, end, result) for arg, (end, result) in zip(args, lasts, strict=True)]
+    ends, lasts = list[str](), list[str]()
+    for end, result in zip(region.yields, region.results, strict=True):
+        if end.leave is Leave.LAST:
+            ends.append(end.name)
+            lasts.append(result.name)
+    return [*zip(args, ends, lasts, strict=True)]

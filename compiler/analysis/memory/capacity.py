@@ -22,16 +22,18 @@ def capacity(program: Program) -> int | None:
     """The bytes of a GPU of the plan's cluster; None where it names none, or one whose memory
     is not known.
     """
-    found = gpu(program.cluster)
-    return program.cluster.memory or (found.memory * GIB if found else None)
+    if program.cluster.memory:
+        return program.cluster.memory
+    known_gpu = gpu(program.cluster)
+    return known_gpu.memory * GIB if known_gpu else None
 
 
 def place(program: Program, account: Account) -> str:
-    """The rank that an account is of, in words."""
-    if account.rank is None or not program.pipeline:
-        axis = elastic_axis(program)
-        return f"each rank with {axis.name} = {axis.size}" if axis else "each rank"
-    return f"rank {account.rank} of {program.pipeline.axis}, which needs most"
+    """The rank that an account is for, in words."""
+    if account.rank is not None and program.pipeline:
+        return f"rank {account.rank} of {program.pipeline.axis}, which needs most"
+    axis = elastic_axis(program)
+    return f"each rank with {axis.name} = {axis.size}" if axis else "each rank"
 
 
 def fits(program: Program, account: Account) -> bool | None:
@@ -39,7 +41,9 @@ def fits(program: Program, account: Account) -> bool | None:
     has.
     """
     room = capacity(program)
-    return None if room is None else account.needs <= room
+    if room is None:
+        return None
+    return account.needs <= room
 
 
 SAID = "memory = 16GiB"
@@ -54,108 +58,113 @@ def why_unknown(program: Program) -> str:
 
 def unknown(program: Program) -> Diagnostic:
     """The warning that it is not known whether a plan fits."""
-    named = program.cluster.gpu
-    message = (
-        why_unknown(program)
-        if named
-        else f"{why_unknown(program)}, so whether it fits is not known"
-    )
-    help = f"say it in `cluster`: `{SAID}`" if named else f"name one in `cluster`: {listing(GPUS)}"
-    return Diagnostic(
-        "W0915", message, program.cluster.spans.get("gpu", program.region.span), help=help
-    )
+    message = why_unknown(program)
+    if program.cluster.gpu:
+        help = f"say it in `cluster`: `{SAID}`"
+    else:
+        message += ", so whether it fits is not known"
+        help = f"name one in `cluster`: {listing(GPUS)}"
+    span = program.cluster.spans.get("gpu", program.region.span)
+    return Diagnostic("W0915", message, span, help=help)
 
 
 def too_large(program: Program, account: Account, help: str) -> Diagnostic:
     """The warning that a rank needs more than its GPU has, with what to do."""
     room, peak = capacity(program), account.peak
     assert room is not None, "memory: a GPU that is not known"
-    parts = {"state": account.state, "inputs and tables": account.always - account.state}
-    parts |= {
+    parts = {
+        "state": account.state,
+        "inputs and tables": account.always - account.state,
         "saved activations": peak.kept,
         "unsharded": peak.weights + peak.gradients,
         "temporaries": peak.other,
+        "reserve": account.reserve,
     }
-    parts |= {"reserve": account.reserve}
-    sizes = " + ".join(
-        f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20
-    )
-    needs = [
-        f"{load.name} {max(it.needs for it in each) / GIB:,.1f}" for load, each in at_loads(program)
-    ]
-    loads = (
-        [Note(None, f"by the rows that a rank's experts get: {', '.join(needs)} (GiB)")]
-        if needs
-        else []
-    )
+    sizes = list[str]()
+    for what, size in parts.items():
+        if size >= GIB / 20:
+            sizes.append(f"{size / GIB:,.1f} {what}")
+    notes = [Note(None, f"{' + '.join(sizes)} (GiB); `scalec explain memory` shows all")]
+    needs = list[str]()
+    for load, accounts in at_loads(program):
+        most = max(account.needs for account in accounts)
+        needs.append(f"{load.name} {most / GIB:,.1f}")
+    if needs:
+        text = f"by the rows that a rank's experts get: {', '.join(needs)} (GiB)"
+        notes.append(Note(None, text))
     return Diagnostic(
         "W0901",
         f"{_too_large(program, account)} on {place(program, account)}; {program.cluster.gpu}"
         f" has {room / GIB:,.1f} GiB",
         program.cluster.spans.get("gpu", program.region.span),
         f"has {room / GIB:,.0f} GiB",
-        (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"), *loads),
+        tuple(notes),
         help,
     )
 
 
 def _too_large(program: Program, account: Account) -> str:
     """The need in words; where only a part of its range is too large, the range."""
-    of = need_range(program, account)
-    if of.lacks(capacity(program)):
+    needs = need_range(program, account)
+    if needs.lacks(capacity(program)):
         return f"does not fit: needs {account.needs / GIB:,.1f} GiB"
     return (
-        f"may not fit: needs {account.needs / GIB:,.1f} GiB ({of.low / GIB:,.1f} to"
-        f" {of.high / GIB:,.1f})"
+        f"may not fit: needs {account.needs / GIB:,.1f} GiB ({needs.low / GIB:,.1f} to"
+        f" {needs.high / GIB:,.1f})"
     )
 
 
 def memory_budget(program: Program, most: int) -> MemoryBudget:
     """Memory that microbatches may take where a rank holds no more than `most` bytes in all.
 
-    An action may take as much besides as that of its rank which takes most: which runs when is not
-    known.  Raises ScheduleError where a single microbatch is too much.
+    Each action is taken to need as much besides as the rank's action that needs most, since it is
+    not known which runs when.  Raises ScheduleError where a single microbatch is too much.
     """
     program = with_room(program)
     assert program.pipeline, "memory: no pipeline"
-    of = stages_of(program)
-    sizes = keeps(program, of)
+    stages = stages_of(program)
+    sizes = keeps(program, stages)
     left: list[float] = []
-    for rank, it in enumerate(idle(program, of)):
-        own = program.pipeline.stages_of(rank)
-        passing = (
-            max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
-        )
-        _demand(it, passing, int(least(program.pipeline.stage_to_rank, rank, sizes)), most)
-        left.append(most - it.always - passing)
+    for rank, account in enumerate(idle(program, stages)):
+        numbers = program.pipeline.stages_of(rank)
+        passing = max(_passing(stages[number]) for number in numbers)
+        passing += Chunks(program, program.pipeline, rank).most
+        microbatch = int(least(program.pipeline.stage_to_rank, rank, sizes))
+        _demand(account, passing, microbatch, most)
+        left.append(most - account.always - passing)
     return MemoryBudget(tuple(left), sizes)
 
 
 def _passing(stage: Stage) -> int:
-    """Memory that actions of a stage take for themselves, beyond what is held before or after
+    """Bytes that actions of a stage take for themselves, beyond what is in memory before or after
     them.
     """
-    held = {
+    around = {
         Work.FORWARD: stage.held,
         Work.BACKWARD: stage.held,
         Work.INPUT: max(stage.held, stage.later),
         Work.WEIGHT: stage.later,
     }
-    return max(0, *(stage.during(work).bytes - size for work, size in held.items()))
+    passing = 0
+    for work, size in around.items():
+        passing = max(passing, stage.during(work).bytes - size)
+    return passing
 
 
-def _demand(it: Account, passing: int, least: int, most: int) -> None:
-    """State and a microbatch, or the update, must fit."""
-    update = it.always + it.peak.bytes
-    if (needs := max(it.always + passing + least, update)) <= most:
+def _demand(account: Account, passing: int, microbatch: int, most: int) -> None:
+    """Raises ScheduleError unless state and a microbatch fit, and the update too."""
+    update = account.always + account.peak.bytes
+    needs = max(account.always + passing + microbatch, update)
+    if needs <= most:
         return
-    sizes = {"of state and inputs": it.always}
+    sizes = {"of state and inputs": account.always}
     if needs > update:
-        sizes |= {"of one microbatch": least, "while it is done": passing}
+        sizes |= {"of one microbatch": microbatch, "while it is done": passing}
     else:
-        sizes |= {"of the update": it.peak.bytes}
-    said = " + ".join(f"{amount(size)} {what}" for what, size in sizes.items() if size)
+        sizes |= {"of the update": account.peak.bytes}
+    sum_words = " + ".join(f"{amount(size)} {what}" for what, size in sizes.items() if size)
     raise ScheduleError(
-        f"rank {it.rank} needs {said} = {amount(needs)}, but its memory budget is {amount(most)}",
+        f"rank {account.rank} needs {sum_words} = {amount(needs)}, but its memory budget is"
+        f" {amount(most)}",
         "raise the memory budget, use smaller microbatches, or shard its state",
     )

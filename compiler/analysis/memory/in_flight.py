@@ -19,12 +19,12 @@ from .aliasing import Storages
 
 @frozen
 class LayerBytes:
-    """Bytes of buckets that one layer of a repeat holds, those of repeats inside too.
+    """Bytes of buckets that one layer of a repeat holds, with the repeats inside it.
 
     layers    how many there are, of all repeats around it together
     weights  bytes that it gathers
-    sums     bytes of the gradients whose sums it begins, by bucket: the layer before's is finished
-             first
+    sums     by bucket the bytes of the gradients whose sums it begins; the sum of the layer before
+             is finished first
     """
 
     layers: int
@@ -33,21 +33,20 @@ class LayerBytes:
 
 
 class Passing:
-    """Bytes of all layers: `weights`, and `gradients`, those that backward makes and those
-    under way.
-    """
+    """Bytes of all layers: `weights`, and `gradients` that backward makes or that are under way."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._ahead = storages.program.flow.prefetch
         program = storages.program
         self._sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
-        self._apart = {
-            bucket.name
-            for bucket in program.buckets
-            if self._sent[bucket.name] != bucket.type.dtype
-        }
-        self._bucket = {name: str(op.get("bucket")) for op in storages.packs for name in op.inputs}
+        self._apart = set[str]()  # buckets whose gradients are sent from memory of their own
+        for bucket in program.buckets:
+            if self._sent[bucket.name] != bucket.type.dtype:
+                self._apart.add(bucket.name)
+        self._bucket: dict[str, str] = {}  # by the name of a gradient
+        for op in storages.packs:
+            self._bucket |= dict.fromkeys(op.inputs, str(op.get("bucket")))
         self._gathered: list[int] = []
         self._made: dict[str, int] = {}
         self._under_way: dict[str, int] = {}
@@ -65,47 +64,48 @@ class Passing:
         return sum(self._made.values()) + sum(self._under_way.values())
 
     def forward(self, region: Region) -> Iterator[int]:
-        """Enters the layers of a repeat one of which has the peak, and leaves them; how far each is
-        from the last.
+        """Enters and leaves the layers of a repeat that may have the peak; yields how far each is
+        from the last layer.
 
-        The last has all that is kept, those before it gather for the next ones too.
+        The last layer has all that is kept; the layers before it gather for the next ones too.
         """
         per_layer, layers = self._per_layer(region), self._storages.program.size(region.dim)
-        for back in dict.fromkeys((0, min(layers - 1, self._ahead) if per_layer.weights else 0)):
+        farthest = 0
+        if per_layer.weights:
+            farthest = min(layers - 1, self._ahead)
+        for back in dict.fromkeys((0, farthest)):
             self._gathered.append((back + 1) * per_layer.weights)
             yield back
             self._gathered.pop()
 
     def backward(self, region: Region) -> Iterator[int]:
-        """Enters the layers of a repeat's backward one of which has the peak, and leaves them; how
-        far from the first.
+        """Enters and leaves the layers of a repeat's backward that may have the peak; yields how
+        far each is from the first layer.
 
-        The first has all that is kept, those after it begin with sums under way.
+        The first layer has all that is kept; the layers after it begin with sums under way.
         """
-        per_layer, layers, before = (
-            self._per_layer(region),
-            self._storages.program.size(region.dim),
-            self._under_way,
-        )
-        for on in range(min(layers, 2)) if per_layer.sums else (0,):
-            self._under_way = before | (per_layer.sums if on else {})
+        per_layer, layers = self._per_layer(region), self._storages.program.size(region.dim)
+        before = self._under_way
+        for on in range(min(layers, 2) if per_layer.sums else 1):
+            self._under_way = dict(before)
+            if on:
+                self._under_way |= per_layer.sums
             self._gathered.append(min(per_layer.layers - on, self._ahead + 1) * per_layer.weights)
             yield on
             self._gathered.pop()
         self._under_way = before | per_layer.sums
 
     def makes(self, names: Iterable[str]) -> None:
-        """Takes note that backward makes gradients of parameters, if these are values of this
-        kind.
-        """
-        for bucket in (self._bucket[name] for name in names if name in self._bucket):
-            self._made[bucket] = self._size(
-                bucket, self._storages.program.bucket(bucket).type.dtype
-            )
+        """Takes note that backward makes these values, if they are gradients of parameters."""
+        program = self._storages.program
+        for name in names:
+            if name in self._bucket:
+                bucket = self._bucket[name]
+                self._made[bucket] = self._size(bucket, program.bucket(bucket).type.dtype)
 
     def moves(self, op: Op) -> Iterator[None]:
-        """Begins to sum a layer's gradient, if this op completes it; a moment when what is sent
-        is there too.
+        """Begins to sum a layer's gradient, if this op completes it; yields in the moment when
+        what is sent is there too.
         """
         if op.kind not in ("pack", "begin"):
             return
@@ -117,28 +117,30 @@ class Passing:
 
     def _per_layer(self, region: Region) -> LayerBytes:
         program = self._storages.program
-        ops = [
-            stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind in ("unpack", "pack")
-        ]
-        weights = sum(self._storages.bytes(op.inputs[0]) for op in ops if op.kind == "unpack")
-        layers = [
-            prod(map(program.size, program.bucket(str(op.get("bucket"))).layers)) for op in ops
-        ]
-        return LayerBytes(max(layers, default=1), weights, self._sums(region.body))
+        weights, layers = 0, 1
+        for op in region.body:
+            if isinstance(op, Op) and op.kind in ("unpack", "pack"):
+                bucket = program.bucket(str(op.get("bucket")))
+                layers = max(layers, prod(map(program.size, bucket.layers)))
+                if op.kind == "unpack":
+                    weights += self._storages.bytes(op.inputs[0])
+        return LayerBytes(layers, weights, self._sums(region.body))
 
     def _sums(
         self, body: Sequence[Stmt], kinds: tuple[str, ...] = ("pack", "begin")
     ) -> dict[str, int]:
-        """The bytes of the last sums that ops of these kinds begin, by bucket; those of gradients
-        that are kept count where what is sent is memory of its own."""
-        found: dict[str, int] = {}
+        """The bytes of the last sums that ops of these kinds begin, by bucket.
+
+        A sum of gradients that are kept counts where what is sent has memory of its own.
+        """
+        sizes: dict[str, int] = {}
         for stmt in body:
             if isinstance(stmt, Region):
-                found |= self._sums(stmt.body, kinds)
+                sizes |= self._sums(stmt.body, kinds)
             elif stmt.kind in kinds and (stmt.kind == "pack" or stmt.get("bucket") in self._apart):
                 bucket = str(stmt.get("bucket"))
-                found[bucket] = self._size(bucket, self._sent[bucket])
-        return found
+                sizes[bucket] = self._size(bucket, self._sent[bucket])
+        return sizes
 
     def _size(self, bucket: str, dtype: str) -> int:
         """The bytes of one layer's gradient in an element type."""

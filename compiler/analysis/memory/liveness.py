@@ -16,84 +16,99 @@ from .saved_activations import Keeper, bound
 
 
 def reads(stmt: Stmt) -> Iterator[str]:
-    """The values that a statement reads, at any depth; what backward is to read is no reading
-    of forward's.
+    """The values that a statement reads, at any depth.
+
+    A value of forward that only backward reads is not read by forward's repeat that yields it.
     """
     if isinstance(stmt, Op):
         yield from stmt.inputs
         return
-    yield from (arg.source for arg in stmt.args)
+    for arg in stmt.args:
+        yield arg.source
     for inner in stmt.body:
         yield from reads(inner)
 
 
 def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) -> dict[str, int]:
-    """The statement after which nothing reads a storage, of those that `body` makes or is
-    handed as `args`.
+    """By storage the place of the last statement that reads it, for the storages that `body` makes
+    or is handed as `args`.
     """
     last = dict.fromkeys(args, 0)
     for i, stmt in enumerate(body):
-        last |= {
-            storages.root(value.name): i for value in results(stmt) if not storages.held(value.name)
-        }
-        last |= {root: i for name in reads(stmt) if (root := storages.root(name)) in last}
+        for value in results(stmt):
+            if not storages.held(value.name):
+                last[storages.root(value.name)] = i
+        for name in reads(stmt):
+            root = storages.root(name)
+            if root in last:
+                last[root] = i
     for root, i in _under_way(body, storages).items():
-        last |= {root: max(i, last[root])} if root in last else {}
+        if root in last:
+            last[root] = max(i, last[root])
     return last
 
 
 def _under_way(body: Sequence[Stmt], storages: Storages) -> dict[str, int]:
-    """The statement that last needs rows that an exchange begins to send.
+    """By storage the place of the statement that last needs rows that an exchange begins to send.
 
-    That is the wait for it, unless a copy is sent; autograd has them until gradients of weights
-    beside it are made.
+    It is the wait for the exchange, unless a copy is sent; autograd has the rows until gradients of
+    weights beside it are made.
     """
-    ops = [(i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op)]
-    found: dict[str, int] = {}
-    for at, op in ops:
-        if begins(op):
-            is_copied = op.kind == EXCHANGE_BACK.name and regroups(storages.program, op)
-            waits = [
-                i for i, it in ops if it.kind == WAIT.name and it.inputs == (op.outputs[0].name,)
-            ]
-            found[storages.root(op.inputs[0])] = max(
-                [at, *weights_beside(op, body), *(() if is_copied else waits)]
-            )
-    return found
+    waits_by_exchange: dict[tuple[str, ...], list[int]] = {}
+    for place, op in enumerate(body):
+        if isinstance(op, Op) and op.kind == WAIT.name:
+            waits_by_exchange.setdefault(op.inputs, []).append(place)
+    last: dict[str, int] = {}
+    for place, op in enumerate(body):
+        if not isinstance(op, Op) or not begins(op):
+            continue
+        places = [place, *weights_beside(op, body)]
+        is_copied = op.kind == EXCHANGE_BACK.name and regroups(storages.program, op)
+        if not is_copied:
+            places += waits_by_exchange.get((op.outputs[0].name,), [])
+        last[storages.root(op.inputs[0])] = max(places)
+    return last
 
 
 def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
-    """The statements that make gradients of experts' weights while a begun exchange brings back
-    gradients of rows.
+    """The places of the statements that make gradients of experts' weights while a begun exchange
+    brings back gradients of rows.
     """
     if exchange.kind != EXCHANGE_BACK.name or not begins(exchange):
         return []
     after = body.index(exchange) + 1
-    ops = ((i, it) for i, it in enumerate(body[after:], after) if isinstance(it, Op))
-    return [i for i, it in ops if is_of_weights(it) and it.inputs[-1] == exchange.inputs[1]]
+    places = list[int]()
+    for place, op in enumerate(body[after:], after):
+        if isinstance(op, Op) and is_of_weights(op) and op.inputs[-1] == exchange.inputs[1]:
+            places.append(place)
+    return places
 
 
 def unkept(
     body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper
 ) -> dict[str, int]:
-    """The statement that last makes more of what backward's `body` recomputes and no op of
-    `forward` keeps.
+    """By storage that backward's `body` recomputes, and no op of `forward` keeps, the place of the
+    last recomputing statement that reads or makes it.
 
     Backward's own ops read it in the IR; autograd has a copy of it in another element type.
     """
-    kept = {storages.root(name) for op in walk(forward) for name in keeper.values(op)}
+    kept = set[str]()
+    for op in walk(forward):
+        kept.update(map(storages.root, keeper.values(op)))
     last: dict[str, int] = {}
     for i, stmt in enumerate(body):
         if isinstance(stmt, Op) and stmt.outputs and stmt.outputs[0].name in storages.recomputed:
-            around = map(storages.root, (*stmt.inputs, *(value.name for value in stmt.outputs)))
-            last |= {root: i for root in around if root in storages.recomputed}
+            names = (*stmt.inputs, *(value.name for value in stmt.outputs))
+            for root in map(storages.root, names):
+                if root in storages.recomputed:
+                    last[root] = i
     return {root: i for root, i in last.items() if storages.origin(root) not in kept}
 
 
 @frozen
 class Sums:
-    """How the parts of gradients add up as they come: each sum in the first part's memory, into
-    which others go.
+    """How the parts of gradients add up as they come: each sum lies in the first part's memory, and
+    the other parts are added to it.
 
     into   a sum → its first part
     added  parts that are gone as soon as they are made
@@ -104,23 +119,20 @@ class Sums:
 
 
 def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums:
-    """The sums of `body`; in `last`, a first part's life becomes that of the sum."""
+    """The sums of `body`; in `last`, the life of a first part becomes the life of the sum."""
     order = {name: i for i, name in enumerate(last)}
     into: dict[str, str] = {}
     added: set[str] = set()
     for i, stmt in enumerate(body):
         if isinstance(stmt, Region) or stmt.kind != "add":
             continue
-        (total,), names = (
-            (value.name for value in stmt.outputs),
-            {storages.root(name) for name in stmt.inputs},
-        )
-        parts = sorted(
-            (into.get(name, name) for name in names), key=lambda name: order.get(name, -1)
-        )
-        if last.get(parts[0]) == i:
-            into[total], last[parts[0]] = parts[0], last[total]
-            added |= {part for part in parts[1:] if last.get(part) == i}
+        (total,) = stmt.outputs
+        names = {storages.root(name) for name in stmt.inputs}
+        roots = (into.get(name, name) for name in names)
+        first, *others = sorted(roots, key=lambda name: order.get(name, -1))
+        if last.get(first) == i:
+            into[total.name], last[first] = first, last[total.name]
+            added |= {part for part in others if last.get(part) == i}
     return Sums(into, frozenset(added))
 
 
@@ -128,30 +140,31 @@ def summed(storages: Storages) -> set[str]:
     """The gradients of parameters: these add up in memory of their bucket as soon as they are
     made.
     """
-    found = {end.name for end in storages.program.microbatches.yields if end.leave is Leave.SUM}
+    ends = storages.program.microbatches.yields
+    gradients = {end.name for end in ends if end.leave is Leave.SUM}
     todo = list(storages.program.backward.body)
     while todo:
         stmt = todo.pop()
         if isinstance(stmt, Op):
-            found |= {*stmt.inputs} if moves(stmt, found, storages) else set()
+            if moves(stmt, gradients, storages):
+                gradients |= {*stmt.inputs}
             continue
-        pairs = zip(stmt.yields, stmt.results, strict=True)
-        found |= {
-            end.name for end, value in pairs if end.leave is Leave.STACK and value.name in found
-        }
+        for end, value in zip(stmt.yields, stmt.results, strict=True):
+            if end.leave is Leave.STACK and value.name in gradients:
+                gradients.add(end.name)
         todo += stmt.body
-    return found
+    return gradients
 
 
 def moves(op: Op, summed: Container[str], storages: Storages) -> bool:
-    """Whether an op only leads a parameter's gradient to its sum: that is in the bucket's
-    memory, wherever it goes.
+    """Whether an op only leads a parameter's gradient to its sum, which lies in the bucket's
+    memory all the way.
     """
     if not op.outputs or op.outputs[0].name not in summed:
         return op.kind == "begin"
-    return op.kind in ("cast", "pack") or (
-        op.kind == "coerce" and storages.is_flat(op.outputs[0].name)
-    )
+    if op.kind == "coerce":
+        return storages.is_flat(op.outputs[0].name)
+    return op.kind in ("cast", "pack")
 
 
 @frozen
@@ -167,82 +180,85 @@ class _Reader:
 
 
 class Releases:
-    """When backward frees what forward kept: an op's tensors after the last op that its
-    backward consists of.
-    """
+    """When backward frees what forward kept: an op's tensors go after its backward's last op."""
 
     def __init__(self, storages: Storages, keeper: Keeper) -> None:
         self._storages, self._keeper = storages, keeper
 
     def of(self, backward: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
-        """The statement of `backward` after which it is gone, for each storage that statements
-        of `forward` keep.
+        """By storage that statements of `forward` keep, the place of the statement of `backward`
+        that needs it last.
         """
-        found: dict[str, int] = {}
+        last: dict[str, int] = {}
         readers = self._readers(backward)
-        last = len(backward) - 1
         for stmt in forward:
-            after, keys = (
-                self._region(stmt, backward)
-                if isinstance(stmt, Region)
-                else self._op(stmt, readers, last)
-            )
+            if isinstance(stmt, Region):
+                place, keys = self._region(stmt, backward)
+            else:
+                place, keys = self._op(stmt, readers, len(backward) - 1)
             for key in keys:
-                found[key] = max(found.get(key, 0), after)
-        return found
+                last[key] = max(last.get(key, 0), place)
+        return last
 
     def _readers(self, backward: Sequence[Stmt]) -> dict[tuple[str, int], list[_Reader]]:
         """Backward's ops by their line of the plan."""
-        found: dict[tuple[str, int], list[_Reader]] = {}
+        readers: dict[tuple[str, int], list[_Reader]] = {}
         for place, stmt in enumerate(backward):
             if isinstance(stmt, Op):
                 origins = {*map(self._storages.origin, stmt.inputs)}
-                found.setdefault(_line(stmt), []).append(
-                    _Reader(place, origins, is_of_weights(stmt))
-                )
-        return found
+                reader = _Reader(place, origins, is_of_weights(stmt))
+                readers.setdefault(_line(stmt), []).append(reader)
+        return readers
 
     def _op(
         self, op: Op, readers: dict[tuple[str, int], list[_Reader]], last: int
     ) -> tuple[int, Iterable[str]]:
-        around = [*op.inputs, *(value.name for value in op.outputs)]
+        """The place of the last op of an op's backward, `last` if none is found, and the storages
+        that the op keeps.
+        """
         types, program = self._storages.types, self._storages.program
-        orders = [
-            it for it in around if types[it].dtype not in FLOATS and program.experts_of(types[it])
-        ]
-        own = [name for name in around if name not in orders]  # which all ops of a route read
+        names = [*op.inputs, *(value.name for value in op.outputs)]
+        own_names = list[str]()
+        for name in names:
+            # all ops of a route read its orders
+            is_order = types[name].dtype not in FLOATS and program.experts_of(types[name])
+            if not is_order:
+                own_names.append(name)
         of_line = readers.get(_line(op), [])
-        mine = self._reading(own, op, of_line) or self._reading(around, op, of_line)
+        places = self._reading(own_names, op, of_line) or self._reading(names, op, of_line)
         second = self._storages.second
         recomputed = {second[name] for name in self._keeper.values(op) if name in second}
-        return max(mine, default=last), {
-            *self._keeper.saved(op),
-            *self._keeper.others(op),
-            *recomputed,
-        }
+        keys = {*self._keeper.saved(op), *self._keeper.others(op), *recomputed}
+        return max(places, default=last), keys
 
     def _reading(self, names: Iterable[str], op: Op, of_line: Iterable[_Reader]) -> list[int]:
         """The places of the ops of an op's line of the plan that read any of these values in
         backward.
         """
         roots = {*map(self._storages.root, names)}
-        if op.kind != GROUPED.name:  # of another op's weights, made late
-            of_line = (reader for reader in of_line if not reader.of_weights)
-        return [reader.place for reader in of_line if roots & reader.origins]
+        places = list[int]()
+        for reader in of_line:
+            # gradients of another op's weights are made late
+            is_of_another = reader.of_weights and op.kind != GROUPED.name
+            if not is_of_another and roots & reader.origins:
+                places.append(reader.place)
+        return places
 
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
-        """Bytes that a repeat keeps of its surroundings."""
+        """The place of a repeat's backward, and the storages of its surroundings that it keeps."""
         around = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
-        around |= {self._storages.root(end): result for _, end, result in carried(region)}
+        for _, end, result in carried(region):
+            around[self._storages.root(end)] = result
         inner = self._keeper.layers[region.results[0].name].found
-        own = {*bound(inner, region)} - {*around}
-        keys = [around.get(key, key) for key in inner if key not in own]
-        mine = [
-            i
-            for i, it in enumerate(backward)
-            if isinstance(it, Region) and mirrors(it, region, self._storages)
-        ]
-        return max(mine, default=len(backward) - 1), keys
+        inside = {*bound(inner, region)} - {*around}
+        keys = [around.get(key, key) for key in inner if key not in inside]
+        last = -1
+        for place, stmt in enumerate(backward):
+            if isinstance(stmt, Region) and mirrors(stmt, region, self._storages):
+                last = place
+        if last < 0:
+            last = len(backward) - 1
+        return last, keys
 
 
 def _line(op: Op) -> tuple[str, int]:
@@ -256,25 +272,27 @@ def mirrors(backward: Region, forward: Region, storages: Storages) -> bool:
 
 
 def put_off(storages: Storages, body: Iterable[Stmt], layers: int = 1) -> dict[str, int]:
-    """Operands of the products that make weights' gradients, each storage once, as all layers
-    of repeats keep them.
+    """Bytes of operands of the products that make weights' gradients, each storage once, as all
+    layers of repeats keep them.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for stmt in body:
         if isinstance(stmt, Region):
-            found |= put_off(storages, stmt.body, layers * storages.program.size(stmt.dim))
+            sizes |= put_off(storages, stmt.body, layers * storages.program.size(stmt.dim))
         elif is_put_off(stmt):
-            # made by forward, and only to be scaled
-            given = dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name
-            read = [value.name for value in stmt.outputs] if given else stmt.inputs
-            names = [name for name in read if not storages.held(name)]
-            found |= {storages.root(name): layers * storages.bytes(name) for name in names}
-    return found
+            names = stmt.inputs
+            if dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name:
+                # forward has made the gradients, and they are only to be scaled
+                names = [value.name for value in stmt.outputs]
+            for name in names:
+                if not storages.held(name):
+                    sizes[storages.root(name)] = layers * storages.bytes(name)
+    return sizes
 
 
 def is_put_off(stmt: Stmt) -> bool:
-    """Whether an op makes a weight's gradient in the part of backward for which no other stage
-    waits.
+    """Whether an op makes a weight's gradient in the part of backward that no other stage waits
+    for.
     """
     if isinstance(stmt, Region):
         return False

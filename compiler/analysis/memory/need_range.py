@@ -1,5 +1,5 @@
-"""The range of the memory that a rank needs on a GPU, with the reasons: nobody has measured some of
-its parts.
+"""The range of the memory that a rank needs on a GPU, with the reasons for it: nobody has measured
+some parts of the need.
 
 Purpose: a plan whose range ends above the GPU's memory and begins below it may fit; it is not
 refused.  Non-goals: the account itself, which is the likely value.
@@ -14,20 +14,18 @@ from .account import Account, accounts_of
 from .reserve import communicators
 
 ACCOUNT = 0.03
-"""The part of its tensors by which the account may be off: tests hold the peak to it
+"""How far the account may be off, as a part of its tensors: tests check the peak against it
 (docs/memory.md).
 """
 
 FRAGMENTS = 0.03
-"""The part of its tensors that an allocator with expandable segments reserves besides:
+"""What an allocator with expandable segments reserves besides, as a part of its tensors:
 torchtitan's, which sets them too, by published rows (benchmarks/RESULTS.md)."""
 
 
 @frozen
 class Reason:
-    """A part of the account that is not known: the bytes by which it may be less, and by which
-    it may be more.
-    """
+    """A part of the account that is not known: how many bytes it may be less, and how many more."""
 
     what: str
     less: int
@@ -59,7 +57,9 @@ class NeedRange:
             return None
         if self.high <= room:
             return True
-        return None if self.low <= room else False
+        if self.low <= room:
+            return None
+        return False
 
     def lacks(self, room: int | None) -> bool:
         """Whether even the lower end is more than a GPU has."""
@@ -72,10 +72,9 @@ def need_range(program: Program, counted: Account) -> NeedRange:
     """
     if counted.device == "cpu":
         return NeedRange(counted.needs)
+    error = round(ACCOUNT * counted.total)
     reasons = [
-        Reason(
-            "the account of tensors", round(ACCOUNT * counted.total), round(ACCOUNT * counted.total)
-        ),
+        Reason("the account of tensors", error, error),
         Reason("fragments of the allocator", 0, round(FRAGMENTS * counted.total)),
         *_reserve(program, counted),
         *_loads(program, counted),

@@ -1,10 +1,10 @@
 """Walks the step op by op and finds the peak of live memory.
 
 One layer of each repeat is walked, so that 126 layers cost what 2 do: in forward the last, when
-most is saved, and in backward the first that it does; with those close to it that have more of
-buckets in memory (`in_flight`).  Gradients of parameters add up in their buckets as they come,
-parts of another gradient in the first of them, as autograd does it.  Non-goals: what an allocator
-loses, and what kernels hold besides `workspace`.
+most is saved, and in backward the first that it does.  Layers close to it are walked too where they
+have more of buckets in memory (`in_flight`).  Gradients of parameters add up in their buckets as
+they come; parts of another gradient add up in the first part, as autograd does it.  Non-goals: what
+an allocator loses, and what kernels hold besides `workspace`.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -38,12 +38,12 @@ from .saved_activations import Keeper, Kept, SavedByLayer, bound
 class PeakSnapshot:
     """A moment of the step, and what is in memory then beside what always is.
 
-    op     that runs; None for the update, and the reduction of gradients before it
+    op     the op that runs; None for the update, and the reduction of gradients before it
     layers  of the repeats around it: the dim, which layer of forward's order it is, and of how many
-    name   the parameter or value that it is about, in backward that of which it is the gradient
+    name   the parameter or value that it is about; in backward, the one whose gradient it is
     kept   bytes that forward keeps for backward
     weights    bytes of what layers have gathered for themselves
-    gradients  bytes of whole gradients of layers, of which each rank keeps a part as soon as they
+    gradients  bytes of whole gradients of layers; each rank keeps a part of them as soon as they
                are summed
     other  bytes of values that are on their way, and of gradients
     """
@@ -67,8 +67,8 @@ class Walk:
     """Walks one microbatch; `peaks` has the moment when most is in memory in `forward`, `backward`
     and `update`.
 
-    If it `splits`, backward does not make the gradients of weights, and keeps what they are made
-    of.
+    If it `splits`, backward does not make the gradients of weights, and keeps what they will be
+    made from.
     """
 
     def __init__(
@@ -88,18 +88,16 @@ class Walk:
         self.peaks = {"update": update(storages)}
         # there until backward is done
         self._given = [*storages.received, *storages.received_gradients]
-        self._live |= {self._root(name): storages.bytes(name) for name in storages.received}
+        self._receive(storages.received)
         self._forward(storages.program.forward.body, None, keeper.all)
         self._where = "backward"
-        self._live |= {
-            self._root(name): storages.bytes(name) for name in storages.received_gradients
-        }
+        self._receive(storages.received_gradients)
         self._backward(storages.program.backward.body, storages.program.forward.body)
 
     @property
     def peak(self) -> PeakSnapshot:
         """The highest of all, the first of several."""
-        return max(self.peaks.values(), key=lambda it: it.bytes)
+        return max(self.peaks.values(), key=_get_bytes)
 
     # ---- forward
 
@@ -108,11 +106,8 @@ class Walk:
     ) -> None:
         """Walks a body; what it keeps, and what it hands on, is then still there."""
         args, ends = self._handed(region)
-        stays = {
-            *kept,
-            *ends,
-            *(self._linked(region, kept) if region else self._roots(self._storages.received)),
-        }
+        entering = self._linked(region, kept) if region else self._roots(self._storages.received)
+        stays = {*kept, *ends, *entering}
         self._kept |= stays - ends
         going = _going(last_reads(body, self._storages, args), stays)
         for i, stmt in enumerate(body):
@@ -120,14 +115,16 @@ class Walk:
             if isinstance(stmt, Region):
                 self._forward_layer(stmt, gone, kept)
             else:
-                self._run(
-                    stmt,
-                    {key: it.bytes for key, it in self._keeper.saved(stmt).items() if ":" in key},
-                )
+                saved = self._keeper.saved(stmt)
+                # names with a colon are no values of the IR
+                others = {key: tensor.bytes for key, tensor in saved.items() if ":" in key}
+                self._run(stmt, others)
             self._free(gone)
 
     def _forward_layer(self, region: Region, gone: Sequence[str], kept: Mapping[str, Kept]) -> None:
-        """The last layer of a repeat, or those one of which has the peak, in place of all."""
+        """Walks the last layer of a repeat in place of all, or the few layers that may have the
+        peak.
+        """
         layer, before = self._keeper.layers[region.results[0].name], self._live
         for back in self._passing.forward(region):
             self._live = dict(before)
@@ -137,15 +134,15 @@ class Walk:
         self._live |= {key: kept[key].total for key in bound(kept, region)}
         self._kept |= {*kept}
 
-    def _linked(self, region: Region, found: Mapping[str, Kept]) -> list[str]:
+    def _linked(self, region: Region, kept: Mapping[str, Kept]) -> list[str]:
         """Values that a layer is handed and that are kept, because this layer keeps it or the
         one before does.
         """
-        return [
-            arg
-            for arg, end, _ in carried(region)
-            if arg in found or self._storages.root(end) in found
-        ]
+        linked = list[str]()
+        for arg, end, _ in carried(region):
+            if arg in kept or self._storages.root(end) in kept:
+                linked.append(arg)
+        return linked
 
     # ---- backward
 
@@ -157,90 +154,105 @@ class Walk:
         last = last_reads(body, self._storages, args) | unkept(
             body, forward, self._storages, self._keeper
         )
-        found = sums(body, self._storages, last)
-        self._into |= found.into
-        ends = {self._root(end) for end in ends} if region else {*self._roots(self._given)}
-        ends |= (
-            {*self._roots(put_off(self._storages, filter(is_put_off, body)))}
-            if self._splits
-            else set()
-        )
-        last |= {
-            name: max(at, last.get(name, 0))
-            for name, at in self._releases.of(body, forward).items()
-        }
-        exchanges = [stmt for stmt in body if isinstance(stmt, Op) and begins(stmt)]
-        beside = {i for exchange in exchanges for i in weights_beside(exchange, body)}
-        going = _going(last, ends)
+        partial_sums = sums(body, self._storages, last)
+        self._into |= partial_sums.into
+        stays = {*self._roots(ends if region else self._given)}
+        if self._splits:
+            stays.update(self._roots(put_off(self._storages, filter(is_put_off, body))))
+        for name, place in self._releases.of(body, forward).items():
+            last[name] = max(place, last.get(name, 0))
+        beside = _places_beside_exchanges(body)
+        going = _going(last, stays)
         for i, stmt in enumerate(body):
             gone = going.get(i, [])
             if isinstance(stmt, Region):
                 self._backward_layer(stmt, gone, forward)
-            elif self._splits and is_put_off(stmt):
-                pass
-            elif moves(stmt, self._summed, self._storages):
-                for _ in self._passing.moves(stmt):
-                    self._look(stmt, 0)
             else:
-                first = self._storages.recomputed.get(stmt.outputs[0].name)
-                self._passing.makes(value.name for value in stmt.outputs)
-                self._run(stmt, self._keeper.others(first) if first else {})
-            self._free(gone if i not in beside else ())
+                self._backward_op(stmt)
+            if i not in beside:
+                self._free(gone)
             if isinstance(stmt, Op) and (widened := self._widened(stmt)):
                 self._look(stmt, widened)
             self._free(gone)  # of a call that was left, only when it is done
-            self._free(
-                v.name for v in results(stmt) if v.name in self._summed or v.name in found.added
-            )
+            for value in results(stmt):
+                if value.name in self._summed or value.name in partial_sums.added:
+                    self._live.pop(value.name, None)
+
+    def _backward_op(self, op: Op) -> None:
+        """Does an op of backward, unless it belongs to the weights' part and that is done later."""
+        if self._splits and is_put_off(op):
+            return
+        if moves(op, self._summed, self._storages):
+            for _ in self._passing.moves(op):
+                self._look(op, 0)
+            return
+        first = self._storages.recomputed.get(op.outputs[0].name)
+        self._passing.makes(value.name for value in op.outputs)
+        self._run(op, self._keeper.others(first) if first else {})
 
     def _backward_layer(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
-        """The first layer of a repeat's backward, that of forward's last layer, or those one of
-        which has the peak.
+        """Walks the first layer of a repeat's backward, which belongs to forward's last layer, or
+        the few layers that may have the peak.
         """
-        repeats = (it for it in forward if isinstance(it, Region))
-        mirror = next((it for it in repeats if mirrors(region, it, self._storages)), None)
-        layer = self._keeper.layers[mirror.results[0].name] if mirror else SavedByLayer({}, 0, 0)
-        self._free(bound(self._live, mirror) if mirror else ())
+        mirror = self._find_mirror(region, forward)
+        layer = SavedByLayer({}, 0, 0)
+        if mirror:
+            layer = self._keeper.layers[mirror.results[0].name]
+            self._free(bound(self._live, mirror))
         before, layers = self._live, self._storages.program.size(region.dim)
         left = sum(put_off(self._storages, [region]).values())
         for on in self._passing.backward(region):
             self._live = dict(before)
             is_forwards_first = 0 < on == layers - 1  # whose input is what the repeat was handed
-            self._enter(
-                region,
-                layer,
-                [key for key in gone if is_forwards_first or key not in self._kept],
-                on,
-            )
+            gone_now = [key for key in gone if is_forwards_first or key not in self._kept]
+            self._enter(region, layer, gone_now, on)
             if self._splits:  # layers that are done leave what others may keep more than
                 self._live[_others(region)] = max(
                     self._live[_others(region)], left - left // layers
                 )
-            self._live |= self._last_layer(mirror, layer) if mirror else {}
-            self._backward(region.body, mirror.body if mirror else (), region)
-            self._free(bound(self._live, mirror) if mirror else ())
+            if mirror:
+                self._live |= self._last_layer(mirror, layer)
+                self._backward(region.body, mirror.body, region)
+                self._free(bound(self._live, mirror))
+            else:
+                self._backward(region.body, (), region)
             self._leave(region)
         self._free(gone)
         if self._splits:
             self._live[f"left by {region.dim}"] = left
 
+    def _find_mirror(self, region: Region, forward: Sequence[Stmt]) -> Region | None:
+        """Forward's repeat whose backward a repeat is, None where there is none."""
+        for stmt in forward:
+            if isinstance(stmt, Region) and mirrors(region, stmt, self._storages):
+                return stmt
+        return None
+
     def _last_layer(self, region: Region, layer: SavedByLayer) -> dict[str, int]:
-        """Values that the last layer of a repeat kept, but for those it handed on: these are
+        """Values that the last layer of a repeat kept, except the ones it handed on: these are
         the repeat's result.
         """
         args, ends = self._handed(region)
-        found = {
-            key: layer.found[key].total for key in bound(layer.found, region) if key not in ends
-        }
-        found |= {arg: self._storages.bytes(arg) for arg in self._linked(region, layer.found)}
-        alone = self._storages.program.size(region.dim) > 1
-        return {key: size for key, size in found.items() if alone or key not in args}
+        sizes: dict[str, int] = {}
+        for key in bound(layer.found, region):
+            if key not in ends:
+                sizes[key] = layer.found[key].total
+        for arg in self._linked(region, layer.found):
+            sizes[arg] = self._storages.bytes(arg)
+        if self._storages.program.size(region.dim) > 1:
+            return sizes
+        # of a single layer, what it is handed is counted where it was made
+        return {key: size for key, size in sizes.items() if key not in args}
 
     # ---- repeats
 
     def _handed(self, region: Region | None) -> tuple[set[str], set[str]]:
-        """Values that a layer of a repeat is handed, and those it hands on."""
-        links = carried(region) if region else []
+        """Values that a layer of a repeat is handed, and the ones it hands on; none without a
+        repeat.
+        """
+        if not region:
+            return set(), set()
+        links = carried(region)
         return {arg for arg, _, _ in links}, {self._storages.root(end) for _, end, _ in links}
 
     def _enter(
@@ -249,9 +261,10 @@ class Walk:
         """Adds what the layers before it keep, and what this one is handed; `gone` is what
         nothing needs after it.
         """
-        layers, at = (size := self._storages.program.size(region.dim)), size - before_last
-        self._layers.append((region.dim, at, layers))
-        self._live[_others(region)] = layer.first(max(at - 1, 0))
+        layers = self._storages.program.size(region.dim)
+        number = layers - before_last
+        self._layers.append((region.dim, number, layers))
+        self._live[_others(region)] = layer.first(max(number - 1, 0))
         self._kept.add(_others(region))
         self._free(gone)
         for arg in region.args:
@@ -275,12 +288,18 @@ class Walk:
     # ---- ops
 
     def _run(self, op: Op, others: Mapping[str, int]) -> None:
-        """Makes an op's results, and what else it keeps; rows that have come are the result, or
-        are copied into it.
+        """Makes an op's results, and `others` that it keeps besides.
+
+        Where an op waits for an exchange, the rows that have come are its result, or are copied
+        into it.
         """
-        way = self._begun.get(op.inputs[0]) if op.kind == WAIT.name else None
-        if way and not (way.kind == EXCHANGE.name and regroups(self._storages.program, way)):
-            self._free(op.inputs)
+        exchange = self._begun.get(op.inputs[0]) if op.kind == WAIT.name else None
+        if exchange:
+            is_copied = exchange.kind == EXCHANGE.name and regroups(
+                self._storages.program, exchange
+            )
+            if not is_copied:
+                self._free(op.inputs)
         for value in op.outputs:
             root = self._root(value.name)
             # in another's memory nothing is added up
@@ -295,19 +314,21 @@ class Walk:
         self._look(op, OPS[op.kind].workspace(local))
 
     def _widened(self, op: Op) -> int:
-        """The copy of a parameter's gradient that the CPU makes to add it to its bucket in a
-        wider element type.
+        """Bytes of the copy of a parameter's gradient that the CPU makes to add it to its bucket
+        in a wider element type.
         """
-        program, narrow = (
-            self._storages.program,
-            [value for value in op.outputs if value.name in self._summed],
-        )
+        if self._device != "cpu":
+            return 0
+        program = self._storages.program
         wide = ITEM_BYTES[program.params[0].type.dtype]
-        sizes = [program.elements(v.type) * wide for v in narrow if ITEM_BYTES[v.type.dtype] < wide]
-        return max(sizes, default=0) if self._device == "cpu" else 0
+        largest = 0
+        for value in op.outputs:
+            if value.name in self._summed and ITEM_BYTES[value.type.dtype] < wide:
+                largest = max(largest, program.elements(value.type) * wide)
+        return largest
 
     def _look(self, op: Op, workspace: int) -> None:
-        """Notes this moment, in which an op takes `workspace` besides, if memory holds more
+        """Notes this moment, when an op takes `workspace` bytes besides, if memory holds more
         than ever before.
         """
         kept = sum(size for key, size in self._live.items() if key in self._kept)
@@ -320,20 +341,23 @@ class Walk:
         )
 
     def _note(self, moment: PeakSnapshot) -> None:
-        self.peaks[self._where] = max(
-            self.peaks.get(self._where, moment), moment, key=lambda it: it.bytes
-        )
+        highest = self.peaks.get(self._where, moment)
+        self.peaks[self._where] = max(highest, moment, key=_get_bytes)
 
     def _of_others(self) -> int:
         """Bytes that the other layers of the outermost repeat keep."""
-        return self._live.get(f"other {self._layers[0][0]}", 0) if self._layers else 0
+        if not self._layers:
+            return 0
+        return self._live.get(f"other {self._layers[0][0]}", 0)
 
     def _about(self, op: Op) -> str:
         """A parameter that the op reads, or else what it makes."""
-        roots = [self._storages.root(name) for name in op.inputs]
-        params = [base(root) for root in roots if root in self._storages.state]
+        for name in op.inputs:
+            root = self._storages.root(name)
+            if root in self._storages.state:
+                return base(root)
         name = op.inputs[-1] if op.kind in ("pack", "begin") else op.outputs[0].name
-        return params[0] if params else base(name).removeprefix("d_").removeprefix("_")
+        return base(name).removeprefix("d_").removeprefix("_")
 
     def _roots(self, names: Iterable[str]) -> list[str]:
         return [*map(self._root, names)]
@@ -342,20 +366,37 @@ class Walk:
         root = self._storages.root(name)
         return self._into.get(root, root)
 
+    def _receive(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._live[self._root(name)] = self._storages.bytes(name)
+
     def _free(self, names: Iterable[str]) -> None:
         for name in names:
             self._live.pop(name, None)
 
 
 def _going(last: Mapping[str, int], stays: Container[str]) -> dict[int, list[str]]:
-    """The storages that go after each statement, by the last that needs them; without those
-    that stay.
+    """The storages that go after each statement, by the place of the last statement that needs
+    them; without the ones that stay.
     """
-    found: dict[int, list[str]] = {}
-    for name, at in last.items():
+    going: dict[int, list[str]] = {}
+    for name, place in last.items():
         if name not in stays:
-            found.setdefault(at, []).append(name)
-    return found
+            going.setdefault(place, []).append(name)
+    return going
+
+
+def _places_beside_exchanges(body: Sequence[Stmt]) -> set[int]:
+    """The places of statements that make gradients of weights while an exchange is under way."""
+    places = set[int]()
+    for stmt in body:
+        if isinstance(stmt, Op) and begins(stmt):
+            places.update(weights_beside(stmt, body))
+    return places
+
+
+def _get_bytes(moment: PeakSnapshot) -> int:
+    return moment.bytes
 
 
 def _others(region: Region) -> str:
@@ -365,23 +406,23 @@ def _others(region: Region) -> str:
 
 def update(storages: Storages) -> PeakSnapshot:
     """The update, and the reduction of gradients before it, with what a run looks at then."""
-    return PeakSnapshot(
-        None, "update", (), "", 0, 0, 0, _sent(storages) + looks_in_update(storages.program)
-    )
+    other = _sent(storages) + looks_in_update(storages.program)
+    return PeakSnapshot(None, "update", (), "", 0, 0, 0, other)
 
 
 def _sent(storages: Storages) -> int:
     """Bytes of the largest gradient that is cast for its reduction; they go one after the other.
 
-    Casts of layers' gradients have gone by then; stages' are counted in the row.
+    Casts of layers' gradients have gone by then; casts of stages' gradients are counted in the row.
     """
     pipeline = storages.program.pipeline
     stacked = {bucket.dim for bucket in storages.program.buckets if bucket.layers or pipeline}
-    casts = [op for op in storages.program.region.body if isinstance(op, Op) and op.kind == "cast"]
-    pairs = [(op.inputs[0], op.outputs[0]) for op in casts if not storages.held(op.inputs[0])]
-    sizes = (
-        (storages.bytes(own), storages.bytes(sent.name))
-        for own, sent in pairs
-        if not stacked & {*sent.type.dims}
-    )
-    return max((sent for own, sent in sizes if sent < own), default=0)
+    largest = 0
+    for op in storages.program.region.body:
+        if not isinstance(op, Op) or op.kind != "cast" or storages.held(op.inputs[0]):
+            continue
+        sent = op.outputs[0]
+        size = storages.bytes(sent.name)
+        if stacked.isdisjoint(sent.type.dims) and size < storages.bytes(op.inputs[0]):
+            largest = max(largest, size)
+    return largest

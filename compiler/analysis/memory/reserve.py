@@ -1,7 +1,7 @@
 """Memory besides the step's: what CUDA, its libraries and the driver have, and looks at values that
 `watch` asks for.
 
-Non-goals: how much each of the former takes (`gpus`).
+Non-goals: how much CUDA, its libraries and the driver take each (`gpus`).
 """
 
 from ...config.gpus import gpu
@@ -13,16 +13,21 @@ def reserve(program: Program) -> int:
     """Bytes: the plan's own number, or an estimate for its GPU; none where it names no known
     one.
     """
-    if not (found := gpu(program.cluster)):
+    known_gpu = gpu(program.cluster)
+    if not known_gpu:
         return 0
-    given = program.cluster.reserve
-    return found.reserve(communicators(program)) if given is None else given
+    if program.cluster.reserve is not None:
+        return program.cluster.reserve
+    return known_gpu.reserve(communicators(program))
 
 
 def communicators(program: Program) -> int:
-    """The groups of ranks in which a rank communicates: each has buffers of its own."""
-    sent = (each for op in program.ops for each in messages(program, op, program.types))
-    return len({(each.axes, each.among) for each in sent}) + bool(program.pipeline)
+    """The number of groups of ranks that a rank communicates in: each has buffers of its own."""
+    groups = set[tuple[tuple[str, ...], tuple[int, ...]]]()
+    for op in program.ops:
+        for message in messages(program, op, program.types):
+            groups.add((message.axes, message.among))
+    return len(groups) + bool(program.pipeline)
 
 
 PIECE = 1 << 24
@@ -32,7 +37,7 @@ KEYS, PRODUCTS = 8 << 20, 4 << 20
 """Bytes of the keys of hashes, which stay, and of a block's products with them."""
 
 WINDOW = 4 * (64 + 1)
-"""Bytes of the losses by which others are spikes, and of their number."""
+"""Bytes of the losses that decide whether another is a spike, and of their number."""
 
 
 def loss_window(program: Program) -> int:
@@ -41,17 +46,18 @@ def loss_window(program: Program) -> int:
 
 
 def hash_keys(program: Program) -> int:
-    """Bytes that looks take of a rank at any time."""
+    """Bytes that looks at values take on a rank at any time."""
     return KEYS if program.watch.copies or program.watch.replay else 0
 
 
 def looks_in_update(program: Program) -> int:
-    """Bytes that they take during the update besides."""
-    own = max(
-        (program.elements(bucket.type) for bucket in program.buckets if bucket.params), default=0
-    )
-    pieces = min(own, PIECE) * _element(program) if program.watch.replay else 0
-    return PRODUCTS + pieces if hash_keys(program) else 0
+    """Bytes that looks take during the update besides."""
+    if not hash_keys(program):
+        return 0
+    if not program.watch.replay:
+        return PRODUCTS
+    sizes = [program.elements(bucket.type) for bucket in program.buckets if bucket.params]
+    return PRODUCTS + min(max(sizes, default=0), PIECE) * _element(program)
 
 
 def _element(program: Program) -> int:
@@ -60,5 +66,7 @@ def _element(program: Program) -> int:
     """
     stored = next(bucket.type.dtype for bucket in program.buckets if bucket.params)
     used = PRECISIONS[program.train.precision]
-    held = (2 + len(program.train.optimizer.slots)) * ITEM_BYTES[stored]
-    return held + (ITEM_BYTES[used] if used != stored else 0)
+    size = (2 + len(program.train.optimizer.slots)) * ITEM_BYTES[stored]
+    if used != stored:
+        size += ITEM_BYTES[used]
+    return size

@@ -1,8 +1,8 @@
 """The activations of one microbatch that autograd saves from forward to backward, each storage
 once.
 
-Purpose: the tensors by op and plan line, those of a repeat counted for all its layers from one.
-Non-goals: when they are freed (`liveness`).
+Purpose: the tensors by op and plan line; the tensors of a repeat are found in one layer and counted
+for all.  Non-goals: when they are freed (`liveness`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ class Kept:
 
     op     the first op that keeps it
     what   the value that it is, or what it holds
-    layers  how many of them a microbatch keeps; of a repeat's layer, how many one layer keeps
+    layers  how many such tensors a microbatch keeps; of a repeat's layer, how many one layer keeps
     """
 
     op: Op
@@ -73,7 +73,7 @@ class SavedByLayer:
 
 
 def multiples(every: int, start: int, stop: int) -> int:
-    """How many there are in a range."""
+    """How many multiples of `every` there are from `start` to before `stop`."""
     return -(-stop // every) - -(-start // every)
 
 
@@ -86,9 +86,8 @@ class Keeper:
         self._storages = storages
         self._device: Device = device
         weights = storages.state | storages.gathered
-        self._wanted = {name for name in storages.types if storages.root(name) in weights} | {
-            *storages.received
-        }
+        self._wanted = {name for name in storages.types if storages.root(name) in weights}
+        self._wanted.update(storages.received)
         self.layers: dict[str, SavedByLayer] = {}
         self._decisions: dict[str, Saved] = {}  # by first result, in layers that are recomputed
         # results of `saved`, by first result of the op
@@ -99,21 +98,19 @@ class Keeper:
         self.all = self._body(storages.program.forward.body)
 
     def _body(self, body: tuple[Stmt, ...]) -> dict[str, Kept]:
-        found: dict[str, Kept] = {}
+        kept_by_storage: dict[str, Kept] = {}
         for stmt in body:
             if isinstance(stmt, Region):
-                self._repeat(stmt, found)
-            else:
-                # a result has a gradient if an operand has one, and it is a number that the op has
-                # a gradient of
-                wanted = any(name in self._wanted for name in stmt.inputs)
-                if wanted and (OPS[stmt.kind].differentiable or stmt.kind in ("coerce", "cast")):
-                    self._wanted |= {
-                        value.name for value in stmt.outputs if value.type.differentiable
-                    }
-                for key, kept in self._saved(stmt).items():
-                    found.setdefault(key, kept)
-        return found
+                self._repeat(stmt, kept_by_storage)
+                continue
+            # a result has a gradient if an operand has one, and it is a number that the op has a
+            # gradient of
+            wanted = any(name in self._wanted for name in stmt.inputs)
+            if wanted and (OPS[stmt.kind].differentiable or stmt.kind in ("coerce", "cast")):
+                self._wanted |= {value.name for value in stmt.outputs if value.type.differentiable}
+            for key, kept in self._saved(stmt).items():
+                kept_by_storage.setdefault(key, kept)
+        return kept_by_storage
 
     def saved(self, op: Op) -> dict[str, Kept]:
         """The tensors that an op of forward saves, by storage; one that is no value of the IR
@@ -126,35 +123,42 @@ class Keeper:
 
     def _saved(self, op: Op) -> dict[str, Kept]:
         storages = self._storages
-        recomputed = self._is_recomputed_from(op.outputs[0].name) or is_recomputed(
-            storages.program, op
-        )
-        saved = Saved(operands=tuple(range(len(op.inputs)))) if recomputed else self._by_itself(op)
-        if self._by_layer and op.outputs[0].name in self._decisions:
-            saved = self._decisions[op.outputs[0].name]
-        roots = dict.fromkeys(
-            storages.root(it) for name in _values(op, saved) for it in self._made_of(name)
-        )
-        own = [root for root in roots if not storages.held(root)]
-        found = {root: Kept(op, root.split(RECEIVED)[0], storages.bytes(root)) for root in own}
-        return found | {
-            f"{op.outputs[0].name}: {what}": Kept(op, what, size) for what, size in saved.others
-        }
+        first_result = op.outputs[0].name
+        recomputed = self._is_recomputed_from(first_result) or is_recomputed(storages.program, op)
+        if self._by_layer and first_result in self._decisions:
+            saved = self._decisions[first_result]
+        elif recomputed:
+            saved = Saved(operands=tuple(range(len(op.inputs))))
+        else:
+            saved = self._by_itself(op)
+        roots: dict[str, None] = {}
+        for value in _values(op, saved):
+            for source in self._made_of(value):
+                roots[storages.root(source)] = None
+        kept: dict[str, Kept] = {}
+        for root in roots:
+            if not storages.held(root):
+                kept[root] = Kept(op, root.split(RECEIVED)[0], storages.bytes(root))
+        for what, size in saved.others:
+            kept[f"{first_result}: {what}"] = Kept(op, what, size)
+        return kept
 
     def values(self, op: Op) -> list[str]:
         """The values that an op keeps, wherever it is done."""
         return _values(op, self._by_itself(op))
 
     def others(self, op: Op) -> dict[str, int]:
-        """Bytes that an op keeps besides operands and results, wherever it is done; its names
-        are those of `saved`.
+        """Bytes that an op keeps besides operands and results, wherever it is done, by the names
+        that `saved` has for them.
         """
         return {f"{op.outputs[0].name}: {what}": size for what, size in self._by_itself(op).others}
 
     def _by_itself(self, op: Op) -> Saved:
         """The tensors that an op saves if it is not recomputed."""
         local = self._local(op)
-        return OPS[op.kind].saved(local) if any(local.wanted) else Saved()
+        if not any(local.wanted):
+            return Saved()
+        return OPS[op.kind].saved(local)
 
     def _local(self, op: Op) -> Local:
         types = tuple(self._storages.types[name] for name in op.inputs)
@@ -171,79 +175,98 @@ class Keeper:
         return self._sources[key]
 
     def _found_sources(self, name: str) -> list[str]:
-        if not self._is_recomputed_from(name):
-            decision = self._decisions.get(name) if self._by_layer else None
-            return [] if decision and not decision.results else [name]
-        sources = self._storages.recomputed_from[name]
-        return [*dict.fromkeys(value for source in sources for value in self._made_of(source))]
+        if self._is_recomputed_from(name):
+            sources: dict[str, None] = {}
+            for operand in self._storages.recomputed_from[name]:
+                sources |= dict.fromkeys(self._made_of(operand))
+            return [*sources]
+        decision = self._decisions.get(name) if self._by_layer else None
+        if decision and not decision.results:
+            return []
+        return [name]
 
     def _is_recomputed_from(self, name: str) -> bool:
         return name in self._storages.recomputed_from and (
             self._by_layer or name not in self._storages.sometimes
         )
 
-    def _repeat(self, region: Region, found: dict[str, Kept]) -> None:
-        """A layer receives the result of the one before: the source, results of all but the
-        last, the result.
+    def _repeat(self, region: Region, kept_by_storage: dict[str, Kept]) -> None:
+        """Adds what all layers of a repeat keep.
+
+        A layer receives the result of the one before.  So the layers keep the source, the results
+        of all but the last, and the result.
         """
         storages, layers = self._storages, self._storages.program.size(region.dim)
         self._wanted |= {arg.value.name for arg in region.args if arg.value.type.differentiable}
         self._wanted |= {result.name for result in region.results if result.type.differentiable}
         if recomputes_region(storages.program, region):
-            ops = [op for op in region.body if isinstance(op, Op) and OPS[op.kind].decides]
-            self._decisions |= {
-                op.outputs[0].name: OPS[op.kind].decision(self._local(op)) for op in ops
-            }
-            self._sources.clear()  # nothing of a decision may be kept now
+            self._decide(region)
         inner = self._body(region.body)
-        sources, chains = (
-            {arg.value.name: storages.root(arg.source) for arg in region.args},
-            dict[str, Kept](),
-        )
-        for arg, end, result in carried(region):
-            end = storages.root(end)
-            if arg in inner:
-                found.setdefault(sources[arg], evolve(inner[arg], what=sources[arg], layers=1))
-            if end == arg:
-                continue
-            if end in inner:
-                found.setdefault(result, evolve(inner[end], what=result, layers=1))
-            if first := inner.get(arg) or inner.get(end):
-                chains[end] = evolve(first, what=end, layers=1)
+        chains = self._chains(region, inner, kept_by_storage)
         handed = {arg for arg, _, _ in carried(region)} | {*chains}
-        own = {key: inner[key] for key in bound(inner, region) if key not in handed}
         every = max(recomputes_layers(storages.program, region.dim), 1)
         whole = inner
-        if every > 1:  # of layers that are not recomputed
+        if every > 1:  # what layers that are not recomputed keep
             self._by_layer = False
             whole = self._body(region.body)
             self._by_layer = True
-        other = {key: whole[key] for key in bound(whole, region) if key not in handed}
-        links = 1 if whole.keys() & handed else every
+        in_recomputed = {key: inner[key] for key in bound(inner, region) if key not in handed}
+        in_others = {key: whole[key] for key in bound(whole, region) if key not in handed}
         start = storages.layers.get(region.dim, range(0)).start
-        recomputed = multiples(every, start, start + layers)
-        self.layers[region.results[0].name] = SavedByLayer(
-            inner, _total(own), _total(chains), every, _total(other), links, start
+        layer = SavedByLayer(
+            inner,
+            own=_total(in_recomputed),
+            chain=_total(chains),
+            every=every,
+            other=_total(in_others),
+            links=1 if whole.keys() & handed else every,
+            start=start,
         )
+        self.layers[region.results[0].name] = layer
         for key, kept in inner.items():
-            if key not in own and key not in handed:
-                found.setdefault(key, kept)
-        counts = {
-            key: recomputed * (key in own) + (layers - recomputed) * (key in other)
-            for key in own | other
-        }
-        found |= {
-            key: evolve(kept, layers=kept.layers * counts[key])
-            for key, kept in (own | other).items()
-        }
-        kept_links = self.layers[region.results[0].name].handed(layers)
-        found |= {
-            key: evolve(kept, layers=kept_links) for key, kept in chains.items() if kept_links
-        }
+            if key not in in_recomputed and key not in handed:
+                kept_by_storage.setdefault(key, kept)
+        recomputed = multiples(every, start, start + layers)
+        for key, kept in (in_recomputed | in_others).items():
+            count = recomputed * (key in in_recomputed) + (layers - recomputed) * (key in in_others)
+            kept_by_storage[key] = evolve(kept, layers=kept.layers * count)
+        chain_links = layer.handed(layers)
+        if chain_links:
+            for key, kept in chains.items():
+                kept_by_storage[key] = evolve(kept, layers=chain_links)
+
+    def _decide(self, region: Region) -> None:
+        """Takes note of the tensors that decisions of a recomputed layer keep."""
+        for op in region.body:
+            if isinstance(op, Op) and OPS[op.kind].decides:
+                self._decisions[op.outputs[0].name] = OPS[op.kind].decision(self._local(op))
+        self._sources.clear()  # nothing of a decision may be kept now
+
+    def _chains(
+        self, region: Region, inner: dict[str, Kept], kept_by_storage: dict[str, Kept]
+    ) -> dict[str, Kept]:
+        """By its end, each tensor that a layer hands to the next and that one of them keeps.
+
+        What enters the first layer, and what leaves the last, is added to `kept_by_storage`.
+        """
+        sources = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
+        chains: dict[str, Kept] = {}
+        for arg, end, result in carried(region):
+            root = self._storages.root(end)
+            if arg in inner:
+                source = evolve(inner[arg], what=sources[arg], layers=1)
+                kept_by_storage.setdefault(sources[arg], source)
+            if root == arg:
+                continue
+            if root in inner:
+                kept_by_storage.setdefault(result, evolve(inner[root], what=result, layers=1))
+            if first := inner.get(arg) or inner.get(root):
+                chains[root] = evolve(first, what=root, layers=1)
+        return chains
 
 
-def _total(found: dict[str, Kept]) -> int:
-    return sum(kept.total for kept in found.values())
+def _total(tensors: dict[str, Kept]) -> int:
+    return sum(kept.total for kept in tensors.values())
 
 
 def bound(storages: Iterable[str], region: Region) -> list[str]:
@@ -253,12 +276,15 @@ def bound(storages: Iterable[str], region: Region) -> list[str]:
 
 
 def _made(region: Region) -> Iterator[str]:
-    yield from (arg for arg, _, _ in carried(region))
+    for arg, _, _ in carried(region):
+        yield arg
     for stmt in region.body:
-        yield from (value.name for value in results(stmt))
+        for value in results(stmt):
+            yield value.name
         if isinstance(stmt, Region):
             yield from _made(stmt)
 
 
 def _values(op: Op, saved: Saved) -> list[str]:
-    return [*(op.inputs[i] for i in saved.operands), *(op.outputs[i].name for i in saved.results)]
+    operands = [op.inputs[i] for i in saved.operands]
+    return operands + [op.outputs[i].name for i in saved.results]

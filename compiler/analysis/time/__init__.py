@@ -17,4 +17,6 @@ def expected(program: Program) -> "Report | None":
     from .report import report
 
     on = hardware(program)
-    return report(program, on, by_load=False) if on else None
+    if not on:
+        return None
+    return report(program, on, by_load=False)

@@ -1,4 +1,4 @@
-"""The clocks of a walk: by when each stream is free, what the time was spent on, and, where asked,
+"""The clocks of a walk: when each stream is free, what the time was spent on, and, where asked,
 what was done when.
 
 Non-goals: when ops begin (`timeline`).
@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from attrs import define, evolve, field, frozen
 
 HOST, UPDATE, BUBBLE = "host", "update", "bubble"
-"""The kinds of time in which the GPU waits for the host, of what is done once a step, and of
-what pipelines wait.
+"""The kinds of time: the GPU waits for the host; work that is done once a step; what pipelines
+wait.
 """
 
 GPU = "gpu"
 """The stream of what a rank computes; others are `HOST`, and the axes of each group of ranks."""
 
 EPSILON = 1e-12
-"""Seconds by which equal times differ as they are added up."""
+"""Seconds that equal times may differ by, since they are sums of rounded numbers."""
 
 Stream = str | tuple[str, ...]
 
@@ -33,37 +33,37 @@ def nothing() -> Seconds:
 
 def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: float = 1) -> None:
     """Adds seconds, `times` times."""
-    for key, each in seconds.items():
-        to[key] += each * times
+    for key, value in seconds.items():
+        to[key] += value * times
 
 
 @frozen
 class StepTime:
-    """The seconds of a step, `spent` by kind and plan line; and those in which each group's
-    links are busy, by axes.
+    """The seconds of a step, `spent` by kind and plan line; and the seconds that each group's
+    links are busy, `sent` by axes.
     """
 
     seconds: float
     spent: Seconds
     sent: Seconds
     rank: int | None = None
-    """That along the pipeline's axis, if there is one."""
+    """The rank along the pipeline's axis, if there is one."""
 
     @property
     def kinds(self) -> dict[str, float]:
         """The seconds of each kind."""
-        found = dict[str, float]()
+        seconds_by_kind = dict[str, float]()
         for (kind, _), seconds in self.spent.items():
-            found[kind] = found.get(kind, 0.0) + seconds
-        return found
+            seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
+        return seconds_by_kind
 
 
 @frozen
 class Event:
     """The work or the wait of a stream from `begin` to `end`, for a line of the plan.
 
-    `due` is when what a wait is for, or what a collective sends, is there, which may be before it
-    begins.
+    `due` is when the value is there that a wait is for, or that a collective sends.  It may be
+    before the event begins.
     """
 
     stream: Stream
@@ -76,8 +76,8 @@ class Event:
 
 @frozen
 class Again:
-    """`times` more iterations like the last one, of these events; each a stream's `shift` later
-    than the one before.
+    """`times` more iterations like the last one, of these events; each is later than the one before
+    by a stream's `shift`.
     """
 
     events: tuple["Event | Again", ...]
@@ -90,9 +90,8 @@ Events = list[Event | Again]
 
 def _stretched(event: Event | Again, factor: float) -> Event | Again:
     if isinstance(event, Event):
-        return evolve(
-            event, begin=event.begin * factor, end=event.end * factor, due=event.due * factor
-        )
+        begin, end, due = event.begin * factor, event.end * factor, event.due * factor
+        return evolve(event, begin=begin, end=end, due=due)
     events = tuple(_stretched(inner, factor) for inner in event.events)
     shift = {stream: seconds * factor for stream, seconds in event.shift.items()}
     return evolve(event, events=events, shift=shift)
@@ -100,13 +99,13 @@ def _stretched(event: Event | Again, factor: float) -> Event | Again:
 
 @define
 class Clocks:
-    """By when each stream is free, in seconds from the step's begin, and for how long each was busy
-    with what.
+    """When each stream is free, in seconds from the step's begin, and how long each was busy with
+    what.
 
-    groups  by the axes of a group of ranks, its collectives
+    groups  by the axes of a group of ranks, when its collectives are done
     spent   the GPU's time, by kind and line
-    sent    that of groups, by axes
-    events  what each stream has done, in the order in which the program begins it; None where
+    sent    the time of groups, by axes
+    events  what each stream has done, in the order that the program begins it in; None where
             nobody asks
     """
 
@@ -118,7 +117,7 @@ class Clocks:
     events: Events | None = None
 
     def until(self, time: float, kind: str, line: str) -> None:
-        """The GPU is busy, or waits."""
+        """Moves the GPU on to a time: it is busy, or waits."""
         if self.events is not None:
             self.events.append(Event(GPU, kind, line, self.gpu, max(self.gpu, time), time))
         if time > self.gpu:
@@ -126,7 +125,7 @@ class Clocks:
             self.gpu = time
 
     def issue(self, seconds: float, line: str) -> None:
-        """The host is busy."""
+        """Moves the host on: it issues something."""
         if self.events is not None:
             self.events.append(Event(HOST, HOST, line, self.host, self.host + seconds, self.host))
         self.host += seconds
@@ -134,8 +133,8 @@ class Clocks:
     def send(
         self, axes: tuple[str, ...], seconds: float, kind: str, line: str, due: float = 0.0
     ) -> float:
-        """A group begins a collective once the host has issued it, and the GPU and what is sent
-        are there; its end.
+        """Begins a collective of a group once the host has issued it, and the GPU and what is sent
+        are there; returns its end.
         """
         begin = max(self.host, self.gpu, self.groups[axes], due)
         end = self.groups[axes] = begin + seconds
@@ -145,19 +144,24 @@ class Clocks:
         return end
 
     def copy(self) -> "Clocks":
-        """As they are now."""
-        groups, spent, sent = (Seconds(float, it) for it in (self.groups, self.spent, self.sent))
-        return Clocks(self.gpu, self.host, groups, spent, sent)
+        """The clocks as they are now, without events."""
+        return Clocks(
+            self.gpu,
+            self.host,
+            groups=Seconds(float, self.groups),
+            spent=Seconds(float, self.spent),
+            sent=Seconds(float, self.sent),
+        )
 
     def stretched(self, factor: float) -> "Clocks":
         """The clocks of the same work if all of it takes `factor` times as long."""
-        groups, spent, sent = nothing(), nothing(), nothing()
-        for longer, seconds in ((groups, self.groups), (spent, self.spent), (sent, self.sent)):
-            add(longer, seconds, factor)
-        events = (
-            None if self.events is None else [_stretched(event, factor) for event in self.events]
-        )
-        return Clocks(self.gpu * factor, self.host * factor, groups, spent, sent, events)
+        longer = Clocks(self.gpu * factor, self.host * factor)
+        add(longer.groups, self.groups, factor)
+        add(longer.spent, self.spent, factor)
+        add(longer.sent, self.sent, factor)
+        if self.events is not None:
+            longer.events = [_stretched(event, factor) for event in self.events]
+        return longer
 
     def since(self, before: "Clocks") -> list[float]:
         """How far each stream has come since `before`, the GPU first."""
@@ -165,27 +169,31 @@ class Clocks:
         return [self.gpu - before.gpu, self.host - before.host, *groups]
 
     def is_steady(self, took: Sequence[float], earlier: Sequence[float]) -> bool:
-        """Whether iterations will go on as the last two, in which streams came this far.
+        """Whether iterations will go on as the last two, `took` and `earlier`: how far streams came
+        in each.
 
         A stream that is ahead of the GPU must not fall behind it later, nor one that is behind it
         come ahead.
         """
-        if len(took) != len(earlier) or any(
-            abs(a - b) > EPSILON for a, b in zip(took, earlier, strict=True)
-        ):
+        if len(took) != len(earlier):
             return False
-        return all(
-            abs(each - took[0]) < EPSILON or not each or (each > took[0]) == (stream > self.gpu)
-            for each, stream in zip(took[1:], (self.host, *self.groups.values()), strict=False)
-        )
+        if any(abs(a - b) > EPSILON for a, b in zip(took, earlier, strict=True)):
+            return False
+        streams = (self.host, *self.groups.values())
+        for progress, stream in zip(took[1:], streams, strict=False):
+            keeps_pace = abs(progress - took[0]) < EPSILON or not progress
+            if not keeps_pace and (progress > took[0]) != (stream > self.gpu):
+                return False
+        return True
 
     def repeat(self, before: "Clocks", times: int, events: int) -> None:
-        """As if what has happened since `before`, when there were `events` of them, happened
+        """Does as if what has happened since `before`, when there were `events` of them, happened
         `times` times more.
         """
         if self.events is not None:
             shift: dict[Stream, float] = {GPU: self.gpu - before.gpu, HOST: self.host - before.host}
-            shift |= {axes: now - before.groups.get(axes, 0.0) for axes, now in self.groups.items()}
+            for axes, now in self.groups.items():
+                shift[axes] = now - before.groups.get(axes, 0.0)
             self.events.append(Again(tuple(self.events[events:]), times, shift))
         self.gpu += (self.gpu - before.gpu) * times
         self.host += (self.host - before.host) * times

@@ -1,6 +1,6 @@
-"""Seconds of a collective over links, by the algorithms among which NCCL chooses.
+"""Seconds of a collective over links, by the algorithms that NCCL chooses from.
 
-The algorithms and the constants below are those of NCCL's own model of time (NVIDIA/nccl 2.30,
+The algorithms and the constants below come from NCCL's own model of time (NVIDIA/nccl 2.30,
 src/graph/tuning.cc).  There a step of a ring takes 3.4 us within a node and 14 us between nodes,
 before what the network adds; `link_latency` and `network_latency` are the same for a cluster.  Its
 protocols for small messages (LL, LL128) are left out: published measurements of small messages take
@@ -19,7 +19,7 @@ Size = Any
 """A number, or a numpy array with one for each of many plans: so a message may have them."""
 
 PLATEAU = 1.4
-"""By how much the steps of a ring's all-reduce between nodes are longer than those of a gather."""
+"""How many times longer the steps of a ring's all-reduce between nodes are than a gather's."""
 
 TREE_RATE = 0.92
 """The part of a ring's bandwidth that a tree holds."""
@@ -53,13 +53,13 @@ class Group:
         return self.ranks / self.near
 
     def moved(self, whole: Size) -> Size:
-        """Seconds in which half an all-reduce of `whole` bytes moves them over the slower links."""
+        """Seconds that half an all-reduce of `whole` bytes takes over the slower links."""
         sent = whole * (self.ranks - 1) / self.ranks
         away = self.near < self.ranks  # a bool counts as 0 or 1
         return larger(away * sent / (self.network * self.near), (self.near > 1) * sent / self.link)
 
     def ring_latency(self) -> Size:
-        """Seconds of the ranks - 1 steps of a ring, of which those between nodes take longer."""
+        """Seconds of the ranks - 1 steps of a ring; the steps between nodes take longer."""
         within, across = self.ranks - self.nodes, self.nodes - 1
         return within * self.link_latency + across * self.network_latency
 
@@ -81,7 +81,7 @@ def get_collective_seconds(op: str, whole: Size, group: Group) -> Size:
         return 2 * smaller(moved + steps, by_tree)
     by_levels = levels(group.nodes) * group.network_latency / PAT_LEVELS + group.ranks * PAT_RANK
     by_pat = moved / PAT_RATE + by_levels
-    # of nodes with several ranks there is only the ring
+    # where a node has several ranks there is only the ring
     return larger(smaller(moved + ring, by_pat), (group.near > 1) * (moved + ring))
 
 

@@ -26,17 +26,17 @@ MOST = 20_000
 """Iterations of more events than this are one node of each stream."""
 
 EQUAL = 1e-9
-"""Seconds by which the end of a collective and the time when it is waited for may differ, as
-they are added up.
+"""Seconds that the end of a collective and the time of the wait for it may differ by, as both are
+sums of rounded numbers.
 """
 
 
 @frozen
 class CriticalPath:
     """The seconds on the path by kind and plan line, which add up to the step; and the least slack
-    of each.
+    of each kind and line.
 
-    Slack is by how many seconds an op may take longer before the step does.
+    The slack of an op is how many seconds longer it may take before the step takes longer.
     """
 
     seconds: float
@@ -56,8 +56,8 @@ def critical_path(program: Program, on: Hardware) -> CriticalPath:
 
 
 class _Graph:
-    """Work that takes time, from begin to end, by kind and line; edges from what it waits for,
-    which is older.
+    """Nodes are work that takes time, from begin to end, by kind and line; edges come from the
+    older work that it waits for.
     """
 
     def __init__(self) -> None:
@@ -73,11 +73,10 @@ class _Graph:
         number = len(self._nodes)
         self._nodes.append((begin, end, lines))
         self._graph.add_node(number)
-        self._graph.add_edges_from(
-            (it, number, {"weight": self._nodes[it][1] - self._nodes[it][0]})
-            for it in after
-            if it is not None
-        )
+        for earlier in after:
+            if earlier is not None:
+                earlier_begin, earlier_end, _ = self._nodes[earlier]
+                self._graph.add_edge(earlier, number, weight=earlier_end - earlier_begin)
         return number
 
     def end(self, number: int) -> float:
@@ -90,32 +89,34 @@ class _Graph:
         """
         from networkx import dag_longest_path
 
-        self._graph.remove_nodes_from(
-            [at for at, (_, end, _) in enumerate(self._nodes) if end > total + EQUAL]
-        )
-        self.node(
-            total, total, nothing(), [it for it in self._graph if not self._graph.out_degree(it)]
-        )
+        late = [number for number, (_, end, _) in enumerate(self._nodes) if end > total + EQUAL]
+        self._graph.remove_nodes_from(late)
+        ends = [number for number in self._graph if not self._graph.out_degree(number)]
+        self.node(total, total, nothing(), ends)
         longest: list[int] = dag_longest_path(self._graph)
         on_path, slack = nothing(), nothing()
-        for begin, end, lines in (self._nodes[it] for it in longest):
+        for number in longest:
+            begin, end, lines = self._nodes[number]
             whole = sum(lines.values())
             for key, seconds in lines.items():
                 on_path[key] += seconds * (end - begin) / whole
-        for it, own in self._slack().items():
-            for key in self._nodes[it][2]:
-                slack[key] = min(own, slack.get(key, own))
+        for number, node_slack in self._slack().items():
+            for key in self._nodes[number][2]:
+                slack[key] = min(node_slack, slack.get(key, node_slack))
         return CriticalPath(sum(on_path.values()), on_path, slack)
 
     def _slack(self) -> dict[int, float]:
-        """Until what waits for it, or for that, and so on, would begin later; nodes in reverse
-        order.
+        """By node, the seconds until it delays the step, through the nodes that wait for it; nodes
+        in reverse order.
         """
-        found = dict[int, float]()
-        for it in sorted(self._graph, reverse=True):
-            latest = (self._nodes[later][0] + found[later] for later in self._graph.successors(it))
-            found[it] = max(min(latest, default=self._nodes[it][1]) - self._nodes[it][1], 0.0)
-        return found
+        slack_by_node = dict[int, float]()
+        for number in sorted(self._graph, reverse=True):
+            end = self._nodes[number][1]
+            latest = list[float]()  # when each node that waits for it has to begin
+            for later in self._graph.successors(number):
+                latest.append(self._nodes[later][0] + slack_by_node[later])
+            slack_by_node[number] = max(min(latest, default=end) - end, 0.0)
+        return slack_by_node
 
 
 # ---- one rank
@@ -130,56 +131,59 @@ class Streams:
         self._sent = list[tuple[float, int]]()  # the ends of collectives, in order
 
     def add(self, events: Sequence[Event | Again]) -> None:
-        """Events in the order in which the program begins them."""
-        for it, later in unrolled(events, MOST, {}):
-            if isinstance(it, Event):
-                self._event(it)
+        """Adds events, in the order that the program begins them in."""
+        for event, later in unrolled(events, MOST, {}):
+            if isinstance(event, Event):
+                self._event(event)
             else:
-                self._iterations(it, later)
+                self._iterations(event, later)
 
-    def _event(self, it: Event) -> None:
-        last, own = self._last.get, _only(it.kind, it.line, it.end - it.begin)
-        if it.stream == HOST:
-            node = self.graph.node(it.begin, it.end, own, [last(HOST), self._waited_for(it)])
-        elif not isinstance(it.stream, str):
-            own = _only(f"{it.kind}: {' × '.join(it.stream)}", it.line, it.end - it.begin)
-            node = self.graph.node(
-                it.begin,
-                it.end,
-                own,
-                [last(it.stream), last(GPU), last(HOST), self._arrived(it.due)],
-            )
-            insort(self._sent, (it.end, node))
-        elif it.kind == HOST or it.kind.startswith(EXPOSED):
-            cause = last(HOST) if it.kind == HOST else self._arrived(it.due)
-            node = self.graph.node(it.end, it.end, nothing(), [last(GPU), cause])
+    def _event(self, event: Event) -> None:
+        last, begin, end = self._last.get, event.begin, event.end
+        lines = _only(event.kind, event.line, end - begin)
+        if event.stream == HOST:
+            node = self.graph.node(begin, end, lines, [last(HOST), self._waited_for(event)])
+        elif not isinstance(event.stream, str):
+            lines = _only(f"{event.kind}: {' × '.join(event.stream)}", event.line, end - begin)
+            causes = [last(event.stream), last(GPU), last(HOST), self._arrived(event.due)]
+            node = self.graph.node(begin, end, lines, causes)
+            insort(self._sent, (end, node))
+        elif event.kind == HOST or event.kind.startswith(EXPOSED):
+            # a wait takes no time of its own on the path: its cause does
+            cause = last(HOST) if event.kind == HOST else self._arrived(event.due)
+            node = self.graph.node(end, end, nothing(), [last(GPU), cause])
         else:
-            node = self.graph.node(it.begin, it.end, own, [last(GPU)])
-        self._last[it.stream] = node
+            node = self.graph.node(begin, end, lines, [last(GPU)])
+        self._last[event.stream] = node
 
-    def _waited_for(self, it: Event) -> int | None:
+    def _waited_for(self, event: Event) -> int | None:
         """The GPU's last work, where the host has waited for it before it issues an op."""
         host, gpu = self._last.get(HOST), self._last.get(GPU)
-        is_idle = self.graph.end(host) < it.begin - EQUAL if host is not None else it.begin > EQUAL
-        return (
-            gpu if is_idle and gpu is not None and self.graph.end(gpu) <= it.begin + EQUAL else None
-        )
+        if gpu is None or self.graph.end(gpu) > event.begin + EQUAL:
+            return None
+        host_end = 0.0 if host is None else self.graph.end(host)
+        if host_end < event.begin - EQUAL:  # it was idle
+            return gpu
+        return None
 
     def _arrived(self, due: float) -> int | None:
         """The collective that ends when what is waited for is there."""
-        at = bisect_right(self._sent, (due + EQUAL, len(self._sent)))
-        return self._sent[at - 1][1] if at and self._sent[at - 1][0] > due - EQUAL else None
+        place = bisect_right(self._sent, (due + EQUAL, len(self._sent)))
+        if not place:
+            return None
+        end, node = self._sent[place - 1]
+        return node if end > due - EQUAL else None
 
-    def _iterations(self, it: Again, later: Mapping[Stream, float]) -> None:
+    def _iterations(self, again: Again, later: Mapping[Stream, float]) -> None:
         """Iterations of each stream as one; on the path each line has the GPU's time."""
         lines, ends = nothing(), dict[Stream, float]()
-        for event in expanded(it.events, MOST, later):
+        for event in expanded(again.events, MOST, later):
             ends[event.stream] = event.end
             if event.stream == GPU:
                 add(lines, _only(event.kind, event.line, event.end - event.begin))
-        for stream, by in it.shift.items():
-            if by and stream in ends:
-                begin, end = ends[stream], ends[stream] + it.times * by
+        for stream, shift in again.shift.items():
+            if shift and stream in ends:
+                begin, end = ends[stream], ends[stream] + again.times * shift
                 self._last[stream] = self.graph.node(begin, end, lines, [self._last.get(stream)])
 
 
@@ -201,60 +205,61 @@ class _Row:
         rows, ranks = self._rows, range(len(self._rows.ranks))
         for rank in ranks:
             self._before(rank)
-        for slot in sorted(
-            chain.from_iterable(rows.timeline.slots), key=lambda it: (it.start, it.end)
-        ):
+        slots = chain.from_iterable(rows.timeline.slots)
+        for slot in sorted(slots, key=lambda slot: (slot.start, slot.end)):
             self._action(slot)
-        ends = [it for rank in ranks for it in (self._last[rank], *self._reductions(rank))]
-        for after in (rank.after for rank in rows.ranks):
-            self._graph.node(rows.reduced, rows.reduced + after.gpu, after.spent, ends)
+        ends = list[int]()
+        for rank in ranks:
+            ends.append(self._last[rank])
+            ends += self._reductions(rank)
+        for work in rows.ranks:
+            end = rows.reduced + work.after.gpu
+            self._graph.node(rows.reduced, end, work.after.spent, ends)
         return self._graph.path(rows.seconds)
 
     def _before(self, rank: int) -> None:
-        own = self._rows.ranks[rank]
-        self._last[rank] = self._graph.node(0.0, own.before.gpu, own.before.spent)
-        for stage, (there, move) in own.ready.items():
-            self._ready[stage] = self._graph.node(
-                own.before.gpu, there, _only(move.kind, move.line), [self._last[rank]]
-            )
+        work = self._rows.ranks[rank]
+        row_begin = work.before.gpu
+        self._last[rank] = self._graph.node(0.0, row_begin, work.before.spent)
+        for stage, (end, move) in work.ready.items():
+            lines = _only(move.kind, move.line)
+            self._ready[stage] = self._graph.node(row_begin, end, lines, [self._last[rank]])
 
     def _action(self, slot: Slot) -> None:
         rows, action = self._rows, slot.action
         rank, spent = rows.schedule.stage_to_rank[action.stage], nothing()
         for part in rows.clocks(action):
             add(spent, part.spent)
-        values = [self._value(it, action) for it in needs(action, rows.schedule.stages)]
-        after = [self._last[rank], self._ready.get(action.stage), *values]
-        self._last[rank] = self._of_stage[action.stage] = self._graph.node(
-            slot.start, slot.end, spent, after
-        )
+        after = [self._last[rank], self._ready.get(action.stage)]
+        after += [self._value(value, action) for value in needs(action, rows.schedule.stages)]
+        node = self._graph.node(slot.start, slot.end, spent, after)
+        self._last[rank] = self._of_stage[action.stage] = node
         if value := made_by(action):
-            self._made[value] = self._last[rank]
+            self._made[value] = node
 
     def _value(self, value: Value, action: Action) -> int:
         """The node that makes a value, or its message to another rank."""
-        made, ranks = self._made[value], self._rows.schedule.stage_to_rank
+        maker, ranks = self._made[value], self._rows.schedule.stage_to_rank
         if ranks[value.stage] == ranks[action.stage]:
-            return made
-        begin = self._graph.end(made)
+            return maker
+        begin = self._graph.end(maker)
         end = begin + self._rows.times.cuts[min(value.stage, action.stage)]
-        return self._graph.node(begin, end, _only("message", self._rows.line), [made])
+        return self._graph.node(begin, end, _only("message", self._rows.line), [maker])
 
     def _reductions(self, rank: int) -> Iterator[int]:
         """A rank's reductions, in one group after another."""
         last = dict[tuple[str, ...], int]()
         for begin, end, move in self._rows.reductions(rank):
-            before = [last.get(axes) for axes, _ in move.sends]
-            node = self._graph.node(
-                begin,
-                end,
-                _only(move.kind, move.line),
-                [*(self._of_stage[it] for it in move.stages), *before],
-            )
+            after: list[int | None] = [self._of_stage[stage] for stage in move.stages]
+            after += [last.get(axes) for axes, _ in move.sends]
+            node = self._graph.node(begin, end, _only(move.kind, move.line), after)
             last |= {axes: node for axes, _ in move.sends}
             yield node
 
 
 def _only(kind: str, line: str, seconds: float = 1.0) -> Seconds:
     """Seconds of one kind and line, if there are any."""
-    return Seconds(float, {(kind, line): seconds} if seconds > 0 else {})
+    only = nothing()
+    if seconds > 0:
+        only[kind, line] = seconds
+    return only

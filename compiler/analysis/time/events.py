@@ -1,7 +1,7 @@
 """The events of a predicted step: what each stream of each rank of a pipeline does when.
 
-Iterations that were counted are there one by one, but for those of which there would be too many:
-these are one event of each stream.
+Iterations that were counted are there one by one.  Where there would be too many, they are one
+event of each stream.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from .prices import prices
 from .timeline import Walk
 
 ACTIONS = "actions"
-"""The stream of a pipeline's actions, whose ops are those of the GPU meanwhile."""
+"""The stream of a pipeline's actions; their ops are in the stream of the GPU."""
 
 ITERATIONS = "iterations like the last"
 """The kind of an event that is several iterations, after their number."""
@@ -29,87 +29,108 @@ def events_of(program: Program, on: Hardware, most: float = MOST) -> list[list[E
     """The events of each rank along the pipeline's axis, or of one rank, as the program begins
     them; about `most`.
     """
-    if program.pipeline:
-        rows = Rows(program, program.pipeline, on, record=True)
-        return [[*_of_row(rows, rank, most / len(rows.ranks))] for rank in range(len(rows.ranks))]
-    walk = Walk(program, on, prices(program, on), record=True)
-    walk.step()
-    return [[*expanded(walk.clocks.events or (), most)]]
+    if not program.pipeline:
+        walk = Walk(program, on, prices(program, on), record=True)
+        walk.step()
+        return [[*expanded(walk.clocks.events or (), most)]]
+    rows = Rows(program, program.pipeline, on, record=True)
+    ranks = len(rows.ranks)
+    return [[*_of_row(rows, rank, most / ranks)] for rank in range(ranks)]
 
 
 def expanded(
     events: Sequence[Event | Again], most: float, shift: Mapping[Stream, float] | None = None
 ) -> Iterator[Event]:
-    """Events with iterations that were counted, each stream's later; these are one event where
-    they are over `most`.
+    """Events with iterations that were counted, each stream's later by `shift`.
+
+    Iterations of more than `most` events are one event of each stream.
     """
-    for it, later in unrolled(events, most, shift or {}):
-        yield from [it] if isinstance(it, Event) else _as_one(it, later)
+    for event, later in unrolled(events, most, shift or {}):
+        if isinstance(event, Event):
+            yield event
+        else:
+            yield from _as_one(event, later)
 
 
 def unrolled(
     events: Sequence[Event | Again], most: float, later: Mapping[Stream, float]
 ) -> Iterator[tuple[Event | Again, Mapping[Stream, float]]]:
-    """Events, each stream's `later`, one by one but for iterations of more than `most`; these
-    with how much later.
+    """Events one by one, each stream's `later`, with how much later.
+
+    Iterations of more than `most` events stay an `Again`, as they were.
     """
-    for it in events:
-        if isinstance(it, Event):
-            by = later.get(it.stream, 0.0)
-            yield Event(it.stream, it.kind, it.line, it.begin + by, it.end + by, it.due + by), later
-        elif it.times * count(it.events) > most:
-            yield it, later
+    for event in events:
+        if isinstance(event, Event):
+            by = later.get(event.stream, 0.0)
+            begin, end, due = event.begin + by, event.end + by, event.due + by
+            yield Event(event.stream, event.kind, event.line, begin, end, due), later
+        elif event.times * count(event.events) > most:
+            yield event, later
         else:
-            for nth in range(1, it.times + 1):
-                yield from unrolled(
-                    it.events, most, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()}
-                )
+            for nth in range(1, event.times + 1):
+                nth_later: dict[Stream, float] = {}
+                for stream, by in event.shift.items():
+                    nth_later[stream] = later.get(stream, 0.0) + nth * by
+                yield from unrolled(event.events, most, nth_later)
 
 
 def count(events: Sequence[Event | Again]) -> int:
     """How many events there are, one by one."""
-    return sum(1 if isinstance(it, Event) else it.times * count(it.events) for it in events)
+    total = 0
+    for event in events:
+        if isinstance(event, Event):
+            total += 1
+        else:
+            total += event.times * count(event.events)
+    return total
 
 
 def _as_one(again: Again, later: Mapping[Stream, float]) -> Iterator[Event]:
     """An event of each stream that has any, from the end of its last one."""
-    ends = {it.stream: it.end for it in expanded(again.events, 0.0)}
+    ends = {event.stream: event.end for event in expanded(again.events, 0.0)}
+    kind = f"{again.times} {ITERATIONS}"
     for stream, by in again.shift.items():
         if by and stream in ends:
             begin = ends[stream] + later.get(stream, 0.0)
-            yield Event(
-                stream, f"{again.times} {ITERATIONS}", "", begin, begin + again.times * by, begin
-            )
+            yield Event(stream, kind, "", begin, begin + again.times * by, begin)
 
 
 def _of_row(rows: Rows, rank: int, most: float) -> Iterator[Event]:
     """A rank's events before its row, in it and after it."""
-    own, slots = rows.ranks[rank], rows.timeline.slots[rank]
-    yield from expanded(own.before.events or (), most)
-    free, waits = own.before.gpu, {begin: (end, move) for begin, end, move in rows.waits(rank)}
-    whole = (
-        sum(count(each.events or ()) for slot in slots for each in rows.clocks(slot.action)) <= most
-    )
+    work, slots = rows.ranks[rank], rows.timeline.slots[rank]
+    yield from expanded(work.before.events or (), most)
+    free = work.before.gpu
+    waits = {begin: (end, move) for begin, end, move in rows.waits(rank)}
+    is_whole = _count_of_slots(rows, slots) <= most
     for slot in slots:
-        end, move = waits.get(free, (free, None))
-        yield from _wait(
-            free, end, move.waiting if move else BUBBLE, move.line if move else rows.line
-        )
-        yield from _wait(max(free, end), slot.start, BUBBLE, rows.line)
+        waited = free
+        if free in waits:
+            waited, move = waits[free]
+            yield from _wait(free, waited, move.waiting, move.line)
+        yield from _wait(max(free, waited), slot.start, BUBBLE, rows.line)
         yield Event(ACTIONS, str(slot.action), rows.line, slot.start, slot.end, slot.start)
-        yield from _of_action(rows, slot, whole or slot.action.microbatch == 0)
+        yield from _of_action(rows, slot, is_whole or slot.action.microbatch == 0)
         free = slot.end
     for begin, end, move in rows.reductions(rank):
         yield Event(move.sends[-1][0], move.kind, move.line, begin, end, begin)
         yield from _wait(free, end, move.waiting, move.line)
         free = max(free, end)
     yield from _wait(free, rows.reduced, BUBBLE, rows.line)
-    yield from _later(own.after, rows.reduced, most)
-    yield from _wait(rows.reduced + own.after.gpu, rows.seconds, BUBBLE, rows.line)
+    yield from _later(work.after, rows.reduced, most)
+    yield from _wait(rows.reduced + work.after.gpu, rows.seconds, BUBBLE, rows.line)
+
+
+def _count_of_slots(rows: Rows, slots: Sequence[Slot]) -> int:
+    """How many events the actions of a row have, one by one."""
+    total = 0
+    for slot in slots:
+        for clocks in rows.clocks(slot.action):
+            total += count(clocks.events or ())
+    return total
 
 
 def _of_action(rows: Rows, slot: Slot, whole: bool) -> Iterator[Event]:
-    """The ops of an action, or it as one."""
+    """The ops of an action, or the action as one event."""
     begin = slot.start
     for clocks in rows.clocks(slot.action):
         if whole:

@@ -17,7 +17,7 @@ RATES = {"held", "attention", "streamed", "link", "network"}
 """The figures that are larger where things take less time."""
 
 LEAST, SHARE = 0.05, 0.01
-"""The change of a figure, and the part of the step that it makes up, from which on it is named."""
+"""The least change of a figure that is named, and the least part of the step that it makes up."""
 
 ROUNDS, WEIGHINGS = 4, 12
 """How often the search follows the slopes of predictions, and how often it weighs the
@@ -30,7 +30,7 @@ longer hidden.
 """
 
 UNEXPLAINED = 0.001
-"""The part of a step by which differences may grow as a change is left out."""
+"""How much differences may grow as a change is left out, as a part of the step."""
 
 NEAR, PRIOR = 0.001, 0.01
 """The part of a step below which differences count by their squares, above by themselves; what a
@@ -44,8 +44,7 @@ class Figure:
 
     fields  of `Hardware`, in a file's words too
     table   of `Measured`, whose rows win
-    nodes   whether the rows are those of groups on several nodes; None where that makes no
-            difference
+    nodes   whether the rows are of groups on several nodes; None where that makes no difference
     """
 
     of: str
@@ -68,12 +67,11 @@ FIGURES = (
         False,
     ),
     Figure(
-        *(
-            "links between nodes",
-            "link: adapters",
-            {"network": "bandwidth", "network_latency": "latency"},
-        ),
-        *("collectives", True),
+        "links between nodes",
+        "link: adapters",
+        {"network": "bandwidth", "network_latency": "latency"},
+        "collectives",
+        True,
     ),
     Figure("issuing an op", "host", {"op": "op"}),
     Figure("issuing a collective", "host", {"collective": "collective"}),
@@ -82,9 +80,9 @@ FIGURES = (
 
 @frozen
 class Fit:
-    """Hardware on which the prediction is nearest to a profile.
+    """Hardware whose prediction is nearest to a profile.
 
-    changes  by how many times the seconds of each figure are longer, of those that make a
+    changes  how many times longer the seconds of each figure are; only figures that make a
              difference
     lines    of the profile, beside the prediction on this hardware
     """
@@ -107,22 +105,22 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
     step = step_time(program, on).seconds
 
     def differs(logs: Any) -> Any:
-        lines = sorted(
-            beside(profile, step_time(program, _changed(on, logs))), key=lambda line: line.name
-        )
-        excess = [
-            line.measured.get(kind, 0.0) - line.predicted.get(kind, 0.0)
-            for line in lines
-            for kind in KINDS
-        ]
+        lines = beside(profile, step_time(program, _changed(on, logs)))
+        excess = list[float]()
+        for line in sorted(lines, key=lambda line: line.name):
+            for kind in KINDS:
+                excess.append(line.measured.get(kind, 0.0) - line.predicted.get(kind, 0.0))
         return numpy.array(excess) / step
 
     every = range(len(FIGURES))
-    own = _with_fewest(differs, _nearest(differs, numpy.zeros(len(FIGURES)), every))
-    shares = abs(_slopes(differs, own, differs(own), every) * own).sum(0)
-    named = numpy.where((abs(own) > LEAST) & (shares > SHARE), own, 0.0)
+    logs = _with_fewest(differs, _nearest(differs, numpy.zeros(len(FIGURES)), every))
+    shares = abs(_slopes(differs, logs, differs(logs), every) * logs).sum(0)
+    named = numpy.where((abs(logs) > LEAST) & (shares > SHARE), logs, 0.0)
     fitted = _changed(on, named)
-    changes = {it.of: exp(each) for it, each in zip(FIGURES, named, strict=True) if each}
+    changes: dict[str, float] = {}
+    for figure, log_change in zip(FIGURES, named, strict=True):
+        if log_change:
+            changes[figure.of] = exp(log_change)
     return Fit(fitted, changes, tuple(beside(profile, step_time(program, fitted))))
 
 
@@ -131,85 +129,88 @@ Differs = Callable[[Any], Any]
 
 
 def _nearest(differs: Differs, start: Any, free: Sequence[int]) -> Any:
-    """The logarithms with the least sum of differences, where those of `free` figures change
-    from `start` on.
+    """The logarithms with the least sum of differences, where only the logarithms of `free` figures
+    change from `start` on.
     """
     import numpy as np
 
     numpy: Any = np
-    own, at, columns = start, differs(start), [*free]
-    for _ in range(ROUNDS if columns else 0):
-        slope = _slopes(differs, own, at, columns)
+    if not free:
+        return start
+    logs, differences, columns = start, differs(start), [*free]
+    for _ in range(ROUNDS):
+        slope = _slopes(differs, logs, differences, columns)
         moved = numpy.zeros(len(columns))
         for _ in range(WEIGHINGS):
-            weighed = slope.T / numpy.maximum(abs(at + slope @ moved), NEAR)
+            weighed = slope.T / numpy.maximum(abs(differences + slope @ moved), NEAR)
             normal = weighed @ slope + PRIOR * numpy.eye(len(columns))
-            moved = numpy.linalg.solve(normal, -weighed @ at - PRIOR * own[columns])
+            moved = numpy.linalg.solve(normal, -weighed @ differences - PRIOR * logs[columns])
         for part in STEPS:
-            tried = own.copy()
-            tried[columns] += part * numpy.clip(moved, -log(2), log(2))
-            there = differs(tried)
-            if _cost(there, tried) < _cost(at, own):
-                own, at = tried, there
+            next_logs = logs.copy()
+            next_logs[columns] += part * numpy.clip(moved, -log(2), log(2))
+            next_differences = differs(next_logs)
+            if _cost(next_differences, next_logs) < _cost(differences, logs):
+                logs, differences = next_logs, next_differences
                 break
         else:
             break
-    return own
+    return logs
 
 
-def _with_fewest(differs: Differs, own: Any) -> Any:
+def _with_fewest(differs: Differs, logs: Any) -> Any:
     """The logarithms without changes that others can do the work of, tried from the smallest on.
 
     Computing beside a collective is slower, and longer products hide more of it: near such a bend
     the search along slopes is slow, and spreads over several figures what one of them explains.
     """
-    kept = set[int]()
-    least = _cost(differs(own), own)
-    while left := [figure for figure in range(len(own)) if own[figure] and figure not in kept]:
-        smallest = min(left, key=lambda figure: float(abs(own[figure])))
-        without = own.copy()
+    needed = set[int]()
+    least = _cost(differs(logs), logs)
+    while True:
+        figures = [figure for figure in range(len(logs)) if logs[figure] and figure not in needed]
+        if not figures:
+            return logs
+        smallest = min(figures, key=lambda figure: float(abs(logs[figure])))
+        without = logs.copy()
         without[smallest] = 0.0
-        without = _nearest(
-            differs, without, [figure for figure in range(len(own)) if without[figure]]
-        )
+        free = [figure for figure in range(len(logs)) if without[figure]]
+        without = _nearest(differs, without, free)
         cost = _cost(differs(without), without)
         if cost > least + UNEXPLAINED:
-            kept.add(smallest)
+            needed.add(smallest)
         else:
-            own, least = without, min(least, cost)
-    return own
+            logs, least = without, min(least, cost)
 
 
-def _slopes(differs: Differs, own: Any, at: Any, columns: Sequence[int]) -> Any:
-    """By how much differences, `at` these logarithms, grow with the logarithm of each of some
+def _slopes(differs: Differs, logs: Any, differences: Any, columns: Sequence[int]) -> Any:
+    """How fast `differences`, which belong to `logs`, grow with the logarithm of each of some
     figures.
     """
     import numpy as np
 
-    moved = np.eye(len(own))[[*columns]] * LEAST
-    return np.stack([(differs(own + each) - at) / LEAST for each in moved], 1)
+    steps = np.eye(len(logs))[[*columns]] * LEAST
+    return np.stack([(differs(logs + step) - differences) / LEAST for step in steps], 1)
 
 
-def _cost(at: Any, own: Any) -> float:
+def _cost(differences: Any, logs: Any) -> float:
     """The sum that the search makes small: of differences, and a little of the changes."""
-    return float(abs(at).sum() + PRIOR * (own**2).sum())
+    return float(abs(differences).sum() + PRIOR * (logs**2).sum())
 
 
 def _changed(on: Hardware, logs: Any) -> Hardware:
-    for figure, each in zip(FIGURES, logs, strict=True):
-        if each:
-            on = slower(on, figure, exp(each))
+    for figure, log_change in zip(FIGURES, logs, strict=True):
+        if log_change:
+            on = slower(on, figure, exp(log_change))
     return on
 
 
 def slower(on: Hardware, figure: Figure, times: float) -> Hardware:
-    """The hardware where all that a figure is of takes a multiple of its time."""
-    changed = {
-        name: _scaled(getattr(on, name), 1 / times if name in RATES else times)
-        for name in figure.fields
-    }
+    """The hardware where all the work of a figure takes a multiple of its time."""
+    changed: dict[str, Any] = {}
+    for name in figure.fields:
+        factor = 1 / times if name in RATES else times
+        changed[name] = _scaled(getattr(on, name), factor)
     if figure.table:
-        rows = tuple(_row(it, figure, times) for it in getattr(on.measured, figure.table))
+        rows = tuple(_row(row, figure, times) for row in getattr(on.measured, figure.table))
         changed["measured"] = evolve(on.measured, **{figure.table: rows})
     return evolve(on, **changed)
 
@@ -217,13 +218,14 @@ def slower(on: Hardware, figure: Figure, times: float) -> Hardware:
 def _scaled(figure: Any, times: float) -> Any:
     """A number, or one for each element type."""
     if isinstance(figure, Mapping):
-        return {dtype: each * times for dtype, each in cast(Mapping[str, float], figure).items()}
+        figures = cast(Mapping[str, float], figure)
+        return {dtype: number * times for dtype, number in figures.items()}
     return figure * times
 
 
-def _row(it: Any, figure: Figure, times: float) -> Any:
-    if figure.nodes is not None and figure.nodes != (it.nodes > 1):
-        return it
+def _row(row: Any, figure: Figure, times: float) -> Any:
+    if figure.nodes is not None and figure.nodes != (row.nodes > 1):
+        return row
     if figure.table == "attention":
-        return it._replace(forward=it.forward / times, backward=it.backward / times)
-    return it._replace(seconds=it.seconds * times)
+        return row._replace(forward=row.forward / times, backward=row.backward / times)
+    return row._replace(seconds=row.seconds * times)

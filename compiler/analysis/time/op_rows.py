@@ -1,7 +1,8 @@
 """The ops of a step on one rank: seconds, operations and bytes over the whole step; and seconds
 where each op runs.
 
-The latter are the walk of a step without a pipeline, written down, with what the GPU waits for.
+The seconds where each op runs are a record of the walk of a step without a pipeline, with what the
+GPU waits for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ class OpRow:
 
 
 def op_rows(program: Program, on: Hardware, rank: int | None = None) -> list[OpRow]:
-    """The ops in the order of the program that take time; of a pipeline, those of a rank along
+    """The ops that take time, in the order of the program; of a pipeline, the ops of a rank along
     its axis.
     """
     return [row for row in _rows(program, on, rank) if row.count and (row.computes or row.sends)]
@@ -66,112 +67,116 @@ def _rows(program: Program, on: Hardware, rank: int | None) -> Iterator[OpRow]:
         return
     assert program.pipeline, "op rows: a rank without a pipeline"
     yield from _around(program, program.pipeline, on, rank)
+    microbatches = program.size(MICROBATCHES)
     for number in program.pipeline.stages_of(rank):
         stage = stage_programs(program)[number]
-        received = {
-            value.name: value.type for value in (*stage.forward.inputs, *stage.backward.inputs)
-        }
-        ops, times = (
-            _Ops(stage.program, on, {**program.types, **received}),
-            program.size(MICROBATCHES),
-        )
-        yield from ops.of(stage.forward.body, times, "forward", "")
-        yield from ops.of(stage.backward.body, times, "backward", "")
+        types = {**program.types}
+        for value in (*stage.forward.inputs, *stage.backward.inputs):
+            types[value.name] = value.type
+        ops = _Ops(stage.program, on, types)
+        yield from ops.of(stage.forward.body, microbatches, "forward", "")
+        yield from ops.of(stage.backward.body, microbatches, "backward", "")
 
 
 def _around(program: Program, pipeline: Pipeline, on: Hardware, rank: int) -> Iterator[OpRow]:
     """The work of a pipeline's rank around its row, its chunks moved one by one."""
-    moves, ops = (
-        ChunkMoves(program, pipeline, rank),
-        _Ops(rank_programs(program)[rank], on, program.types),
-    )
-    around = [op for op in program.region.body if isinstance(op, Op) and op not in moves.ops]
-    among = {op: [it.among for it in messages(program, op, program.types)] for op in around}
-    yield from ops.of(
-        [op for op in around if all(not it or rank in it for it in among[op])], 1, "step", ""
-    )
+    moves = ChunkMoves(program, pipeline, rank)
+    ops = _Ops(rank_programs(program)[rank], on, program.types)
+    step_ops = list[Op]()
+    for op in program.region.body:
+        if isinstance(op, Op) and op not in moves.ops and _takes_part(program, op, rank):
+            step_ops.append(op)
+    yield from ops.of(step_ops, 1, "step", "")
     for chunk, op in (*moves.gathers(), *moves.reductions()):
         sent = moves.messages(chunk, op)
-        calls = [(it.axes, of_message(program, it, on, prod(it.shape))) for it in sent]
-        yield evolve(
-            ops.row(op, 1, "step", ""), computes={}, sends=_summed(calls), sent=_bytes(sent)
-        )
+        calls = list[tuple[tuple[str, ...], float]]()
+        for message in sent:
+            seconds = of_message(program, message, on, prod(message.shape))
+            calls.append((message.axes, seconds))
+        row = ops.row(op, 1, "step", "")
+        yield evolve(row, computes={}, sends=_summed(calls), sent=_bytes(sent))
+
+
+def _takes_part(program: Program, op: Op, rank: int) -> bool:
+    """Whether a rank of a pipeline's axis is in the groups of all messages of an op."""
+    for message in messages(program, op, program.types):
+        if message.among and rank not in message.among:
+            return False
+    return True
 
 
 def _summed(calls: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
     """Seconds by axes."""
-    found = dict[tuple[str, ...], float]()
+    seconds_by_axes = dict[tuple[str, ...], float]()
     for axes, seconds in calls:
-        found[axes] = found.get(axes, 0.0) + seconds
-    return found
+        seconds_by_axes[axes] = seconds_by_axes.get(axes, 0.0) + seconds
+    return seconds_by_axes
 
 
 def _bytes(sent: Iterable[Message]) -> int:
-    return sum(prod(it.shape) * ITEM_BYTES[it.dtype] * (it.hops or 1) for it in sent)
+    size = 0
+    for message in sent:
+        size += prod(message.shape) * ITEM_BYTES[message.dtype] * (message.hops or 1)
+    return size
 
 
 class _Ops:
-    """Makes the rows of one program's ops; `types` are those of its values."""
+    """Makes the rows of one program's ops; `types` are the types of its values."""
 
     def __init__(self, program: Program, on: Hardware, types: Mapping[str, Type]) -> None:
-        self._program, self._on, self._types, self._prices = (
-            program,
-            on,
-            types,
-            prices(program, on, types),
-        )
+        self._program, self._on, self._types = program, on, types
+        self._prices = prices(program, on, types)
 
     def of(self, body: Sequence[Stmt], times: int, where: str, repeat: str) -> Iterator[OpRow]:
-        """The rows of a body that runs so often, in a repeat over this dim."""
+        """The rows of a body that runs `times` times in a step, in a repeat over this dim."""
         for stmt in body:
             if isinstance(stmt, Region):
                 inside = stmt.kind if stmt.kind in ("forward", "backward") else where
                 dim = stmt.dim if stmt.kind == "repeat" else repeat
-                yield from self.of(
-                    stmt.body,
-                    times * (self._program.size(stmt.dim) if stmt.dim else 1),
-                    inside,
-                    dim,
-                )
+                inner_times = times
+                if stmt.dim:
+                    inner_times *= self._program.size(stmt.dim)
+                yield from self.of(stmt.body, inner_times, inside, dim)
             elif stmt.kind != "begin":
                 yield self.row(stmt, times, where, repeat)
 
     def row(self, op: Op, times: int, where: str, repeat: str) -> OpRow:
-        """The row of an op that runs so often."""
+        """The row of an op that runs `times` times in a step."""
         price, sent = self._prices(op), messages(self._program, op, self._types)
         layers = prod(map(self._program.size, price.layers))
-        calls = [layers * (it.hops or 1) for it in sent]
-        work = OPS[op.kind].work(
-            Local(self._program, op, tuple(self._types[name] for name in op.inputs))
-        )
-        factors = sum(each.elements for each in work.products) * ITEM_BYTES.get(work.dtype, 0)
-        sends = (
-            (axes, times * each * seconds)
-            for (axes, seconds), each in zip(price.sends, calls, strict=True)
-        )
+        calls = [layers * (message.hops or 1) for message in sent]
+        types = tuple(self._types[name] for name in op.inputs)
+        work = OPS[op.kind].work(Local(self._program, op, types))
+        size = 0  # of what it reads and writes
+        if price.computes:
+            factors = sum(product.elements for product in work.products)
+            size = work.bytes + factors * ITEM_BYTES.get(work.dtype, 0)
+        computes: dict[str, float] = {}
+        for kind, seconds in price.computes:
+            computes[UPDATE if where == "step" else kind] = times * seconds
+        sends = list[tuple[tuple[str, ...], float]]()
+        for (axes, seconds), count in zip(price.sends, calls, strict=True):
+            sends.append((axes, times * count * seconds))
         return OpRow(
             op.kind,
-            op.outputs[0].name if op.outputs else "",
+            _name(op),
             price.line,
             where,
             repeat,
             times,
-            {
-                UPDATE if where == "step" else kind: times * seconds
-                for kind, seconds in price.computes
-            },
+            computes,
             _summed(sends),
-            times * (price.kernels * self._on.op + sum(calls) * self._on.collective),
-            times * work.operations,
-            times * (work.bytes + factors) if price.computes else 0,
-            times * _bytes(sent),
+            issued=times * (price.kernels * self._on.op + sum(calls) * self._on.collective),
+            operations=times * work.operations,
+            bytes=times * size,
+            sent=times * _bytes(sent),
         )
 
 
 @frozen
 class Pace:
-    """The seconds in which the host issues a layer, forward and backward, and in which the GPU
-    computes it.
+    """The seconds that the host takes to issue a layer, forward and backward, and that the GPU
+    takes to compute it.
 
     layers  the dim of the repeat that takes most; "" for a whole microbatch of a model without
             repeats
@@ -184,15 +189,18 @@ class Pace:
 
 def pace(program: Program, rows: Sequence[OpRow], rank: int | None = None) -> Pace:
     """The pace of a step, of these rows."""
-    spent = dict[str, list[float]]()
+    spent = dict[str, tuple[float, float]]()
     for row in rows:
         if row.where != "step":
-            issues, computes = spent.get(row.layers, [0.0, 0.0])
-            spent[row.layers] = [issues + row.issued, computes + sum(row.computes.values())]
+            issues, computes = spent.get(row.layers, (0.0, 0.0))
+            spent[row.layers] = issues + row.issued, computes + sum(row.computes.values())
     most = max(spent, key=lambda dim: (bool(dim), spent[dim][1]))
-    own = program if rank is None else rank_programs(program)[rank]
-    times = program.size(MICROBATCHES) * (own.size(most) if most else 1)
-    return Pace(most, *(seconds / times for seconds in spent[most]))
+    times = program.size(MICROBATCHES)
+    if most:
+        rank_program = program if rank is None else rank_programs(program)[rank]
+        times *= rank_program.size(most)
+    issues, computes = spent[most]
+    return Pace(most, issues / times, computes / times)
 
 
 @frozen
@@ -200,7 +208,7 @@ class OpSeconds:
     """Seconds of a microbatch, of all that is done once a step, and of each op by the name of its
     first result.
 
-    The ops of a microbatch are those of one iteration of their repeats.
+    The seconds of an op of a microbatch are of one iteration of its repeats.
     """
 
     microbatch: float
@@ -214,13 +222,13 @@ def op_seconds(program: Program, on: Hardware) -> OpSeconds:
 
     watch = _Stopwatch(program, on, prices(program, on))
     watch.step()
-    took = {name: median(each) for name, each in watch.took.items()}
-    once = sum(
-        took[_name(stmt)]
-        for stmt in program.region.body
-        if isinstance(stmt, Op) and _name(stmt) in took
-    )
-    return OpSeconds((watch.clocks.gpu - once) / program.size(MICROBATCHES), once, took)
+    seconds_by_op = {name: median(seconds) for name, seconds in watch.took.items()}
+    once = 0.0
+    for stmt in program.region.body:
+        if isinstance(stmt, Op):
+            once += seconds_by_op.get(_name(stmt), 0.0)
+    microbatch = (watch.clocks.gpu - once) / program.size(MICROBATCHES)
+    return OpSeconds(microbatch, once, seconds_by_op)
 
 
 class _Stopwatch(Walk):
@@ -238,8 +246,10 @@ class _Stopwatch(Walk):
         self._note(op, before)
 
     def _await(self, op: Op, end: float) -> None:
-        """A wait of an op that runs is a part of it; one for a layer's parameters is noted as
-        the gather's.
+        """Waits, and notes the time.
+
+        A wait of an op that runs is a part of it; a wait for a layer's parameters is noted as the
+        gather's.
         """
         before = self.clocks.gpu
         super()._await(op, end)

@@ -1,5 +1,5 @@
 """The time of a pipeline's step: what each rank does before its row, the rows as a simulation does
-them, and the rest.
+them, and what follows.
 
 Weights of a rank's chunks are gathered from the step's begin on, each for its stages' first action,
 and gradients are reduced from their last action on, while the rank's other stages work.  Non-goals:
@@ -23,7 +23,7 @@ PARTS = {Work.BACKWARD: (Work.INPUT, Work.WEIGHT)}
 class Rows:
     """The rows of a step in time, and what ranks do around them.
 
-    reduced  when the gradients of all ranks are
+    reduced  when the gradients of all ranks are reduced
     """
 
     def __init__(
@@ -31,34 +31,34 @@ class Rows:
     ) -> None:
         assert pipeline.schedule, "time: a pipeline without rows"
         self.schedule, self.line = pipeline.schedule, str(program.axis(pipeline.axis).span)
-        self.parts, self.ranks = (
-            of_stages(program, on, record=record),
-            of_ranks(program, pipeline, on, record=record),
-        )
+        self.parts = of_stages(program, on, record=record)
+        self.ranks = of_ranks(program, pipeline, on, record=record)
         self.times = self._times(tuple(cuts(program, pipeline, on)))
         self.timeline = simulate(pipeline.schedule, self.times)
         if on.contention:
             self.parts = self._slowed_parts(on.contention)
             self.times = self._times(self.times.cuts)
             self.timeline = simulate(pipeline.schedule, self.times)
-        ends = (end for rank in range(len(self.ranks)) for _, end, _ in self.reductions(rank))
-        self.reduced = max([self.timeline.total, *ends])
+        self.reduced = self.timeline.total
+        for rank in range(len(self.ranks)):
+            for _, end, _ in self.reductions(rank):
+                self.reduced = max(self.reduced, end)
 
     def _times(self, cuts: tuple[float, ...]) -> Times:
         """The seconds of each stage's actions and of messages, and when each stage can begin."""
-        of = {
-            kind: tuple(each[kind].gpu for each in self.parts)
-            for kind in (Work.FORWARD, Work.INPUT, Work.WEIGHT)
-        }
-        owners = [self.ranks[owner] for owner in self.schedule.stage_to_rank]
-        begins = (
-            rank.ready[stage][0] if stage in rank.ready else rank.before.gpu
-            for stage, rank in enumerate(owners)
-        )
+        begins = list[float]()
+        for stage, owner in enumerate(self.schedule.stage_to_rank):
+            rank = self.ranks[owner]
+            begins.append(rank.ready[stage][0] if stage in rank.ready else rank.before.gpu)
+        forward, input, weight = list[float](), list[float](), list[float]()
+        for parts in self.parts:
+            forward.append(parts[Work.FORWARD].gpu)
+            input.append(parts[Work.INPUT].gpu)
+            weight.append(parts[Work.WEIGHT].gpu)
         return Times(
-            of[Work.FORWARD],
-            of[Work.INPUT],
-            of[Work.WEIGHT],
+            tuple(forward),
+            tuple(input),
+            tuple(weight),
             max(cuts, default=0.0),
             cuts,
             tuple(begins),
@@ -75,29 +75,29 @@ class Rows:
         for rank in range(len(self.ranks)):
             busy = self.timeline.busy(rank)
             slower.append(1 + lost / (1 - lost) * self._beside(rank) / busy if busy else 1.0)
-        return [
-            {work: clocks.stretched(slower[rank]) for work, clocks in parts.items()}
-            for rank, parts in zip(self.schedule.stage_to_rank, self.parts, strict=True)
-        ]
+        slowed = list[Mapping[Work, Clocks]]()
+        for rank, parts in zip(self.schedule.stage_to_rank, self.parts, strict=True):
+            slowed.append({work: part.stretched(slower[rank]) for work, part in parts.items()})
+        return slowed
 
     def _beside(self, rank: int) -> float:
-        """The seconds in which a rank computes its row and sends gradients or gets weights at
-        the same time.
+        """The seconds that a rank computes its row and sends gradients or gets weights at the same
+        time.
         """
         sent = [(begin, end) for begin, end, _ in self.reductions(rank)]
-        ready = [at for at, _ in self.ranks[rank].ready.values()]
+        ready = [end for end, _ in self.ranks[rank].ready.values()]
         if ready:
             sent.append((self.ranks[rank].before.gpu, max(ready)))
-        return sum(
-            max(min(slot.end, end) - max(slot.start, begin), 0.0)
-            for slot in self.timeline.slots[rank]
-            for begin, end in sent
-        )
+        seconds = 0.0
+        for slot in self.timeline.slots[rank]:
+            for begin, end in sent:
+                seconds += max(min(slot.end, end) - max(slot.start, begin), 0.0)
+        return seconds
 
     @property
     def seconds(self) -> float:
         """Seconds of the step: the last rank is done."""
-        return self.reduced + max(each.after.gpu for each in self.ranks)
+        return self.reduced + max(rank.after.gpu for rank in self.ranks)
 
     def clocks(self, action: Action) -> list[Clocks]:
         """Clocks of the parts of an action, one after the other."""
@@ -136,12 +136,14 @@ class Rows:
 
     def waits(self, rank: int) -> Iterator[tuple[float, float, Move]]:
         """From when to when a rank waits for weights, where its stages cannot begin for that."""
-        own, free = self.ranks[rank], self.ranks[rank].before.gpu
-        left = {*own.ready}
+        work = self.ranks[rank]
+        free = work.before.gpu
+        waiting_stages = {*work.ready}
         for slot in self.timeline.slots[rank]:
-            if slot.action.stage in left:
-                left.remove(slot.action.stage)
-                ready, move = own.ready[slot.action.stage]
+            stage = slot.action.stage
+            if stage in waiting_stages:
+                waiting_stages.remove(stage)
+                ready, move = work.ready[stage]
                 if slot.start == ready:
                     yield free, ready, move
             free = slot.end

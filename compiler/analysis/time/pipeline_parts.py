@@ -5,7 +5,7 @@ Purpose: what the rows are simulated with.  Each kind of stage and of chunk is p
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from math import prod
 
 from attrs import evolve, frozen
@@ -27,7 +27,7 @@ from .timeline import Walk
 
 @frozen
 class Move:
-    """A chunk's sending, by axes and seconds; its stages; the kinds of sending and of waiting
+    """A chunk's messages, by axes and seconds; its stages; the kinds of the sending and of the wait
     for it.
     """
 
@@ -44,7 +44,7 @@ class Rank:
 
     before      the clocks as its row begins, with its gathers begun
     ready       when the weights of its stages are there, and the move that brings them last
-    reductions  of its chunks, in the order in which their stages end
+    reductions  of its chunks, in the order that their stages end in
     after       what it does once its gradients are reduced
     """
 
@@ -73,45 +73,47 @@ class _Around:
         self._of_step = prices(program, on)
         self._prices, self._sends = dict[object, Prices](), dict[object, tuple[Sent, ...]]()
         body = program.region.body
-        row = next(at for at, stmt in enumerate(body) if isinstance(stmt, Region))
+        row = next(place for place, stmt in enumerate(body) if isinstance(stmt, Region))
         self._before = [stmt for stmt in body[:row] if isinstance(stmt, Op)]
-        after = [stmt for stmt in body[row:] if isinstance(stmt, Op)]
-        self._after = [
-            (op, [each.among for each in messages(program, op, program.types)]) for op in after
-        ]
+        # with the ranks that take part in each message, if not all do
+        self._after = list[tuple[Op, list[tuple[int, ...]]]]()
+        for op in body[row:]:
+            if isinstance(op, Op):
+                sent = messages(program, op, program.types)
+                self._after.append((op, [message.among for message in sent if message.among]))
 
     def of(self, rank: int) -> Rank:
         """The work of a rank around its row."""
-        moves, own = (
-            ChunkMoves(self._program, self._pipeline, rank),
-            rank_programs(self._program)[rank],
-        )
-        key = (tuple(dim.size for dim in own.dims), own.params)
-        of = self._prices.setdefault(key, prices(own, self._on, self._program.types))
-        before, after = (Walk(own, self._on, of, self._record) for _ in range(2))
+        moves = ChunkMoves(self._program, self._pipeline, rank)
+        rank_program = rank_programs(self._program)[rank]
+        key = (tuple(dim.size for dim in rank_program.dims), rank_program.params)
+        price_of = self._prices.setdefault(key, prices(rank_program, self._on, self._program.types))
+        before = Walk(rank_program, self._on, price_of, self._record)
         before.update([op for op in self._before if op not in moves.ops])
         ready = dict[int, tuple[float, Move]]()
-        for move in (self._move(moves, *pair) for pair in moves.gathers()):
-            end = max(before.send(each, move.kind, move.line) for each in move.sends)
-            ready |= {
-                stage: (end, move) for stage in move.stages if end >= ready.get(stage, (0.0,))[0]
-            }
-        sums = tuple(self._move(moves, *pair) for pair in moves.reductions())
-        after.update(
-            [
-                op
-                for op, among in self._after
-                if op not in moves.ops and all(rank in it for it in among if it)
-            ]
-        )
-        return Rank(before.clocks, ready, sums, after.clocks)
+        for chunk, op in moves.gathers():
+            move = self._move(moves, chunk, op)
+            end = max(before.send(call, move.kind, move.line) for call in move.sends)
+            for stage in move.stages:
+                if stage not in ready or end >= ready[stage][0]:
+                    ready[stage] = end, move
+        reductions = tuple(self._move(moves, chunk, op) for chunk, op in moves.reductions())
+        after = Walk(rank_program, self._on, price_of, self._record)
+        after_ops = list[Op]()
+        for op, groups in self._after:
+            if op not in moves.ops and all(rank in group for group in groups):
+                after_ops.append(op)
+        after.update(after_ops)
+        return Rank(before.clocks, ready, reductions, after.clocks)
 
     def _move(self, moves: ChunkMoves, chunk: Chunk, op: Op) -> Move:
         price, key = self._of_step(op), (chunk.bucket, chunk.size, id(op))
         if key not in self._sends:
-            sent = moves.messages(chunk, op)
-            seconds = (of_message(self._program, it, self._on, prod(it.shape)) for it in sent)
-            self._sends[key] = tuple(zip((it.axes for it in sent), seconds, strict=True))
+            sends = list[Sent]()
+            for message in moves.messages(chunk, op):
+                seconds = of_message(self._program, message, self._on, prod(message.shape))
+                sends.append((message.axes, seconds))
+            self._sends[key] = tuple(sends)
         return Move(chunk.stages, self._sends[key], price.sending, price.waiting, price.line)
 
 
@@ -121,19 +123,21 @@ class _Around:
 def of_stages(
     program: Program, on: Hardware, *, record: bool = False, splits: bool = False
 ) -> list[Mapping[Work, Clocks]]:
-    """The clocks of each stage; those that do the same ops in as many layers, as all in the middle,
-    are walked once.
+    """The clocks of each stage.
 
-    Backward is in two parts if it `splits`, or rows do.
+    Stages that do the same ops in as many layers, as all in the middle, are walked once.  Backward
+    is in two parts if it `splits`, or rows do.
     """
-    known, found = dict[object, Mapping[Work, Clocks]](), list[Mapping[Work, Clocks]]()
+    clocks_by_kind = dict[object, Mapping[Work, Clocks]]()
+    clocks_by_stage = list[Mapping[Work, Clocks]]()
     for stage in stage_programs(program):
         stmts = (*stage.forward.body, *stage.backward.body)
         ops = (id(stmt.body) if isinstance(stmt, Region) else id(stmt) for stmt in stmts)
-        key = (*map(len, stage.layers.values()), *ops)
-        known[key] = known.get(key) or _parts(program, stage, on, record, splits)
-        found.append(known[key])
-    return found
+        kind = (*map(len, stage.layers.values()), *ops)
+        if kind not in clocks_by_kind:
+            clocks_by_kind[kind] = _parts(program, stage, on, record, splits)
+        clocks_by_stage.append(clocks_by_kind[kind])
+    return clocks_by_stage
 
 
 def _parts(
@@ -145,48 +149,58 @@ def _parts(
     The host issues an action's ops while the GPU does them, and the next action once it has issued
     these.
     """
-    received = {value.name: value.type for value in (*stage.forward.inputs, *stage.backward.inputs)}
-    backward = stage.backward.body
+    types = {**program.types}
+    for value in (*stage.forward.inputs, *stage.backward.inputs):
+        types[value.name] = value.type
     pipeline = stage.program.pipeline
     assert pipeline, "time: a stage without a pipeline"
-    splits, line = splits or pipeline.splits, str(program.axis(pipeline.axis).span)
     bodies = {
         Work.FORWARD: stage.forward.body,
-        Work.INPUT: _part(backward, put_off=False) if splits else backward,
-        Work.WEIGHT: _part(backward, put_off=True) if splits else (),
+        Work.INPUT: stage.backward.body,
+        Work.WEIGHT: (),
     }
-    of, found = prices(stage.program, on, {**program.types, **received}), dict[Work, Clocks]()
+    if splits or pipeline.splits:
+        bodies[Work.INPUT] = _part(stage.backward.body, put_off=False)
+        bodies[Work.WEIGHT] = _part(stage.backward.body, put_off=True)
+    line = str(program.axis(pipeline.axis).span)
+    price_of = prices(stage.program, on, types)
+    clocks_by_work = dict[Work, Clocks]()
     for work, body in bodies.items():
-        walk = Walk(stage.program, on, of, record)
+        walk = Walk(stage.program, on, price_of, record)
         if body:
             walk.body(body)
             walk.clocks.until(walk.clocks.host + on.action, HOST, line)
-        found[work] = walk.clocks
-    return found
+        clocks_by_work[work] = walk.clocks
+    return clocks_by_work
 
 
 def _part(body: Sequence[Stmt], *, put_off: bool) -> tuple[Stmt, ...]:
     """The ops of a backward that make gradients of weights which may be put off, or the others."""
-    return tuple(
-        evolve(stmt, body=_part(stmt.body, put_off=put_off)) if isinstance(stmt, Region) else stmt
-        for stmt in body
-        if isinstance(stmt, Region) or is_put_off(stmt) == put_off
-    )
+    part = list[Stmt]()
+    for stmt in body:
+        if isinstance(stmt, Region):
+            part.append(evolve(stmt, body=_part(stmt.body, put_off=put_off)))
+        elif is_put_off(stmt) == put_off:
+            part.append(stmt)
+    return tuple(part)
 
 
 def cuts(program: Program, pipeline: Pipeline, on: Hardware) -> Iterator[float]:
-    """Seconds in which the values of a microbatch cross from a stage to the next, cut by cut."""
-    known = dict[object, float]()
+    """Seconds that the values of a microbatch take from a stage to the next, cut by cut."""
+    seconds_by_kind = dict[object, float]()
     for values, ranks in zip(
         crossing(program, pipeline), pairwise(pipeline.stage_to_rank), strict=True
     ):
         among = tuple(sorted({*ranks}))
-        key = (among, *(it.name for it in values))
-        if key not in known:
-            sent = [
-                Message("rotate", it.name, (pipeline.axis,), it.type.dtype, (), among=among)
-                for it in values
-            ]
-            sizes = (program.elements(it.type) for it in values)
-            known[key] = sum(of_message(program, *each) for each in zip(sent, repeat(on), sizes))
-        yield known[key] if among[1:] else 0.0
+        kind = (among, *(value.name for value in values))
+        if kind not in seconds_by_kind:
+            seconds = list[float]()
+            for value in values:
+                message = Message(
+                    "rotate", value.name, (pipeline.axis,), value.type.dtype, (), among=among
+                )
+                size = program.elements(value.type)
+                seconds.append(of_message(program, message, on, size))
+            seconds_by_kind[kind] = sum(seconds)
+        is_same_rank = len(among) == 1
+        yield 0.0 if is_same_rank else seconds_by_kind[kind]

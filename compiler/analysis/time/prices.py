@@ -19,7 +19,9 @@ from ..hardware import Hardware
 from .seconds import measured_as, of_message, of_work
 
 EXPOSED = "exposed: "
-"""Before the axes of collectives, the kind of time in which the GPU waits for them."""
+"""What the name of a kind of time begins with where the GPU waits for collectives; their axes
+follow.
+"""
 
 
 Sent = tuple[tuple[str, ...], float]
@@ -31,10 +33,11 @@ class Price:
     """An op: what it sends, by axes and seconds; whom the GPU then waits for; what it computes, by
     kind.
 
-    sends   of a ring one hop of its keys and values, and backward one of their gradients, and the
-            last of these
-    blocks  how many keys a ring brings one after the other, its own first; 1 of all other ops
-    own     the part of what it computes that is done with the first of them
+    sends   of a ring one hop of its keys and values; in backward also one hop of their gradients,
+            and the last such hop
+    blocks  how many blocks of keys a ring brings one after the other, its own first; 1 of all other
+            ops
+    own     the part of what it computes that is done with its own block
     layers  the dims of the layers whose flat buffers it takes as a stack, and sends one by one
     bucket  whose flat buffer it takes, "" for none
     line    of the plan
@@ -57,51 +60,68 @@ class Price:
     @property
     def sending(self) -> str:
         """The kind of its collectives."""
-        return "reduction" if self.reduces else "gather" if self.gathers else "exchange"
+        if self.reduces:
+            return "reduction"
+        if self.gathers:
+            return "gather"
+        return "exchange"
 
 
 Prices = Callable[[Op], Price]
 
 
 def prices(program: Program, on: Hardware, types: Mapping[str, Type] | None = None) -> Prices:
-    """The prices of a program's ops, each made once; `types` are those of all values."""
-    known, types = dict[int, Price](), types or program.types
+    """The prices of a program's ops, each made once; `types` are the types of all values."""
+    prices_by_id, types = dict[int, Price](), types or program.types
 
-    def of(op: Op) -> Price:
-        if (found := known.get(id(op))) is None:
-            found = known[id(op)] = _price(program, op, on, types)
-        return found
+    def price_of(op: Op) -> Price:
+        price = prices_by_id.get(id(op))
+        if price is None:
+            price = prices_by_id[id(op)] = _price(program, op, on, types)
+        return price
 
-    return of
+    return price_of
 
 
 def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) -> Price:
-    own = tuple(types[name] for name in op.inputs)
-    bucket, sent = program.bucket_of(own[0]) if own else None, messages(program, op, types)
-    layers = own[0].dims[:-1] if bucket else ()
-    sends = tuple((it.axes, _seconds(program, it, op, on, it.shape[len(layers) :])) for it in sent)
-    axes = dict.fromkeys(chain.from_iterable(it.axes for it in sent))
-    work = work_of(program, op, own)
-    sums = sums_of(program, op, own)
-    computes = of_work(measured_as(op), work, on) if work else {}
-    if sums:
-        computes["memory-bound"] = (
-            computes.get("memory-bound", 0.0) + of_work(ACCUMULATE, sums, on)["memory-bound"]
-        )
+    operands = tuple(types[name] for name in op.inputs)
+    sent = messages(program, op, types)
+    bucket = program.bucket_of(operands[0]) if operands else None
+    layers = operands[0].dims[:-1] if bucket else ()
+    sends = list[Sent]()
+    for message in sent:
+        seconds = _seconds(program, message, op, on, message.shape[len(layers) :])
+        sends.append((message.axes, seconds))
+    axes = dict.fromkeys(chain.from_iterable(message.axes for message in sent))
+    computes, kernels = dict[str, float](), 0
+    own_part = 1.0
+    if work := work_of(program, op, operands):
+        computes |= of_work(measured_as(op), work, on)
+        kernels += work.kernels
+        if work.scores and work.scores.own:
+            own_part = work.scores.own / work.scores.pairs
+    if sums := sums_of(program, op, operands):
+        seconds = of_work(ACCUMULATE, sums, on)["memory-bound"]
+        computes["memory-bound"] = computes.get("memory-bound", 0.0) + seconds
+        kernels += sums.kernels
     return Price(
-        sends,
-        EXPOSED + " × ".join(axes),
-        tuple(computes.items()),
-        (work.kernels if work else 0) + (sums.kernels if sums else 0),
-        any(it.op in ("all_reduce", "reduce_scatter") and not it.maximum for it in sent),
-        any(it.op == "all_gather" for it in sent),
-        layers,
-        bucket.name if bucket else "",
-        str(op.span),
-        max((it.hops for it in sent), default=0) + 1,
-        work.scores.own / work.scores.pairs if work and work.scores and work.scores.own else 1.0,
-        is_counted_on_host(program, op),
+        tuple(sends),
+        waiting=EXPOSED + " × ".join(axes),
+        computes=tuple(computes.items()),
+        kernels=kernels,
+        reduces=any(map(_adds_up, sent)),
+        gathers=any(message.op == "all_gather" for message in sent),
+        layers=layers,
+        bucket=bucket.name if bucket else "",
+        line=str(op.span),
+        blocks=max((message.hops for message in sent), default=0) + 1,
+        own=own_part,
+        counts=is_counted_on_host(program, op),
     )
+
+
+def _adds_up(message: Message) -> bool:
+    return message.op in ("all_reduce", "reduce_scatter") and not message.maximum
 
 
 MASTER = ITEM_BYTES["f32"]
@@ -112,7 +132,7 @@ def work_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
     """The work of an op whose operands have these types; None where it only gives its operand
     another shape.
 
-    None of a cast of gradients to the type of their sums, too: these are added up as they are
+    None too for a cast of gradients to the type of their sums: gradients are added up as they are
     (`sums_of`).
     """
     entry = OPS[op.kind]
@@ -120,8 +140,9 @@ def work_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
     is_of_step = op.kind == "cast" and op.span == program.region.span and BATCH not in types[0].dims
     if is_of_step and ITEM_BYTES[op.outputs[0].type.dtype] > ITEM_BYTES[types[0].dtype]:
         return None
-    known = Local(program, op, tuple(types), (True,) * len(types), "cuda")
-    return None if entry.views(program, op) else entry.work(known)
+    if entry.views(program, op):
+        return None
+    return entry.work(Local(program, op, tuple(types), (True,) * len(types), "cuda"))
 
 
 ACCUMULATE = "accumulate"
@@ -129,28 +150,31 @@ ACCUMULATE = "accumulate"
 
 
 def sums_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
-    """The work of adding gradients of weights to those of earlier microbatches, where an op makes
-    any.
+    """The work of adding gradients of weights to the gradients of earlier microbatches, where an op
+    makes any.
 
     It reads a gradient, and reads and writes a sum of the element type of masters.
     """
-    made = [value.type for value in op.outputs]
-    of_weights = op.kind in (VJP, "contract", GROUPED.name) and not any(
-        BATCH in type.dims for type in made
-    )
-    if not of_weights or not any(BATCH in type.dims for type in types):
+    if op.kind not in (VJP, "contract", GROUPED.name):
         return None
-    items = (ITEM_BYTES[type.dtype] for type in made)
-    each = (
-        program.elements(type) * (item + 2 * max(item, MASTER))
-        for type, item in zip(made, items, strict=True)
-    )
-    return Work(bytes=sum(each), kernels=len(made))
+    if any(BATCH in value.type.dims for value in op.outputs):
+        return None  # gradients of activations
+    if not any(BATCH in type.dims for type in types):
+        return None
+    size = 0
+    for value in op.outputs:
+        item = ITEM_BYTES[value.type.dtype]
+        size += program.elements(value.type) * (item + 2 * max(item, MASTER))
+    return Work(bytes=size, kernels=len(op.outputs))
 
 
-def _seconds(program: Program, it: Message, op: Op, on: Hardware, shape: Sequence[int]) -> float:
+def _seconds(
+    program: Program, message: Message, op: Op, on: Hardware, shape: Sequence[int]
+) -> float:
     """Seconds of one hop of a message; ragged rows take as long as the larger of what goes and
     what comes.
     """
-    came = program.elements(op.outputs[0].type) if it.ragged else 0
-    return of_message(program, evolve(it, hops=0), on, max(prod(shape), came))
+    elements = prod(shape)
+    if message.ragged:
+        elements = max(elements, program.elements(op.outputs[0].type))
+    return of_message(program, evolve(message, hops=0), on, elements)

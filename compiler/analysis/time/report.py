@@ -17,16 +17,16 @@ from .prices import EXPOSED
 from .step import step_time, times_by_load
 
 FULL = 0.9
-"""The part of a GPU's memory from which on steps run slower than any account of them says."""
+"""Where more than this part of a GPU's memory is in use, steps run slower than any account says."""
 
 COMPUTED = ("products", "attention", "memory-bound")
-"""The kinds of time in which a rank computes for the model."""
+"""The kinds of time that a rank computes for the model."""
 
 
 @frozen
 class Room:
-    """The bytes that a rank needs, those of its GPU, None where not known, and the ends of the
-    need's range.
+    """The bytes that a rank needs, the bytes of its GPU (None where they are not known), and the
+    ends of the need's range.
     """
 
     needs: int
@@ -89,12 +89,8 @@ class Report:
     @property
     def tokens(self) -> float:
         """Tokens a second and GPU."""
-        return (
-            self.program.train.global_batch
-            * self.program.train.seq
-            / self.ranks
-            / self.step.seconds
-        )
+        train = self.program.train
+        return train.global_batch * train.seq / self.ranks / self.step.seconds
 
     @property
     def per_token(self) -> int:
@@ -114,29 +110,29 @@ class Report:
 
     @property
     def sent(self) -> dict[str, tuple[float, float]]:
-        """By axes, the seconds of all collectives over them, and those in which the GPU waits
+        """By axes, the seconds of all collectives over them, and the seconds that the GPU waits
         for them.
         """
         sent = {" × ".join(axes): seconds for axes, seconds in self.step.sent.items()}
-        kinds = self.step.kinds
-        waited = {
-            kind.removeprefix(EXPOSED): kinds[kind] for kind in kinds if kind.startswith(EXPOSED)
-        }
+        waited: dict[str, float] = {}
+        for kind, seconds in self.step.kinds.items():
+            if kind.startswith(EXPOSED):
+                waited[kind.removeprefix(EXPOSED)] = seconds
         return {axes: (sent.get(axes, 0.0), waited.get(axes, 0.0)) for axes in (sent | waited)}
 
     @property
     def computed(self) -> float:
-        """The seconds in which a rank computes for the model: what communication can hide
-        behind.
-        """
+        """The seconds that a rank computes for the model: communication can hide behind them."""
         return sum(self.step.kinds.get(kind, 0.0) for kind in COMPUTED)
 
     @property
     def ratios(self) -> dict[str, float]:
         """By axes, the seconds of computation for each second of collectives over them."""
-        return {
-            axes: self.computed / seconds for axes, (seconds, _) in self.sent.items() if seconds
-        }
+        ratios: dict[str, float] = {}
+        for axes, (seconds, _) in self.sent.items():
+            if seconds:
+                ratios[axes] = self.computed / seconds
+        return ratios
 
     @property
     def pace(self) -> Pace:
@@ -147,45 +143,53 @@ class Report:
         """The part of the GPU's rate that ops of a kind hold, of operations or of bytes; None where
         none are known.
 
-        The memory-bound ops that count are those which do nothing else.
+        Of memory-bound ops, only the ones that do nothing else count.
         """
-        rows, is_counted = (
-            [row for row in self.ops if kind in row.computes],
-            kind in ("products", "attention"),
-        )
-        rows = rows if is_counted else [row for row in rows if len(row.computes) == 1]
-        done = sum(row.operations if is_counted else row.bytes for row in rows)
+        rows = [row for row in self.ops if kind in row.computes]
+        if kind in ("products", "attention"):
+            done, rate = sum(row.operations for row in rows), self.peak
+        else:
+            rows = [row for row in rows if len(row.computes) == 1]
+            done, rate = sum(row.bytes for row in rows), self.on.memory
         seconds = sum(row.computes[kind] for row in rows)
-        return done / (seconds * (self.peak if is_counted else self.on.memory)) if seconds else None
+        if not seconds:
+            return None
+        return done / (seconds * rate)
 
 
-def with_ops(it: Report) -> Report:
+def with_ops(report: Report) -> Report:
     """The report with the step's ops."""
-    ops = tuple(op_rows(it.program, it.on, it.step.rank))
-    return evolve(it, ops=ops, measured=_measured(it, ops))
+    ops = tuple(op_rows(report.program, report.on, report.step.rank))
+    return evolve(report, ops=ops, measured=_measured(report, ops))
 
 
-def _measured(it: Report, ops: Sequence[OpRow]) -> float:
-    """The part of the seconds of ops that come from figures of one's own, not from formulas or
-    published rates.
+def _measured(report: Report, ops: Sequence[OpRow]) -> float:
+    """The part of the seconds of ops that comes from the hardware file's own measurements, not from
+    formulas or published rates.
     """
-    published = tuple(row for row in it.on.measured.attention if row.kernel in KERNELS)
+    published = tuple(row for row in report.on.measured.attention if row.kernel in KERNELS)
     shipped = Measured(attention=published)
-    if it.on.measured == shipped:
+    if report.on.measured == shipped:
         return 0.0
-    formulas = op_rows(it.program, evolve(it.on, measured=shipped), it.step.rank)
-    pairs = [(row.taken, other.taken) for row, other in zip(ops, formulas, strict=True)]
-    own = sum(
-        seconds for row, other in pairs for key, seconds in row.items() if seconds != other[key]
-    )
-    return own / sum(seconds for row, _ in pairs for seconds in row.values())
+    hardware = evolve(report.on, measured=shipped)
+    formulas = op_rows(report.program, hardware, report.step.rank)
+    measured = total = 0.0
+    for row, formula_row in zip(ops, formulas, strict=True):
+        by_formula = formula_row.taken
+        for key, seconds in row.taken.items():
+            total += seconds
+            if seconds != by_formula[key]:
+                measured += seconds
+    return measured / total
 
 
 def report(program: Program, on: Hardware, *, by_load: bool = True) -> Report:
     """The time of a step of a program after the last pass; `by_load` at other loads of experts
     too.
     """
-    loads = times_by_load(program, on) if by_load else {}
+    loads: dict[str, float] = {}
+    if by_load:
+        loads = {name: time.seconds for name, time in times_by_load(program, on).items()}
     return Report(
         program,
         on,
@@ -195,68 +199,70 @@ def report(program: Program, on: Hardware, *, by_load: bool = True) -> Report:
         operations.done(program),
         on.peak_rate(PRECISIONS[program.train.precision]),
         room(program),
-        {name: it.seconds for name, it in loads.items()},
+        loads,
     )
 
 
 def room(program: Program) -> Room:
     """The memory of a rank of a program after the last pass."""
-    found = account(program)
-    of = need_range(program, found)
-    return Room(found.needs, capacity(program), (of.low, of.high))
+    counted = account(program)
+    needs = need_range(program, counted)
+    return Room(counted.needs, capacity(program), (needs.low, needs.high))
 
 
-def as_json(it: Report) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
     """The report as plain values: seconds, bytes, operations of one rank; docs/time.md says
     what each is.
     """
-    spent = sorted(it.step.spent.items(), key=lambda pair: -pair[1])
-    return {
-        "gpu": it.on.name,
-        "ranks": it.ranks,
-        "source": it.on.source,
-        "error": it.on.error,
-        "seconds": it.step.seconds,
-        "tokens_per_second_per_gpu": it.tokens,
-        "mfu": it.mfu,
-        "hfu": it.hfu,
-        "operations": {"needed": it.needed, "done": it.done, "peak": it.peak},
-        "memory": _memory(it.room),
-        **({"loads": it.loads} if it.loads else {}),
-        "rank": it.step.rank,
-        "kinds": it.step.kinds,
-        "lines": [
-            {"kind": kind, "line": line, "seconds": seconds} for (kind, line), seconds in spent
-        ],
-        "collectives": [
-            {"axes": axes, "seconds": seconds, "exposed": exposed}
-            for axes, (seconds, exposed) in it.sent.items()
-        ],
-        **(_of_ops(it) if it.ops else {}),
-        **(
-            {}
-            if it.neighbours is None
-            else {"neighbours": [_neighbour(it, each) for each in it.neighbours]}
-        ),
+    fields: dict[str, Any] = {
+        "gpu": report.on.name,
+        "ranks": report.ranks,
+        "source": report.on.source,
+        "error": report.on.error,
+        "seconds": report.step.seconds,
+        "tokens_per_second_per_gpu": report.tokens,
+        "mfu": report.mfu,
+        "hfu": report.hfu,
+        "operations": {"needed": report.needed, "done": report.done, "peak": report.peak},
+        "memory": _memory(report.room),
     }
+    if report.loads:
+        fields["loads"] = report.loads
+    fields["rank"] = report.step.rank
+    fields["kinds"] = report.step.kinds
+    fields["lines"] = list[dict[str, Any]]()
+    for (kind, line), seconds in sorted(report.step.spent.items(), key=lambda pair: -pair[1]):
+        fields["lines"].append({"kind": kind, "line": line, "seconds": seconds})
+    fields["collectives"] = list[dict[str, Any]]()
+    for axes, (seconds, exposed) in report.sent.items():
+        fields["collectives"].append({"axes": axes, "seconds": seconds, "exposed": exposed})
+    if report.ops:
+        fields |= _of_ops(report)
+    if report.neighbours is not None:
+        fields["neighbours"] = [_neighbour(report, other) for other in report.neighbours]
+    return fields
 
 
-def _of_ops(it: Report) -> dict[str, Any]:
+def _of_ops(report: Report) -> dict[str, Any]:
     """The part of the GPU's rates that is held, the pace of the host, and each op."""
-    pace, held = it.pace, {kind: it.held(kind) for kind in it.step.kinds}
+    pace, kinds = report.pace, report.step.kinds
+    rate_parts: dict[str, float] = {}
+    for kind in kinds:
+        part = report.held(kind)
+        if part is not None:
+            rate_parts[kind] = part
     return {
-        "measured": it.measured,
-        "limited_by": max(it.step.kinds, key=lambda kind: it.step.kinds[kind]),
-        "held": {kind: part for kind, part in held.items() if part is not None},
+        "measured": report.measured,
+        "limited_by": max(kinds, key=lambda kind: kinds[kind]),
+        "held": rate_parts,
         "host": {"layers": pace.layers, "issues": pace.issues, "computes": pace.computes},
-        "ops": [_op(row) for row in it.ops],
+        "ops": [_op(row) for row in report.ops],
     }
 
 
 def _op(row: OpRow) -> dict[str, Any]:
-    return asdict(row) | {
-        "sends": {" × ".join(axes): seconds for axes, seconds in row.sends.items()}
-    }
+    sends = {" × ".join(axes): seconds for axes, seconds in row.sends.items()}
+    return asdict(row) | {"sends": sends}
 
 
 def _memory(room: Room) -> dict[str, Any]:
@@ -268,11 +274,11 @@ def _memory(room: Room) -> dict[str, Any]:
     }
 
 
-def _neighbour(it: Report, other: Neighbour) -> dict[str, Any]:
+def _neighbour(report: Report, other: Neighbour) -> dict[str, Any]:
     return {
         "changes": other.sections,
         "seconds": other.seconds,
-        "gain": 1 - other.seconds / it.step.seconds,
+        "gain": 1 - other.seconds / report.step.seconds,
         "memory": _memory(other.room),
     }
 
@@ -283,7 +289,7 @@ meets two keys of 8.
 """
 
 LIMIT_OPS = 25
-"""Ops by which the limit on a loss is made of the losses before."""
+"""Ops that compute the limit on a loss from the losses before."""
 
 
 @frozen
@@ -302,18 +308,18 @@ class Look:
 
 def looks(program: Program, step: float, on: Hardware) -> Iterator[Look]:
     """The looks that cost anything; `step` is the seconds of a step."""
-    asked, it = program.watch, account(program)
-    if asked.copies:
-        at_rest = sum(bucket.saved for bucket in it.buckets)
-        yield Look(
-            f"copies every {asked.copies}", _hashed(2 * at_rest + it.state, on), asked.copies
-        )
-    if asked.replay:
-        yield Look(f"replay every {asked.replay}", step + _hashed(2 * it.state, on), asked.replay)
-    if asked.spikes:
-        yield Look(f"spikes = {asked.spikes}", LIMIT_OPS * max(on.op, on.kernel), 1)
+    watch, counted = program.watch, account(program)
+    if watch.copies:
+        at_rest = sum(bucket.saved for bucket in counted.buckets)
+        seconds = _hashed(2 * at_rest + counted.state, on)
+        yield Look(f"copies every {watch.copies}", seconds, watch.copies)
+    if watch.replay:
+        seconds = step + _hashed(2 * counted.state, on)
+        yield Look(f"replay every {watch.replay}", seconds, watch.replay)
+    if watch.spikes:
+        yield Look(f"spikes = {watch.spikes}", LIMIT_OPS * max(on.op, on.kernel), 1)
 
 
 def _hashed(size: int, on: Hardware) -> float:
-    """Seconds in which as many bytes are hashed."""
+    """Seconds that hashing `size` bytes takes."""
     return max(MOVED * size / (on.memory * on.streamed), OPS * size / BLOCK * max(on.op, on.kernel))

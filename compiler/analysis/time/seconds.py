@@ -1,8 +1,8 @@
 """Seconds of work on a GPU, and of a collective over its links.
 
-Formulas of data sheets: products by the peak that is held, by how many tiles fill the GPU's
-multiprocessors and by how long their sums are; attention by its length and width; the rest by
-bytes.
+The formulas use data sheets.  Products go by the peak that is held, by how many tiles fill the
+GPU's multiprocessors and by how long their sums are; attention goes by its length and width; other
+ops go by bytes.
 """
 
 from ...ir import ITEM_BYTES, Op, Program
@@ -15,77 +15,82 @@ from ..link_traffic import crosses
 from .collectives import Group, Size, get_collective_seconds, larger, smaller
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
-"""Rows and columns of a product that a multiprocessor makes at a time: the best of these."""
+"""Rows and columns of a product that a multiprocessor makes at a time: it takes the best of these.
+"""
 
 SHORT = 64
-"""The length of sums at which a product runs at half of what long ones do."""
+"""Products with sums of this length run at half the rate of long ones."""
 
 LENGTH, WIDTH, NARROW = 370, 128, 0.17
-"""Attention of `LENGTH` positions runs at half of what long ones do; below a width of `WIDTH`
-by this power of it.
+"""Attention of `LENGTH` positions runs at half the rate of long ones.  Below a width of `WIDTH` the
+rate falls with the power `NARROW` of the width.
 """
 
 PUBLISHED = ("bf16", "f16")
-"""The element types in which kernels for attention were timed that a GPU's file names."""
+"""The element types that published kernels for attention were timed with; a GPU's file has them."""
 
 
 def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
     """Seconds by kind: `products`, `attention`, `memory-bound`; none where nothing is done.
 
-    `op` is what measured seconds of memory-bound ops go by (`measured_as`).
+    `op` is the name that measured seconds of memory-bound ops go by (`measured_as`).
     """
-    found = dict[str, float]()
+    seconds = dict[str, float]()
     if work.products:
-        found["products"] = sum(_product(each, work.dtype, on) for each in work.products)
+        seconds["products"] = sum(_product(product, work.dtype, on) for product in work.products)
     if work.scores:
-        found["attention"] = _attention(work.scores, work.dtype, on)
+        seconds["attention"] = _attention(work.scores, work.dtype, on)
     if work.bytes:
-        own = on.measured.seconds_of(op, work.bytes)
-        found["memory-bound"] = (
-            max(work.bytes / on.memory_rate, on.kernel * work.kernels) if own is None else own
-        )
-    return found
+        measured = on.measured.seconds_of(op, work.bytes)
+        if measured is None:
+            measured = max(work.bytes / on.memory_rate, on.kernel * work.kernels)
+        seconds["memory-bound"] = measured
+    return seconds
 
 
 def measured_as(op: Op) -> str:
-    """The name of an op among measured ones: its kind, of a gradient that of its op and the
+    """The name of an op among measured ones: its kind; for a gradient also its op's kind and the
     operands.
     """
-    return " ".join((op.kind, str(op.get("of")), *op.names("wrt"))) if op.kind == VJP else op.kind
+    if op.kind != VJP:
+        return op.kind
+    return " ".join((op.kind, str(op.get("of")), *op.names("wrt")))
 
 
-def _product(it: Product, dtype: str, on: Hardware) -> float:
-    own = on.measured.product(dtype, it.m, it.n, it.k, it.batch)
-    if own is not None:
-        return own
-    filled = max(_filled(it, *tile, on.sms) for tile in TILES)
-    held = on.product_rate(dtype) * filled * it.k / (it.k + SHORT)
-    return max(it.operations / held, it.elements * ITEM_BYTES[dtype] / on.memory_rate) + on.kernel
+def _product(product: Product, dtype: str, on: Hardware) -> float:
+    m, n, k = product.m, product.n, product.k
+    measured = on.measured.product(dtype, m, n, k, product.batch)
+    if measured is not None:
+        return measured
+    filled = max(_filled(product, *tile, on.sms) for tile in TILES)
+    rate = on.product_rate(dtype) * filled * k / (k + SHORT)
+    moving = product.elements * ITEM_BYTES[dtype] / on.memory_rate
+    return max(product.operations / rate, moving) + on.kernel
 
 
-def _filled(it: Product, rows: int, columns: int, sms: int) -> float:
+def _filled(product: Product, rows: int, columns: int, sms: int) -> float:
     """The part of the multiprocessors' time that makes elements of the result, and not padding
     or nothing.
     """
-    tiles = it.batch * -(-it.m // rows) * -(-it.n // columns)
-    useful = it.batch * it.m * it.n / (rows * columns)
+    tiles = product.batch * -(-product.m // rows) * -(-product.n // columns)
+    useful = product.batch * product.m * product.n / (rows * columns)
     return useful / (-(-tiles // sms) * sms)
 
 
-def _attention(it: Scores, dtype: str, on: Hardware) -> float:
+def _attention(scores: Scores, dtype: str, on: Hardware) -> float:
     kernels = [ATTENTION.name]  # what `scalec calibrate` measured, before what others published
     if dtype in PUBLISHED:
-        kernels.append(on.torch_attention if it.torch_picks else FLASH)
+        kernels.append(on.torch_attention if scores.torch_picks else FLASH)
     for kernel in kernels:
-        rate = on.measured.attention_rate(kernel, it.width, it.length, backward=it.backward)
+        rate = on.measured.attention_rate(
+            kernel, scores.width, scores.length, backward=scores.backward
+        )
         if rate is not None:
-            return it.operations / rate
-    narrow = min(1.0, it.width / WIDTH) ** NARROW
-    return (
-        it.operations
-        / (on.peak_rate(dtype) * on.attention * narrow * it.length / (it.length + LENGTH))
-        + on.kernel
-    )
+            return scores.operations / rate
+    narrow = min(1.0, scores.width / WIDTH) ** NARROW
+    length = scores.length
+    rate = on.peak_rate(dtype) * on.attention * narrow * length / (length + LENGTH)
+    return scores.operations / rate + on.kernel
 
 
 def of_message(program: Program, message: Message, on: Hardware, elements: Size) -> Size:
@@ -100,27 +105,30 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
         near = 1 if crosses(program, message.axes, on.ranks_per_node, message.among) else ranks
     away = near < ranks  # in all these sums a bool counts as 0 or 1
     size = elements * ITEM_BYTES[message.dtype]
-    own, latency = (
-        on.network / on.ranks_per_node,
-        away * on.network_latency + (1 - away) * on.link_latency,
-    )
+    network = on.network / on.ranks_per_node
+    latency = away * on.network_latency + (1 - away) * on.link_latency
     if message.op == "rotate":
         hop = _measured("send", size, 2, 2 - away, on)
-        hop = size / (away * own + (1 - away) * on.link) + latency if hop is None else hop
+        if hop is None:
+            hop = size / (away * network + (1 - away) * on.link) + latency
         return larger(1, message.hops) * (ranks > 1) * hop
-    whole = size * (ranks if message.op == "all_gather" else 1)
-    if (known := _measured(message.op, whole, ranks, near, on)) is not None:
-        return known
+    whole = size
+    if message.op == "all_gather":
+        whole = size * ranks
+    measured = _measured(message.op, whole, ranks, near, on)
+    if measured is not None:
+        return measured
     if message.op == "all_to_all":
-        across, within = whole * (ranks - near) / ranks / own, whole * (near - 1) / ranks / on.link
+        across = whole * (ranks - near) / ranks / network
+        within = whole * (near - 1) / ranks / on.link
         return larger(across, within) + (ranks > 1) * latency
-    group = Group(ranks, near, on.link, own, on.link_latency, on.network_latency)
+    group = Group(ranks, near, on.link, network, on.link_latency, on.network_latency)
     return get_collective_seconds(message.op, whole, group)
 
 
 def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> float | None:
-    """Seconds of a collective by measured ones of groups of its size, or of a message by those
-    of two ranks.
+    """Seconds of a collective by measurements of groups of its size, or of a message by
+    measurements of two ranks.
     """
     if not isinstance(ranks, int) or not isinstance(near, int):
         return None

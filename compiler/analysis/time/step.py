@@ -1,4 +1,4 @@
-"""The time of a step: of a rank, or in a pipeline of the rank that is busy longest, with its
+"""The time of a step: of any rank, or in a pipeline of the rank that is busy longest, with its
 bubble.
 """
 
@@ -24,4 +24,4 @@ def times_by_load(program: Program, on: Hardware) -> dict[str, StepTime]:
     """The times of a step at an equal, the planned and the worst load of experts; none where
     all ranks get the same.
     """
-    return {it.name: step_time(it.program, on) for it in loads(program)}
+    return {load.name: step_time(load.program, on) for load in loads(program)}

@@ -29,9 +29,8 @@ def check(program: Program) -> None:
         Regions(program).outermost()
         Buckets(program).check()
         if program.after in PLACED:
-            assert not (drifts := next(drifting(program), None)), (
-                f"{drifts[0].outputs[0].name}: its copies would drift"
-            )
+            for op, _ in drifting(program):
+                raise AssertionError(f"{op.outputs[0].name}: its copies would drift")
         assert program.dims == with_padding(program).dims, (
             "experts are not padded to their capacity"
         )

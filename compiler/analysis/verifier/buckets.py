@@ -1,10 +1,11 @@
 """Buckets: what one says of itself against the ops that gather and reduce it, and the reductions
 that layers begin.
 
-Non-goals: the types and operands of those ops (`ops`).
+Non-goals: the types and operands of these ops (`ops`).
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 from attrs import evolve, frozen
 
@@ -30,82 +31,99 @@ class Buckets(Checker):
     def _begun(self) -> None:
         """Each `begin` begins what its bucket's `pack` waits for, and is alone in it."""
         params = {param.name for param in self.program.params}
-        packs = [op for op in ops_in(self.program.region.body) if op.kind == "pack"]
-        waiting = {op.get("bucket"): op.inputs for op in packs if op.inputs[0] not in params}
+        waiting: dict[object, tuple[str, ...]] = {}
+        for op in ops_in(self.program.region.body):
+            if op.kind == "pack" and op.inputs[0] not in params:
+                waiting[op.get("bucket")] = op.inputs
         origins, seen = _Origins.of(self.program), set[object]()
         for region in walk_regions([self.program.region]):
-            for op in (op for op in ops_in(region.body) if op.kind == "begin"):
+            ends = {end.name for end in region.yields}
+            for op in ops_in(region.body):
+                if op.kind != "begin":
+                    continue
                 name = op.get("bucket")
                 layers = len(self.program.bucket(str(name)).layers)
                 complete = tuple(origins.layer(packed, layers) for packed in waiting.get(name, ()))
-                yielded = {*op.inputs} <= {end.name for end in region.yields}
-                fits = yielded and complete == op.inputs and name not in seen
+                fits = {*op.inputs} <= ends and complete == op.inputs and name not in seen
                 assert fits, f"begin of {name} is not of what the step packs"
                 seen.add(name)
 
     def _moved(self) -> None:
-        """Sums over stages of a pipeline are no part of it."""
-        program, body = self.program, self.program.region.body
-        found: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
-        stages = program.pipeline.axis if program.pipeline else ""
-        for op, is_step in (
-            *((op, True) for op in ops_in(body)),
-            *((op, False) for op in walk(regions_in(body))),
-        ):
-            flat = (
-                op.outputs[0].type.dims[-1:]
-                if op.kind == "coerce" and stages not in op.names("axes")
-                else ()
-            )
-            if flat and flat[0] in found:
-                found[flat[0]].append((op, is_step))
+        """Checks that ops move each bucket as it says, sums over a pipeline's stages apart."""
+        program = self.program
+        moves = self._moves()
         for bucket in program.buckets:
-            actual, dtype = (
-                _as_moved(program, bucket, found[bucket.dim]),
-                program.reduce_dtype(bucket),
-            )
+            ops = moves[bucket.dim]
+            actual, dtype = _as_moved(program, bucket, ops), program.reduce_dtype(bucket)
             assert actual == bucket, (
                 f"bucket {bucket.name} is moved as one with {_facts(actual)}, not {_facts(bucket)}"
             )
-            sent = {
-                op.outputs[0].type.dtype
-                for op, _ in found[bucket.dim]
-                if ends(op)[0].kind is Kind.PARTIAL
-            }
+            sent = set[str]()
+            for op, _ in ops:
+                if ends(op)[0].kind is Kind.PARTIAL:
+                    sent.add(op.outputs[0].type.dtype)
             assert sent <= {dtype}, (
                 f"bucket {bucket.name} is reduced in {', '.join(sorted(sent))}, not {dtype}"
             )
+
+    def _moves(self) -> dict[str, list[tuple[Op, bool]]]:
+        """By the flat dim of a bucket, the ops that move it, each with whether it is at the scope
+        of the step.
+        """
+        program, body = self.program, self.program.region.body
+        moves: dict[str, list[tuple[Op, bool]]] = {bucket.dim: [] for bucket in program.buckets}
+        stages = program.pipeline.axis if program.pipeline else ""
+        step_ops = [(op, True) for op in ops_in(body)]
+        inner_ops = [(op, False) for op in walk(regions_in(body))]
+        for op, is_step in step_ops + inner_ops:
+            if op.kind != "coerce" or stages in op.names("axes"):
+                continue
+            dims = op.outputs[0].type.dims
+            if dims and dims[-1] in moves:
+                moves[dims[-1]].append((op, is_step))
+        return moves
 
     def _products(self) -> None:
         """The weights of one product lie side by side in a bucket."""
         for names in products(self.program):
             (bucket,) = (bucket for bucket in self.program.buckets if names[0] in bucket.params)
-            at = bucket.params.index(names[0])
-            own = bucket.params[at : at + len(names)]
-            assert own == names, f"{', '.join(names)} of one product lie as {', '.join(own)}"
+            place = bucket.params.index(names[0])
+            side_by_side = bucket.params[place : place + len(names)]
+            assert side_by_side == names, (
+                f"{', '.join(names)} of one product lie as {', '.join(side_by_side)}"
+            )
 
 
 def _as_moved(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> Bucket:
     """The bucket with the facts of these ops, each with whether it is at the scope of the step."""
-    gathers = [is_step for op, is_step in ops if ends(op)[0].kind is Kind.SHARDED]
-    sums = [(op, is_step) for op, is_step in ops if ends(op)[0].kind is Kind.PARTIAL]
     staged = program.pipeline is not None and bool(program.state_of(bucket.params[0]).parameters)
+    sharding, reducing = list[Op](), list[Op]()
+    reshards = shards_gradients = False
+    for op, is_step in ops:
+        source, target = ends(op)
+        if Kind.SHARDED in (source.kind, target.kind):
+            sharding.append(op)
+        if source.kind is Kind.SHARDED:
+            reshards = reshards or staged or not is_step
+        if source.kind is Kind.PARTIAL:
+            shards_gradients = shards_gradients or not is_step
+            if target.kind is Kind.INVARIANT:
+                reducing.append(op)
     return evolve(
         bucket,
-        shard_axes=_axes(
-            op for op, _ in ops if Kind.SHARDED in (ends(op)[0].kind, ends(op)[1].kind)
-        ),
-        reduce_axes=_axes(op for op, _ in sums if ends(op)[1].kind is Kind.INVARIANT),
-        reshard_after_forward=any(staged or not is_step for is_step in gathers),
-        shard_gradients=any(not is_step for _, is_step in sums),
+        shard_axes=_axes(sharding),
+        reduce_axes=_axes(reducing),
+        reshard_after_forward=reshards,
+        shard_gradients=shards_gradients,
     )
 
 
 def _axes(ops: Iterable[Op]) -> tuple[str, ...]:
-    """The axes of all of these; where they are not the same, those of each after the other,
-    which no bucket has.
+    """The axes of all these ops.
+
+    Where they are not the same, the different axes one after the other: no bucket has these.
     """
-    return tuple(axis for axes in dict.fromkeys(op.names("axes") for op in ops) for axis in axes)
+    return tuple(chain.from_iterable(dict.fromkeys(op.names("axes") for op in ops)))
 
 
 def _facts(bucket: Bucket) -> str:
@@ -127,14 +145,12 @@ class _Origins:
 
     @classmethod
     def of(cls, program: Program) -> "_Origins":
-        ends = {
-            result.name: (end.leave, end.name)
-            for region in walk_regions([program.region])
-            for end, result in zip(region.yields, region.results, strict=False)
-        }
-        return cls(
-            ends, {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "cast"}
-        )
+        ends: dict[str, tuple[Leave, str]] = {}
+        for region in walk_regions([program.region]):
+            for end, result in zip(region.yields, region.results, strict=False):
+                ends[result.name] = end.leave, end.name
+        casts = {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "cast"}
+        return cls(ends, casts)
 
     def layer(self, name: str, layers: int) -> str:
         """The value that a layer yields into a stack of `layers` repeats that microbatches sum;
@@ -143,7 +159,7 @@ class _Origins:
         for leave in (Leave.SUM, *[Leave.STACK] * layers):
             while leave is Leave.STACK and name in self.casts:
                 name = self.casts[name]
-            found, name = self.ends.get(name, (None, ""))
-            if found is not leave:
+            way_out, name = self.ends.get(name, (None, ""))
+            if way_out is not leave:
                 return ""
         return name

@@ -22,30 +22,26 @@ class Declarations(Checker):
     """The declarations before the region."""
 
     def check(self) -> None:
-        """They agree with each other and with the settings."""
-        it = self.program
-        for what, names in (
-            ("axis", [axis.name for axis in it.axes]),
-            ("dim", [dim.name for dim in it.dims]),
-            ("parameter", [param.name for param in it.stored]),
-            ("buffer's route", [buffer.route for buffer in it.buffers]),
-            ("bucket", [bucket.name for bucket in it.buckets]),
-            (
-                "claim",
-                [] if it.after == FIRST else [(claim.dim, claim.axis) for claim in it.claims],
-            ),
-        ):
-            self._once(what, names)
-        for name in (it.name, *self.axes, *(axis.parent for axis in it.axes), *self.sizes):
+        """Checks that they agree with each other and with the settings."""
+        program = self.program
+        self._once("axis", [axis.name for axis in program.axes])
+        self._once("dim", [dim.name for dim in program.dims])
+        self._once("parameter", [param.name for param in program.stored])
+        self._once("buffer's route", [buffer.route for buffer in program.buffers])
+        self._once("bucket", [bucket.name for bucket in program.buckets])
+        if program.after != FIRST:
+            self._once("claim", [(claim.dim, claim.axis) for claim in program.claims])
+        parents = (axis.parent for axis in program.axes)
+        for name in (program.name, *self.axes, *parents, *self.sizes):
             assert name.isidentifier(), f"`{name}` is not a plain name"
-        for each in (*it.axes, *it.dims):
-            assert each.size >= 1, f"{each.name}: a size of {each.size}"
-        for claim in it.claims:
+        for declared in (*program.axes, *program.dims):
+            assert declared.size >= 1, f"{declared.name}: a size of {declared.size}"
+        for claim in program.claims:
             assert claim.dim in self.sizes, f"a claim of dim {claim.dim}, which is not declared"
             assert claim.axis in self.axes, f"a claim over axis {claim.axis}, which is not declared"
-        for param in it.stored:
+        for param in program.stored:
             self._param(param)
-        for buffer in it.buffers:
+        for buffer in program.buffers:
             self._buffer(buffer)
         self._buckets()
         self._names()
@@ -59,73 +55,75 @@ class Declarations(Checker):
         assert name.isidentifier(), f"`{name}` is not a plain name"
         self.type(name, param.type)
         assert param.type.dtype in FLOATS, f"{name}: a parameter of {param.type.dtype}"
-        counts = min(param.stacked, param.inner) >= 0 and param.stacked + param.inner <= len(
-            param.type.dims
-        )
-        assert counts, (
-            f"{name}: stacked {param.stacked} inner {param.inner} of {len(param.type.dims)} dims"
-        )
+        dims = len(param.type.dims)
+        counts = min(param.stacked, param.inner) >= 0 and param.stacked + param.inner <= dims
+        assert counts, f"{name}: stacked {param.stacked} inner {param.inner} of {dims} dims"
         takes = INITS.get(init.kind)
         assert takes == len(init.args), (
             f"{name}: there is no initial value {init.kind} of {len(init.args)}"
         )
         assert all(arg >= 0 for arg in init.args), f"{name}: a negative deviation"
 
-    def _buffer(self, it: Buffer) -> None:
-        """All ranks hold it alike; its route is there."""
-        assert (it.type.dtype, it.type.places) == ("f32", ()), f"{it.name}: a buffer of {it.type}"
-        assert it.rate > 0, f"{it.name}: a rate of {it.rate}"
-        assert it.route < self.program.routes, f"{it.name}: moved by load {it.route}"
+    def _buffer(self, buffer: Buffer) -> None:
+        """Checks that all ranks hold it alike, and that its route is there."""
+        name, type = buffer.name, buffer.type
+        assert (type.dtype, type.places) == ("f32", ()), f"{name}: a buffer of {type}"
+        assert buffer.rate > 0, f"{name}: a rate of {buffer.rate}"
+        assert buffer.route < self.program.routes, f"{name}: moved by load {buffer.route}"
 
     def _names(self) -> None:
-        """All parameters are stored, or none; a tensor in parts has all its parts; interleaved
-        rows fit in a head.
+        """Checks that all parameters are stored, or none; that a tensor in parts has all its parts;
+        that interleaved rows fit in a head.
         """
-        it = self.program
-        stored, params = [each.param for each in it.names], [param.name for param in it.stored]
+        program = self.program
+        stored = [part.param for part in program.names]
+        params = [param.name for param in program.stored]
         assert not stored or sorted(stored) == sorted(params), "stored and other parameters differ"
-        parts = Counter(each.tensor for each in it.names)
-        for each in it.names:
-            assert parts[each.tensor] == each.parts, (
-                f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
+        parts = Counter(part.tensor for part in program.names)
+        for part in program.names:
+            assert parts[part.tensor] == part.parts, (
+                f"{part.tensor}: {parts[part.tensor]} of {part.parts} parts"
             )
-        self._once("stored part", [(each.tensor, each.part) for each in it.names])
-        pairs = {each.param: each for each in it.names if each.interleaved}
-        for param in it.params:
-            rows = [*param.type.dims[len(it.outer(param)) : len(param.type.dims) - param.inner]]
-            if each := pairs.get(param.name):
-                head = (
-                    sum(self.sizes[dim] for dim in rows[-1:])
-                    if len(rows) > 1 or each.skipped
-                    else 0
-                )
-                assert each.skipped + each.interleaved <= head, (
-                    f"{param.name}: pairs in heads of {head} rows"
-                )
+        self._once("stored part", [(part.tensor, part.part) for part in program.names])
+        pairs = {part.param: part for part in program.names if part.interleaved}
+        for param in program.params:
+            part = pairs.get(param.name)
+            if not part:
+                continue
+            rows = [
+                *param.type.dims[len(program.outer(param)) : len(param.type.dims) - param.inner]
+            ]
+            head = 0
+            if rows and (len(rows) > 1 or part.skipped):
+                head = self.sizes[rows[-1]]
+            assert part.skipped + part.interleaved <= head, (
+                f"{param.name}: pairs in heads of {head} rows"
+            )
 
     def _buckets(self) -> None:
-        it = self.program
-        held = [name for bucket in it.buckets for name in bucket.params]
-        fused = it.after in STEP_PASSES[3:]
-        want = sorted(p.name for p in it.params) if fused else []
-        assert sorted(held) == want, "buckets and parameters differ"
-        for bucket in it.buckets:
+        program = self.program
+        names = list[str]()
+        for bucket in program.buckets:
+            names += bucket.params
+        fused = program.after in STEP_PASSES[3:]
+        wanted = sorted(param.name for param in program.params) if fused else []
+        assert sorted(names) == wanted, "buckets and parameters differ"
+        for bucket in program.buckets:
             assert bucket.params, f"bucket {bucket.name} is empty"
             self.type(bucket.name, bucket.type)
 
     def _train(self) -> None:
-        """The settings are those that the dims were made from."""
-        it, train = self.program, self.program.train
-        batch = train.microbatch * it.degree(
-            tuple(claim.axis for claim in it.claims if claim.dim == BATCH)
-        )
+        """Checks that the dims were made from these settings."""
+        program, train = self.program, self.program.train
+        batch_axes = tuple(claim.axis for claim in program.claims if claim.dim == BATCH)
+        batch = train.microbatch * program.degree(batch_axes)
         for dim, size in (
             (SEQUENCE, train.seq),
             (BATCH, batch),
             (MICROBATCHES, train.global_batch / batch),
         ):
-            said = f"dim {dim} is {self.sizes.get(dim, 'missing')}, but {size:g} by `train`"
-            assert self.sizes.get(dim) == size, said
+            message = f"dim {dim} is {self.sizes.get(dim, 'missing')}, but {size:g} by `train`"
+            assert self.sizes.get(dim) == size, message
 
 
 PLACED_PASSES = STEP_PASSES[STEP_PASSES.index("place_stages") :]
@@ -136,8 +134,9 @@ class Stages(Checker):
     """The program's pipeline, if it has one."""
 
     def check(self) -> None:
-        """Stages and rows agree with the program's sizes."""
-        if not (pipeline := self.program.pipeline):
+        """Checks that stages and rows agree with the program's sizes."""
+        pipeline = self.program.pipeline
+        if not pipeline:
             return
         assert pipeline.axis in self.axes, (
             f"stages over axis {pipeline.axis}, which is not declared"
@@ -149,9 +148,10 @@ class Stages(Checker):
             self._stages(pipeline)
         for rows in filter(None, (pipeline.given, pipeline.schedule)):
             self._rows(pipeline, rows)
-        made = self.program.after in PLACED_PASSES and pipeline.settings.schedule.kind == AUTO
+        is_auto = pipeline.settings.schedule.kind == AUTO
         last = self.program.after == PLACED_PASSES[-1]
-        assert pipeline.given or not made, "a pipeline without rows"
+        if self.program.after in PLACED_PASSES and is_auto:
+            assert pipeline.given, "a pipeline without rows"
         assert pipeline.schedule or not last, "a pipeline without rows"
 
     def _stages(self, pipeline: Pipeline) -> None:
@@ -173,8 +173,8 @@ class Stages(Checker):
             )
 
     def _rows(self, pipeline: Pipeline, rows: Schedule) -> None:
-        """Rows are of these ranks, and do all the work of their stages in an order in which it
-        can be done.
+        """Checks that rows have these ranks, and do all the work of their stages in an order that
+        works.
         """
         ranks, microbatches = self.program.axis(pipeline.axis).size, self.sizes.get(MICROBATCHES, 0)
         assert rows.ranks == ranks, f"rows of {rows.ranks} ranks, the axis has {ranks}"

@@ -1,4 +1,4 @@
-"""The form of an op: how many operands, which attributes, and what those name."""
+"""The form of an op: how many operands, which attributes, and what these name."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -22,8 +22,10 @@ class Ops(Checker):
         self._has_work = program.after in WORK_PASSES
 
     def check(self, op: Op, here: Mapping[str, Type], in_reverse: bool) -> tuple[Type, ...]:
-        """Its results' types, of what is bound `here`; `in_reverse` says whether a reversed
-        repeat is around it.
+        """Checks an op; returns its results' types.
+
+        `here` has the types of bound names; `in_reverse` says whether a reversed repeat is around
+        the op.
         """
         assert op.kind in OPS, f"there is no op {op.kind}"
         for name in op.inputs:
@@ -35,70 +37,76 @@ class Ops(Checker):
             for key, value in forward.attrs:
                 assert self._right(forward, key, value, around), f"{forward.kind}: {key} = {value}"
             types = OPS[op.kind].infer(self.program, operands, op)
-        except (
-            TypingError,
-            LookupError,
-            StopIteration,
-        ) as error:  # the latter two: operands of too few dims
-            raise AssertionError(
-                f"{error} ({op.outputs[0].name if op.outputs else op.kind})"
-            ) from None
+        except (TypingError, LookupError, StopIteration) as error:
+            # LookupError and StopIteration come from operands of too few dims
+            name = op.outputs[0].name if op.outputs else op.kind
+            raise AssertionError(f"{error} ({name})") from None
         assert len(types) == len(op.outputs), (
             f"{op.kind} has {len(types)} results, not {len(op.outputs)}"
         )
         return types
 
     def _form(self, op: Op, in_reverse: bool) -> None:
-        """As many operands, and such attributes, as an op of the kind has."""
+        """Checks that an op has as many operands, and such attributes, as its kind takes."""
         entry, count = OPS[op.kind], len(op.inputs)
-        attributes = (*entry.attributes, *VJPS.attributes(op))
         assert entry.fits(count), f"{op.kind} of {count} operands"
         assert op.outputs or op.kind == "begin", f"{op.kind} without a result"
-        wanted: dict[str, tuple[type, ...]] = {
-            attribute.name: attribute.types for attribute in attributes
-        }
+        wanted: dict[str, tuple[type, ...]] = {}
+        defaults: dict[str, object] = {}
+        for attribute in (*entry.attributes, *VJPS.attributes(op)):
+            wanted[attribute.name] = attribute.types
+            if attribute.default is not None:
+                defaults[attribute.name] = attribute.default
+        attrs = dict(op.attrs)
         if self._has_work and op.kind != "leaf":
             wanted["work"] = (tuple,)
         if op.kind == "update" and self._buckets:
             wanted["bucket"] = (str,)
-        if in_reverse and "every" in dict(op.attrs):
+        if in_reverse and "every" in attrs:
             wanted["every"] = (int,)
-        given, optional = (
-            dict(op.attrs),
-            {a.name: a.default for a in attributes if a.default is not None},
-        )
-        fits = len(given) == len(op.attrs) and {*wanted} - {*optional} <= {*given} <= {*wanted}
+        is_complete = wanted.keys() - defaults.keys() <= attrs.keys() <= wanted.keys()
+        fits = is_complete and len(attrs) == len(op.attrs)
         assert fits, f"{op.kind} has {', '.join(wanted)}"
-        assert all(value != optional.get(key) for key, value in op.attrs), (
-            f"{op.kind}: a default is written"
-        )
+        for key, value in op.attrs:
+            assert value != defaults.get(key), f"{op.kind}: a default is written"
         for key, value in op.attrs:
             assert isinstance(value, wanted[key]), (
                 f"{op.kind}: {key} is not {wanted[key][0].__name__}"
             )
 
     def _right(self, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> bool:
-        """Whether the names in an attribute exist."""
+        """Whether the names in an attribute exist, and its value is in range."""
         match key:
             case "work":
-                return self._works(op.names("work"), [*operands, *(v.type for v in op.outputs)])
+                results = [result.type for result in op.outputs]
+                return self._works(op.names("work"), [*operands, *results])
             case "over":
-                shared = ({*t.dims} for t in operands if t.differentiable)
+                shared = ({*type.dims} for type in operands if type.differentiable)
                 return _distinct(op.names("over"), set[str].intersection(*shared))
             case "axes":
-                source, target = ends(op)
-                dims = {source.dim, target.dim} <= {"", *operands[0].dims}
-                known = (source.kind, target.kind) in COERCIONS and source != target
-                shards = all(
-                    bool(each.dim) == (each.kind is Kind.SHARDED) for each in (source, target)
-                )
-                return (
-                    bool(op.names("axes"))
-                    and _distinct(op.names("axes"), self.axes)
-                    and dims
-                    and known
-                    and shards
-                )
+                return self._right_axes(op, operands)
+            case "bucket" if value not in self._buckets:
+                return False
+            case "bucket":
+                return self._fits(op, self._buckets[str(value)], operands)
+            case _:
+                return self._right_value(key, value)
+
+    def _right_axes(self, op: Op, operands: Sequence[Type]) -> bool:
+        """Whether a coercion's axes exist, and its ends are placements of its operand."""
+        axes, (source, target) = op.names("axes"), ends(op)
+        if not axes or not _distinct(axes, self.axes):
+            return False
+        for end in (source, target):
+            if end.dim not in ("", *operands[0].dims):
+                return False
+            if bool(end.dim) != (end.kind is Kind.SHARDED):
+                return False
+        return (source.kind, target.kind) in COERCIONS and source != target
+
+    def _right_value(self, key: str, value: Attr) -> bool:
+        """Whether an attribute's value is one of the program's, or in range."""
+        match key:
             case "dtype":
                 return value in FLOATS
             case "max":
@@ -107,10 +115,6 @@ class Ops(Checker):
                 return value in OPS["attention"].attributes[0].choices
             case "every":
                 return value == self.program.train.recompute.number
-            case "bucket" if value not in self._buckets:
-                return False
-            case "bucket":
-                return self._fits(op, self._buckets[str(value)], operands)
             case "p" | "dropout":
                 return 0 < float(str(value)) < 1
             case "site":
@@ -119,30 +123,37 @@ class Ops(Checker):
                 return True
 
     def _works(self, work: Iterable[str], types: Sequence[Type]) -> bool:
-        """Items are `axis:dim`, or `axis:*` for replicated work."""
-        space = {dim for type in types for dim in type.dims} | {"*"}
-        items = [item.partition(":") for item in work]
-        return all(axis in self.axes and colon and dim in space for axis, colon, dim in items)
+        """Whether the items of `work` are `axis:dim`, or `axis:*` for replicated work."""
+        dims = {"*"}
+        for type in types:
+            dims.update(type.dims)
+        for item in work:
+            axis, colon, dim = item.partition(":")
+            if axis not in self.axes or not colon or dim not in dims:
+                return False
+        return True
 
     def _fits(self, op: Op, bucket: Bucket, operands: Sequence[Type]) -> bool:
-        """All parameters of a bucket or their gradients, of a layer or stacked, and its whole
-        or its gradient.
+        """Whether an op on a bucket has all its parameters or their gradients, of a layer or
+        stacked, and the whole bucket or its gradient.
         """
         if op.kind == "update":
             return bucket.params == op.inputs[3:] and bucket.type == operands[0]
-        flat = {"pack": [v.type for v in op.outputs], "unpack": operands, "begin": []}[op.kind]
-        parts = [value.type for value in op.outputs] if op.kind == "unpack" else operands
+        results = [value.type for value in op.outputs]
+        flat: Sequence[Type] = {"pack": results, "unpack": operands, "begin": []}[op.kind]
         for type in flat:
             self.type(bucket.name, type)
-        sizes = {
-            self.program.local_size(type, bucket.dim) for type in flat if bucket.dim in type.dims
-        }
-        layer = [self._params[name].dims[len(bucket.layers) :] for name in bucket.params]
-        own = [type.dims for type in parts] if flat and flat[0].dims == bucket.type.dims else []
-        whole = own == [self._params[name].dims for name in bucket.params]
-        return (whole or [type.dims for type in parts] == layer) and sizes <= {
-            layout_of(self.program, bucket).size
-        }
+        dims_of_parts = [type.dims for type in (results if op.kind == "unpack" else operands)]
+        stacked = [self._params[name].dims for name in bucket.params]
+        layer = [dims[len(bucket.layers) :] for dims in stacked]
+        is_stack = bool(flat) and flat[0].dims == bucket.type.dims
+        if dims_of_parts != layer and not (is_stack and dims_of_parts == stacked):
+            return False
+        size = layout_of(self.program, bucket).size
+        for type in flat:
+            if bucket.dim in type.dims and self.program.local_size(type, bucket.dim) != size:
+                return False
+        return True
 
 
 def _distinct(names: tuple[str, ...], among: Collection[str]) -> bool:

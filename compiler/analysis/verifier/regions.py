@@ -42,9 +42,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
 class Regions(Checker):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self._bound = {p.name for p in program.stored}
+        self._bound = {param.name for param in program.stored}
         self._ops = Ops(program)
-        self._params = {p.name: p.type for p in program.params}
+        self._params = {param.name: param.type for param in program.params}
         self._depth = 0
         self._reversed = 0  # how many reversed repeats are around
 
@@ -53,7 +53,7 @@ class Regions(Checker):
         region = self.program.region
         kind = "step" if self.program.after in STEP_PASSES else "model"
         assert region.kind == kind, f"a program after this pass is a {kind}, not a {region.kind}"
-        self.region(region, {p.name: p.type for p in self.program.stored})
+        self.region(region, {param.name: param.type for param in self.program.stored})
         lasts = all(end.leave is Leave.LAST for end in region.yields)
         assert lasts, f"a {kind} yields last values"
         assert not region.results, f"a {kind} has results"
@@ -123,11 +123,15 @@ class Regions(Checker):
 
     def _under_way(self, region: Region) -> None:
         """Only a `wait` of the same body reads what is under way, and it reads nothing else."""
-        begun = [op.outputs[0].name for op in ops_in(region.body) if begins(op)]
-        awaited = [op.inputs[0] for op in ops_in(region.body) if OPS[op.kind].awaits]
+        begun, awaited = list[str](), list[str]()
+        for op in ops_in(region.body):
+            if begins(op):
+                begun.append(op.outputs[0].name)
+            if OPS[op.kind].awaits:
+                awaited.append(op.inputs[0])
         assert Counter(begun) == Counter(awaited), f"{begun} are under way, and {awaited} awaited"
-        found = uses(region) if begun else Counter[str]()
-        assert all(found[name] == 1 for name in begun), (
+        counts = uses(region) if begun else Counter[str]()
+        assert all(counts[name] == 1 for name in begun), (
             f"of {begun} some are read before they have come"
         )
 
@@ -147,17 +151,17 @@ class Regions(Checker):
         assert arg.enter is not Enter.EACH or source.dims[:1] == (region.dim,), (
             f"{arg.source} has no slices"
         )
-        expected = source.inside(region.dim) if arg.enter is Enter.EACH else source
+        expected = source
+        if arg.enter is Enter.EACH:
+            expected = source.inside(region.dim)
         assert arg.value.type == expected, f"{arg.value.name} is {arg.value.type}, not {expected}"
 
     def _leave(self, end: Yield, result: Value, region: Region, here: dict[str, Type]) -> None:
-        inner = here[end.name]
-        expected = inner.stacked(region.dim) if end.leave is Leave.STACK else inner
-        if (
-            region.kind == MICROBATCHES
-            and (pipeline := self.program.pipeline)
-            and pipeline.axis in dict(result.type.places)
-        ):
+        inner, pipeline = here[end.name], self.program.pipeline
+        expected = inner
+        if end.leave is Leave.STACK:
+            expected = inner.stacked(region.dim)
+        if region.kind == MICROBATCHES and pipeline and pipeline.axis in dict(result.type.places):
             # each rank has the sum of its own stages
             places = dict(inner.places) | {pipeline.axis: PARTIAL}
             expected = evolve(expected, places=self.program.places(places))
