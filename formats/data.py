@@ -1,5 +1,5 @@
-"""Files of training data: which files patterns match, and which of them are no text, or no raw
-token ids.
+"""Files of training data: finds the files that patterns match, and the ones that are no text, or no
+raw token ids.
 
 `data text` reads the bytes of a file and `data tokens` its numbers, whatever they are: a file of
 another format would train a model on headers, quotes and compressed bytes, and nothing would say
@@ -16,22 +16,25 @@ from itertools import islice
 from .known import FETCH, Ends, Format, format_of, text_of
 
 WIDTHS = {"uint8": 1, "uint16": 2, "uint32": 4}
-"""Bytes of a token by its type; those of text are bytes."""
+"""Bytes of a token by its type; tokens of text are bytes."""
 
 TEXT = "uint8"
 
 _FEWEST = 64
-"""Numbers from which on a file is judged by what numbers it has."""
+"""The least numbers of a file that is judged by them."""
 
 
 _LARGE = 4096
-"""Bytes from which on a `.bin` that is no text is taken for one of token ids."""
+"""The least bytes of a `.bin` without text that is taken for token ids."""
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A file that is not what it is taken for: what it is, what it is taken for, and what to
-    do, line by line.
+    """A file of another format than a plan says.
+
+    what    words for its format
+    wanted  words for the format that the plan says
+    remedy  what to do, line by line
     """
 
     path: str
@@ -68,15 +71,18 @@ def address_advice(pattern: str) -> str:
 def foreign(path: str, dtype: str) -> Foreign | None:
     """The reason why a file holds no text, for `TEXT`, or no raw token ids of a type.  OSError."""
     ends = Ends.of(path)
-    found = _no_text(path, ends) if dtype == TEXT else _no_tokens(path, ends, dtype)
-    if found is None:
+    if dtype == TEXT:
+        reason, wanted = _no_text(path, ends), "plain text"
+    else:
+        reason, wanted = _no_tokens(path, ends, dtype), f"raw token ids of {dtype}"
+    if reason is None:
         return None
-    wanted = "plain text" if dtype == TEXT else f"raw token ids of {dtype}"
-    return Foreign(path, found[0], wanted, found[1])
+    what, remedy = reason
+    return Foreign(path, what, wanted, remedy)
 
 
 _Found = tuple[str, tuple[str, ...]]
-"""The words for a file of another format, and for what to do."""
+"""The words for a file of another format, and the remedy."""
 
 
 def _no_text(path: str, ends: Ends) -> _Found | None:
@@ -150,7 +156,7 @@ def _no_tokens(path: str, ends: Ends, dtype: str) -> _Found | None:
 
 
 def _wide(ends: Ends, dtype: str) -> str:
-    """The wider type that numbers seem to have been written in: what follows each is 0, or
+    """The wider type that numbers seem to have been written in: the upper parts of each are 0, or
     nearly so; else "".
     """
     whole = len(ends.first) // 8 * 8
@@ -158,8 +164,8 @@ def _wide(ends: Ends, dtype: str) -> str:
     if len(numbers) < _FEWEST:
         return ""
     step = 8 // WIDTHS[dtype]
-    upper = (any(numbers[place::step]) for place in range(1, step))
-    if any(numbers[::step]) and not any(upper):
+    has_upper = any(any(numbers[place::step]) for place in range(1, step))
+    if any(numbers[::step]) and not has_upper:
         return "int64"
     low, high = max(numbers[::2]), max(numbers[1::2])
     return "uint32" if dtype == "uint16" and low > 255 and high < 16 else ""

@@ -1,7 +1,7 @@
 """The commands on texts of plans: `fmt` and `import`.
 
-`fmt` rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from
-its layout."""
+`fmt` rewrites files whole or not at all, each for itself: where one plan is wrong, the others get
+their layout."""
 
 import os
 import re
@@ -41,16 +41,18 @@ def fmt(options: Namespace) -> int:
 
 
 def _format(path: Path, only_check: bool) -> bool:
-    """Whether a file changes; it is then named, and unless only checked, rewritten."""
+    """Names a file that changes, rewrites it unless `only_check`; returns whether it changes."""
     from ..syntax.formatter import format_plan
     from ..syntax.limits import load
 
     text = format_plan(load(path))
     if text.encode() == path.read_bytes():
         return False
-    if not only_check:
+    if only_check:
+        print(f"would format {path}")
+    else:
         _replace(path, text)
-    print(f"{'would format' if only_check else 'formatted'} {path}")
+        print(f"formatted {path}")
     return True
 
 
@@ -79,9 +81,10 @@ def _standard_input(options: Namespace) -> int:
     content = sys.stdin.buffer.read()
     text = format_plan(_decoded(content))
     if options.check:
-        changed = text.encode() != content
-        sys.stdout.write("would format standard input\n" if changed else "")
-        return PLAN_WRONG if changed else 0
+        if text.encode() == content:
+            return 0
+        sys.stdout.write("would format standard input\n")
+        return PLAN_WRONG
     as_file()
     sys.stdout.write(text)
     return 0

@@ -1,7 +1,7 @@
-"""All that a compile says and writes, kept for the next compile of the same plan.
+"""The cache of compiles: the next compile of the same plan prints and writes the same.
 
-The files depend on the model of a plan, its text and scalec's own files alone; but for a plan with
-functions of its own, whose modules it imports, or with a file of hardware.  Such a plan is compiled
+The files depend on the model of a plan, its text and scalec's own files alone.  A plan with a file
+of hardware, or with functions of its own, whose modules it imports, depends on more: it is compiled
 anew.
 """
 

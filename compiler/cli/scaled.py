@@ -1,7 +1,7 @@
 """A model that comes with scalec at another number of parameters, for `scalec new --from`.
 
 All widths shrink alike, layers by the root of that, and heads keep their groups.  Experts, and
-whatever else counts parts of a layer, stay as they are.  The vocabulary is that of bytes.
+whatever else counts parts of a layer, stay as they are.  The vocabulary is the 256 bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ CHECKED = "validate"
 """The pass that finds heads that `rope` cannot rotate."""
 
 NARROWEST = 16
-"""All widths but those of heads are multiples of this."""
+"""All widths, except the widths of heads, are multiples of this."""
 
 WIDEST_HEAD = 64
 """A head of a smaller model is no wider."""
@@ -86,7 +86,7 @@ class ModelOfPlan:
                 above = candidate
                 break
             below = candidate or below
-        near = [self._with_layers(each, target) for each in (below, above) if each]
+        near = [self._with_layers(scaled, target) for scaled in (below, above) if scaled]
         return min(near, key=lambda scaled: abs(scaled.parameters - target), default=None)
 
     def _widths(self) -> Iterator[dict[str, int]]:
@@ -131,8 +131,10 @@ class ModelOfPlan:
             (target - scaled.parameters) / (deeper.parameters - scaled.parameters)
         )
         within = max(1, layers // MOST_TIMES, min(wanted, MOST_TIMES * layers))
-        other = self._counted({**scaled.dims, depth: within})
-        return min((scaled, other or scaled), key=lambda each: abs(each.parameters - target))
+        other = self._counted({**scaled.dims, depth: within}) or scaled
+        if abs(other.parameters - target) < abs(scaled.parameters - target):
+            return other
+        return scaled
 
 
 def _groups(hidden: int, shared: int, groups: int, head_dim: int) -> int:
@@ -156,17 +158,16 @@ def model_of(path: Path, seq: int) -> ModelOfPlan:
 
 def _numbers(model: tree.Model, kind: str) -> dict[str, int]:
     """The settings of a section of a model that are whole numbers."""
-    sections = (
-        part for part in model.body if isinstance(part, tree.Section) and part.kind.name == kind
-    )
-    entries = (entry for section in sections for entry in section.entries)
     numbers = dict[str, int]()
-    for entry in entries:
-        match entry:
-            case tree.Setting(
-                key=tree.Name(name=name), value=tree.Number(value=int() as number, unit="")
-            ):
-                numbers[name] = number
-            case _:
-                pass
+    for section in model.body:
+        if not isinstance(section, tree.Section) or section.kind.name != kind:
+            continue
+        for entry in section.entries:
+            match entry:
+                case tree.Setting(
+                    key=tree.Name(name=name), value=tree.Number(value=int() as number, unit="")
+                ):
+                    numbers[name] = number
+                case _:
+                    pass
     return numbers

@@ -205,9 +205,9 @@ def _rules(facts: Facts, choice: Choice) -> Iterator[str]:
     degrees = choice.degrees
     if choice.pp > 1:
         yield f"{', '.join(facts.repeats)} over pp"
-    expert_axes = [axis for axis in ("ep", "tp") if axis in degrees]
-    if not choice.fold:
-        expert_axes = [axis for axis in expert_axes if axis == "ep"]
+    expert_axes = [
+        axis for axis in ("ep", "tp") if axis in degrees and (axis == "ep" or choice.fold)
+    ]
     if expert_axes:
         yield f"{', '.join(facts.program.choices)} over {', '.join(expert_axes)}"
     batch_axes = [axis for axis in ("dp", "ep") if axis in degrees]
