@@ -111,8 +111,10 @@ class Plan:
         """
         from scalec.compiler.reports.html import Subject, report
 
-        subjects = list[Subject]()
-        for plan in [self, other] if other else [self]:
+        plans, subjects = [self], list[Subject]()
+        if other:
+            plans.append(other)
+        for plan in plans:
             proof = plan.verify() if verify else None
             subjects.append(Subject(*plan._compiled, proof))
         return Page(report(*subjects, tokens=tokens))

@@ -325,7 +325,9 @@ def text_of(ends: Ends) -> str:
         text = ends.first.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         is_cut = not ends.is_whole and len(ends.first) - error.start < 4
-        text = ends.first[: error.start].decode("utf-8-sig") if is_cut else ""
+        if not is_cut:
+            return ""
+        text = ends.first[: error.start].decode("utf-8-sig")
     return "" if re.search(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]", text) else text
 
 

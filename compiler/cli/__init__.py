@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, by default that of this process; returns the exit status."""
+    """Runs a command, by default with the arguments of this process; returns the exit status."""
     try:
         with streams():
             return _status(list(sys.argv[1:] if arguments is None else arguments))

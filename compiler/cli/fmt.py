@@ -137,7 +137,9 @@ def _hub_name(path: Path) -> str:
     file.
     """
     match = _HUB.fullmatch(str(path))
-    return match["name"] if match and path.suffix != ".json" else ""
+    if not match or path.suffix == ".json":
+        return ""
+    return match["name"]
 
 
 def _fmt_arguments(parser: ArgumentParser) -> None:

@@ -233,9 +233,7 @@ def sequence_parallelism(model: Program) -> Iterator[Change]:
 
 
 def strategies(model: Program) -> Iterator[Change]:
-    """Other ways by which attention gets the keys of a sequence that lies over an axis of its
-    own.
-    """
+    """Other ways of attention to get the keys of a sequence that lies over an axis of its own."""
     for claim in model.claims:
         dims = {other.dim for other in model.claims if other.axis == claim.axis}
         if claim.dim != SEQUENCE or dims != {SEQUENCE}:

@@ -236,7 +236,8 @@ def trials(path: Path, wanted: bool) -> Generator[Trials]:
     if find_spec("torch") is None:
         yield Trials("torch is not installed", None)
         return
-    running = Trials("", TrialProcess() if _has_own_ops(path) else None)
+    process = TrialProcess() if _has_own_ops(path) else None
+    running = Trials("", process)
     try:
         yield running
     finally:

@@ -37,11 +37,14 @@ def recheck(folder: Path) -> str:
     matched, modules = _matched(script, plan, check), copied(plan.program, folder)
     _compare_modules(modules, account)
     is_unverified = _values(account) == NOT_EVALUATED
+    certified = None
+    if not is_unverified:
+        certified = evolve(proof, kept=_was_kept(account))
     files = emit(
         plan.program,
         plan.source,
         plan.model,
-        None if is_unverified else evolve(proof, kept=_was_kept(account)),
+        certified,
         {name: module.text for name, module in modules.items()},
         _tried(plan, folder, account),
     )

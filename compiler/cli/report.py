@@ -58,7 +58,7 @@ def _tokens(text: str) -> float:
     """A number with a letter for thousands, millions and so on."""
     letter = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}.get(text[-1:].upper())
     try:
-        number = float(text[:-1] if letter else text.replace("_", "")) * (letter or 1)
+        number = float(text[:-1]) * letter if letter else float(text.replace("_", ""))
     except ValueError:
         number = 0.0
     if not 0 < number < 1e18:

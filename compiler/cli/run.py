@@ -38,8 +38,12 @@ def run(options: Namespace) -> None:
         return
     is_compiled = options.plan.suffix == ".py"
     with trials(options.plan, options.try_functions and not is_compiled) as trial:
-        plan = None if is_compiled else resolved(options.plan)
-        how = launch(plan[1]) if plan else _compiled(options.plan)
+        plan = None
+        if is_compiled:
+            how = _compiled(options.plan)
+        else:
+            plan = resolved(options.plan)
+            how = launch(plan[1])
         if how.nodes > 1:
             raise UsageError(_several_nodes(options.plan, how.nodes))
         need("torch", "training")

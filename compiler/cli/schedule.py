@@ -105,7 +105,8 @@ def _text(form: str, picture: "Picture", table: str) -> str:
         return trace(picture)
     from ..reports.schedule.rows import html, svg
 
-    return svg(picture, table) if form == "svg" else html(picture, table)
+    draw = svg if form == "svg" else html
+    return draw(picture, table)
 
 
 def times(text: str) -> dict[str, float]:

@@ -173,7 +173,7 @@ class _Here:
         if program:
             sizes |= {dim.name: f"{dim.size:,}" for dim in program.dims}
             sizes |= {axis.name: f"{axis.size:,}" for axis in program.axes}
-        for mention in self._document.syntax.mentions if self._document.syntax else ():
+        for mention in self._document.mentions:
             if mention.kind in kinds:
                 detail = sizes.get(mention.name, mention.kind.said)
                 yield Item(mention.name, mention.kind, detail)

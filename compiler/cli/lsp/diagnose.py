@@ -41,7 +41,7 @@ def _told(document: Document, diagnostic: Diagnostic) -> Told:
 
 def _use(document: Document) -> Span:
     """The first place that names another file."""
-    for mention in document.syntax.mentions if document.syntax else ():
+    for mention in document.mentions:
         if mention.kind is Kind.FILE:
             return document.here(mention.span) or document.source.whole()
     return document.source.whole()

@@ -80,7 +80,7 @@ class Facts:
     """The step of the last text that made a program.
 
     model    the program without placements
-    placed   the program in which each value has its placement
+    placed   the program where each value has its placement
     program  the program after the last pass
     timing   its time; None where the speed of the plan's GPU is not known
     warnings what the compiler advises
@@ -160,6 +160,16 @@ class Document:
         """Whether it has a model alone, so that the sizes of its data are not known."""
         return self.syntax is not None and self.syntax.is_model
 
+    @property
+    def plans(self) -> tuple[tree.Plan, ...]:
+        """The syntax trees of the document and of the files that it uses."""
+        return self.syntax.plans if self.syntax else ()
+
+    @property
+    def mentions(self) -> tuple[Mention, ...]:
+        """The names in the last text that was a plan, and in the files that it uses."""
+        return self.syntax.mentions if self.syntax else ()
+
     @cached_property
     def _moved(self) -> "Moved":
         """From the text of the syntax to the text as it is now."""
@@ -180,7 +190,7 @@ class Document:
 
     def of_file(self, source: Source) -> "Document | None":
         """This plan as seen from a file that it uses; None where it uses no file with this text."""
-        plans = self.syntax.plans if self.syntax else ()
+        plans = self.plans
         for plan in plans:
             if same_file(plan.span.path, source.path) and plan.span.text == source.text:
                 break
@@ -365,8 +375,7 @@ def _keep_their_places(document: Document, facts: Facts) -> bool:
     both texts.
     """
     path = document.source.path
-    mentions = document.syntax.mentions if document.syntax else ()
-    if any(document.of_facts(mention.span) is None for mention in mentions):
+    if any(document.of_facts(mention.span) is None for mention in document.mentions):
         return False
     moved = Moved(facts.source, document.source)
     for warning in facts.warnings:

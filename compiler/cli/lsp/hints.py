@@ -50,7 +50,7 @@ def _short(collectives: Sent) -> str:
 def colours(document: Document) -> Iterator[Mention]:
     """The names of the text as it is now, each with its place there, in order."""
     path, end = document.source.path, (0, 0)
-    for mention in document.syntax.mentions if document.syntax else ():
+    for mention in document.mentions:
         if mention.span.path != path:
             continue
         span = document.here(mention.span)

@@ -139,7 +139,7 @@ def op_named(name: str) -> OpDef | None:
 
 def _declaration(document: Document, name: str) -> str:
     """The line of the plan that declares an op of its own; "" where none does."""
-    for mention in document.syntax.mentions if document.syntax else ():
+    for mention in document.mentions:
         if mention.binds and (mention.kind, mention.name) == (Kind.OP, name):
             return mention.span.text.split("\n")[mention.span.line - 1].strip()
     return ""
@@ -159,7 +159,7 @@ def constant(document: Document, name: str) -> str:
 
 def _constants(document: Document) -> Iterator[tree.Section]:
     """The sections `const`: first the ones in `use`, which override the ones in models."""
-    plans = document.syntax.plans if document.syntax else ()
+    plans = document.plans
     for field in ("sections", "body"):
         for plan in plans:
             for item in plan.items:
@@ -178,16 +178,16 @@ def _whole(facts: Facts) -> Lines:
         yield f"a step takes {seconds(facts.step.seconds)}"
 
 
-def setting(of: type[Settings], key: str) -> Lines:
+def setting(settings: type[Settings], key: str) -> Lines:
     """A setting of a class: its kind of value, its meaning, its default."""
-    for field in fields_of(of):
+    for field in fields_of(settings):
         if field.key == key:
             break
     else:
         return
     yield f"`{key}`: {takes(field)}"
     yield field.doc
-    default = attrs.fields_dict(of)[field.name].default
+    default = attrs.fields_dict(settings)[field.name].default
     if not isinstance(field.what, Part) and default not in (attrs.NOTHING, None, ""):
         yield f"by default `{field.what.show(default)}`"
 
@@ -253,19 +253,19 @@ def _made(facts: Facts, value: Value) -> Lines:
         yield _sent(facts, lambda collective: collective.line == line)
 
 
-def value_at(region: Region, name: str, at: Span, binds: bool) -> Value | None:
+def value_at(region: Region, name: str, place: Span, binds: bool) -> Value | None:
     """The value that a name has at a place; where it `binds`, the value that it gets there."""
     bound = [
         (value, span, since)
         for value, span, since in _bound(region)
-        if base(value.name) == name and span.path == at.path
+        if base(value.name) == name and span.path == place.path
     ]
     if binds:
         for value, span, _ in bound:
-            if span.start >= at.start:
+            if span.start >= place.start:
                 return value
     for value, _, since in reversed(bound):
-        if since <= at.start:
+        if since <= place.start:
             return value
     return None
 
@@ -326,7 +326,7 @@ def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
 def _params(document: Document, program: Program, name: str) -> Iterator[Param]:
     """A parameter; where branches of a repeat have one each, all of them."""
     place = None
-    for mention in document.syntax.mentions if document.syntax else ():
+    for mention in document.mentions:
         if mention.binds and (mention.kind, mention.name) == (Kind.PARAM, name):
             place = document.of_facts(mention.span)
             break

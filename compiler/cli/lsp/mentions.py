@@ -128,32 +128,45 @@ def _of(node: Any, owner: Of) -> Iterator[Mention]:
     match node:
         case tree.Name(name=name):
             yield Mention(Kind.WORD, name, node.span, of=owner)
-        case tree.Use(path=path, sections=sections):
-            yield Mention(Kind.FILE, path.value, path.span)
-            for section in sections:  # they override what the file binds
-                for mention in _of(section, None):
-                    yield evolve(mention, binds=mention.binds and mention.kind is Kind.AXIS)
+        case tree.Use():
+            yield from _use(node)
         case tree.UserOp(name=name):
             yield Mention(Kind.OP, name.name, name.span, binds=True)
         case tree.Section():
             yield from _in_section(node, owner)
         case tree.Setting():
             yield from _setting(node, owner)
-        case tree.Call(name=name) if isinstance(owner, type):
-            yield Mention(Kind.WORD, name.name, name.span, of=owner)
-            yield from _fields(node, owner, leaving="name")
-        case tree.Call(name=name):
-            yield from _fields(node, name.name)
-        case tree.Rule(dims=dims):
-            for dim in dims:
-                if dim.span.words == dim.name:
-                    yield Mention(Kind.WORD, dim.name, dim.span)
-            # `zero 1` means dims that it does not name
-            yield from _fields(node, owner, leaving="dims")
+        case tree.Call():
+            yield from _call(node, owner)
+        case tree.Rule():
+            yield from _rule(node, owner)
         case _ if attrs.has(node.__class__):
             yield from _fields(node, owner)
         case _:
             pass
+
+
+def _use(use: tree.Use) -> Iterator[Mention]:
+    yield Mention(Kind.FILE, use.path.value, use.path.span)
+    for section in use.sections:
+        for mention in _of(section, None):
+            # the file binds the names, and the section overrides their values
+            yield evolve(mention, binds=mention.binds and mention.kind is Kind.AXIS)
+
+
+def _call(call: tree.Call, owner: Of) -> Iterator[Mention]:
+    if isinstance(owner, type):
+        yield Mention(Kind.WORD, call.name.name, call.name.span, of=owner)
+        yield from _fields(call, owner, leaving="name")
+    else:
+        yield from _fields(call, call.name.name)
+
+
+def _rule(rule: tree.Rule, owner: Of) -> Iterator[Mention]:
+    for dim in rule.dims:
+        if dim.span.words == dim.name:  # `zero 1` means dims that it does not name
+            yield Mention(Kind.WORD, dim.name, dim.span)
+    yield from _fields(rule, owner, leaving="dims")
 
 
 def _in_section(section: tree.Section, owner: Of) -> Iterator[Mention]:

@@ -58,7 +58,7 @@ def _binding(mentions: Iterable[Mention], mention: Mention) -> Mention | None:
 
 def _used(document: Document) -> Iterator[tuple[str, tree.Use]]:
     """The path of each file that a document uses, also by way of another."""
-    for plan in document.syntax.plans if document.syntax else ():
+    for plan in document.plans:
         for use in plan.items:
             if isinstance(use, tree.Use):
                 with suppress(PlanError):
@@ -75,7 +75,7 @@ def references(
     """All mentions of a name, each once, in documents that share the file that binds it."""
     spans: dict[tuple[str, int, int], Span] = {}
     for document in documents:
-        for other in document.syntax.mentions if document.syntax else ():
+        for other in document.mentions:
             if not _same(other, mention) or (other.binds and not binding):
                 continue
             span = document.here(other.span)
@@ -135,7 +135,7 @@ def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[
         raise wrong("E0215", f"`{name}` cannot be a name", mention.span)
     kinds_by_name = dict[str, Kind]()
     for document in documents:
-        for other in document.syntax.mentions if document.syntax else ():
+        for other in document.mentions:
             kinds_by_name[other.name] = other.kind
     kind = kinds_by_name.get(name)
     if kind in RENAMED:

@@ -43,7 +43,7 @@ def of_ranks(program: Program) -> Ranks:
 
 
 def sent(ranks: Ranks, wanted: Callable[[Collective], bool]) -> list[Sent]:
-    """The collectives that are wanted, in the order in which they begin."""
+    """The wanted collectives of the rank that sends most in them, in the order of their begins."""
     by_rank = [[*filter(wanted, rank)] for rank in ranks]
     return [*_together(max(by_rank, key=_bytes))]
 

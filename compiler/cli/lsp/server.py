@@ -76,10 +76,12 @@ class Server(LanguageServer):
         """Places as this editor counts them."""
         return Wire(lsp.PositionEncodingKind(self.workspace.position_encoding).value, self._uris)
 
-    def read(self, path: Path, at: Span) -> Source:
+    def read(self, path: Path, place: Span) -> Source:
         """A file as the editor has it, or else as it lies on disk.  Raises PlanError."""
-        opened = self.documents.get(str(path.resolve()))
-        return Source(str(path), opened.source.text) if opened else load(path, at)
+        document = self.documents.get(str(path.resolve()))
+        if document:
+            return Source(str(path), document.source.text)
+        return load(path, place)
 
     def document(self, uri: str) -> Document | None:
         """An open document; where it is a model that an open plan uses, that plan's view of it."""
@@ -239,9 +241,11 @@ def on_implementation(
 def _mentioned(
     document: Document, position: lsp.Position, ls: Server
 ) -> tuple[list[Document], Mention] | None:
-    """The documents in which the name at a place means the same, and the name."""
+    """The documents where the name at a place means the same, and the name."""
     mention = document.mention(*ls.wire.place_of(document.source, position))
-    return (navigate.users(document, mention, ls.others()), mention) if mention else None
+    if not mention:
+        return None
+    return navigate.users(document, mention, ls.others()), mention
 
 
 def on_references(

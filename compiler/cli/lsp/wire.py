@@ -27,8 +27,8 @@ def path_of(uri: str) -> str:
 class Wire:
     """Places in units of the encoding that server and editor have agreed on.
 
-    uris  by path, the URI by which the editor has opened a document: a folder that is a link has
-          two
+    uris  by path, the URI that the editor has opened: the file has another one too where its
+          folder is a link
     """
 
     encoding: str

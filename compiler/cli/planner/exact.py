@@ -74,13 +74,13 @@ class Priced:
 
     @property
     def exposed(self) -> float:
-        """The share of a step in which GPUs wait for collectives."""
+        """The share of a step's time when GPUs wait for collectives."""
         waits = [time for kind, time in self.kinds.items() if kind.startswith(EXPOSED)]
         return sum(waits) / self.seconds
 
     @property
     def bubble(self) -> float:
-        """The share of a step in which a rank of a pipeline waits for others."""
+        """The share of a step's time when a rank of a pipeline waits for others."""
         return self.kinds.get(BUBBLE, 0.0) / self.seconds
 
 

@@ -137,8 +137,8 @@ def reasons(
 
 
 def neighbours(choice: Choice) -> Iterator[tuple[str, Choice]]:
-    """Choices that differ in one respect, by the step in which it matters first: with less
-    sharding to fit at all.
+    """Choices that differ in one respect, each with the step where it matters first.  With less
+    sharding, the question is whether the plan fits at all.
     """
     for step, neighbour in _changed(choice):
         if neighbour != choice:
@@ -161,7 +161,8 @@ def _with_less_sharding(choice: Choice) -> Iterator[Choice]:
         if degree % 2 == 0:
             yield _tidy(choice.on(**{axis: degree // 2, "dp": choice.dp * 2}))
     if choice.zero:
-        yield choice.on(zero=choice.zero - 1 if choice.pp == 1 else 0, prefetch=1)
+        lower = choice.zero - 1 if choice.pp == 1 else 0
+        yield choice.on(zero=lower, prefetch=1)
     if choice.recompute != NONE:
         milder = RECOMPUTE[: RECOMPUTE.index(choice.recompute)]
         yield from (choice.on(recompute=word) for word in reversed(milder))

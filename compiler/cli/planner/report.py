@@ -48,7 +48,8 @@ class Planned:
     @property
     def best(self) -> Priced:
         """The plan that is proposed: the fastest that fits, or else the first of the table."""
-        return self.found.fitting[0] if self.found.fitting else self.shown[0]
+        plans = self.found.fitting or self.shown
+        return plans[0]
 
 
 def print_plans(planned: Planned) -> str:

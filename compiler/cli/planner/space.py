@@ -60,9 +60,9 @@ class Space:
     def __len__(self) -> int:
         return len(self.columns["dp"])
 
-    def choice(self, at: int) -> Choice:
-        """The choice in row `at` of the columns."""
-        return decoded({name: int(column[at]) for name, column in self.columns.items()})
+    def choice(self, row: int) -> Choice:
+        """The choice in a row of the columns."""
+        return decoded({name: int(column[row]) for name, column in self.columns.items()})
 
     def where(self, mask: Column, step: str = "") -> "Space":
         """The choices of a mask; `left` counts a step that has a name."""
@@ -257,22 +257,24 @@ def _chunks(schedule: str) -> Sequence[int]:
     return (2,) if schedule in TWO else (1,)
 
 
-def _batches(facts: Facts, goal: Goal, of: Mapping[str, Column]) -> Column:
+def _batches(facts: Facts, goal: Goal, columns: Mapping[str, Column]) -> Column:
     """Whether there are whole microbatches, as many as the schedule needs, and layers for all
     stages.
 
     State is shared over data, if there is any.
     """
-    batch = of["microbatch"] * of["dp"] * of["ep"]
+    pp, schedule = columns["pp"], columns["schedule"]
+    batch = columns["microbatch"] * columns["dp"] * columns["ep"]
     count = np.maximum(goal.global_batch // batch, 1)
-    rounds = np.maximum(count // of["pp"], 1)
-    chunked = np.isin(of["schedule"], [SCHEDULES.index(name) for name in CHUNKED])
+    rounds = np.maximum(count // pp, 1)
+    chunked = np.isin(schedule, [SCHEDULES.index(name) for name in CHUNKED])
     whole = (goal.global_batch % batch == 0) & (~chunked | (count % rounds == 0))
-    enough = (of["schedule"] != SCHEDULES.index("dualpipev")) | (count >= 2 * of["pp"])
-    shared = (of["zero"] == 0) | (of["dp"] * of["cp"] * of["ep"] > 1)
+    enough = (schedule != SCHEDULES.index("dualpipev")) | (count >= 2 * pp)
+    shares = columns["dp"] * columns["cp"] * columns["ep"]
+    shared = (columns["zero"] == 0) | (shares > 1)
     gathers = (
-        (of["recompute"] != RECOMPUTE.index(REGATHER))
-        | (of["sp"] > 0)
-        | (of["via"] == VIA.index("gather"))
+        (columns["recompute"] != RECOMPUTE.index(REGATHER))
+        | (columns["sp"] > 0)
+        | (columns["via"] == VIA.index("gather"))
     )
-    return whole & enough & shared & gathers & (of["pp"] * of["chunks"] <= facts.layers)
+    return whole & enough & shared & gathers & (pp * columns["chunks"] <= facts.layers)

@@ -197,12 +197,14 @@ def _curves(points: Sequence[Point], axis: str, title: str, source: str) -> str:
     """
     xs = _places([point.values[axis] for point in points])
     values = [_shown(point.values[axis]) for point in points]
-    bests = [point.best for point in points]
-    plans = [str(best.choice) if best else "nothing fits" for best in bests]
+    plans, throughputs, percents = list[str](), list[float | None](), list[float | None]()
+    for point in points:
+        best = point.best
+        plans.append(str(best.choice) if best else "nothing fits")
+        throughputs.append(best.tokens if best else None)
+        percents.append(best.mfu * 100 if best else None)
     canvas = _canvas(max(xs[-1] + 60, LEFT + 20 + max(map(wide, plans))), title, source)
     bottom = TOP + 2 * PANEL + GAP
-    throughputs = [best.tokens if best else None for best in bests]
-    percents = [best.mfu * 100 if best else None for best in bests]
     _panel(canvas, TOP, xs, "tokens/s/GPU", throughputs, ",.0f")
     _panel(canvas, TOP + PANEL + GAP, xs, "MFU, %", percents, ".1f")
     canvas.words(12, bottom + 18, axis)
