@@ -86,9 +86,9 @@ _Found = tuple[str, tuple[str, ...]]
 
 
 def _no_text(path: str, ends: Ends) -> _Found | None:
-    known, suffix = format_of(ends), os.path.splitext(path)[1].lower()
-    if known and not (known.word == "html" and suffix in (".html", ".htm")):
-        return known.name, _to_text(path, known)
+    file_format, suffix = format_of(ends), os.path.splitext(path)[1].lower()
+    if file_format and not (file_format.word == "html" and suffix in (".html", ".htm")):
+        return file_format.name, _to_text(path, file_format)
     separator = {".csv": ",", ".tsv": "\t"}.get(suffix, "")
     if separator and separator in text_of(ends).partition("\n")[0]:
         return "a table (CSV)", (_column("pandas.read_csv", path),)
@@ -97,11 +97,11 @@ def _no_text(path: str, ends: Ends) -> _Found | None:
     return None
 
 
-def _to_text(path: str, known: Format) -> tuple[str, ...]:
+def _to_text(path: str, file_format: Format) -> tuple[str, ...]:
     """How a file of a format becomes text."""
-    if unpack := _unpacking(path, known):
+    if unpack := _unpacking(path, file_format):
         return (unpack,)
-    match known.word:
+    match file_format.word:
         case "jsonl":
             lines = f'(json.loads(line)["text"] + "\\n" for line in open({path!r}))'
             return (
@@ -117,7 +117,7 @@ def _to_text(path: str, known: Format) -> tuple[str, ...]:
                 f'open("corpus.txt", "w").writelines({records})',
             )
         case "parquet" | "arrow" | "feather" | "orc":
-            reader = {"arrow": "feather"}.get(known.word, known.word)
+            reader = {"arrow": "feather"}.get(file_format.word, file_format.word)
             return (_column(f"pandas.read_{reader}", path),)
         case "utf-16":
             return (f"convert it: iconv -f utf-16 -t utf-8 {shlex.quote(path)} > corpus.txt",)
@@ -137,8 +137,8 @@ def _column(reader: str, path: str) -> str:
 
 
 def _no_tokens(path: str, ends: Ends, dtype: str) -> _Found | None:
-    if known := format_of(ends):
-        return known.name, _to_tokens(path, known, dtype)
+    if file_format := format_of(ends):
+        return file_format.name, _to_tokens(path, file_format, dtype)
     if len(text_of(ends)) >= _FEWEST // 2:
         tokenise = (
             f'numpy.array(ids, "{dtype}").tofile("corpus.bin") writes the ids that a tokenizer'
@@ -171,12 +171,12 @@ def _wide(ends: Ends, dtype: str) -> str:
     return "uint32" if dtype == "uint16" and low > 255 and high < 16 else ""
 
 
-def _to_tokens(path: str, known: Format, dtype: str) -> tuple[str, ...]:
+def _to_tokens(path: str, file_format: Format, dtype: str) -> tuple[str, ...]:
     """How a file of a format becomes raw token ids."""
-    if unpack := _unpacking(path, known):
+    if unpack := _unpacking(path, file_format):
         return (unpack,)
     raw = f'.astype("{dtype}").tofile("corpus.bin")'
-    match known.word:
+    match file_format.word:
         case "npy":
             return "write the raw ids with numpy:", "import numpy", f"numpy.load({path!r}){raw}"
         case "npz":
@@ -223,11 +223,11 @@ _UNPACKED = {
 }
 
 
-def _unpacking(path: str, known: Format) -> str:
+def _unpacking(path: str, file_format: Format) -> str:
     """How a compressed file or an archive is unpacked; "" of other formats."""
-    if known.word == "lfs":
+    if file_format.word == "lfs":
         return FETCH
-    command = _UNPACKED.get(known.word)
+    command = _UNPACKED.get(file_format.word)
     return f"unpack it: {command} {shlex.quote(path)}" if command else ""
 
 

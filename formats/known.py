@@ -60,7 +60,7 @@ class Format:
 
 def format_of(ends: Ends) -> Format | None:
     """The format of a file, if it is one that scalec knows."""
-    return next((known for known, has_format in _KNOWN if has_format(ends)), None)
+    return next((file_format for file_format, has_format in _KNOWN if has_format(ends)), None)
 
 
 def described(path: str | Path) -> str:
@@ -68,12 +68,12 @@ def described(path: str | Path) -> str:
     cannot be read.
     """
     try:
-        known = format_of(Ends.of(path))
+        file_format = format_of(Ends.of(path))
     except OSError:
         return ""
-    if known is None:
+    if file_format is None:
         return ""
-    return f"{known.name}: {FETCH}" if known.word == "lfs" else known.name
+    return f"{file_format.name}: {FETCH}" if file_format.word == "lfs" else file_format.name
 
 
 FETCH = "fetch the file itself: git lfs pull"

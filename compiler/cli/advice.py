@@ -33,9 +33,9 @@ def advised(report: Report, model: Program, source: Source) -> Report:
         plan = candidate.plan
         savings = chain(more_sharding(plan.model), smaller_microbatches(plan.model))
         changes = ([*plan.changes, saving] for saving in savings)
-        fitting = [both for both in _worth(report, source, changes) if both.room.fits]
+        fitting = [combined for combined in _worth(report, source, changes) if combined.room.fits]
         if fitting:
-            candidates.append(min(fitting, key=lambda both: both.seconds))
+            candidates.append(min(fitting, key=lambda combined: combined.seconds))
     candidates.sort(key=lambda candidate: candidate.seconds)
     better = list[Neighbour]()
     for candidate in candidates:

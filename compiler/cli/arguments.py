@@ -166,8 +166,8 @@ def options(words: list[str]) -> Namespace:
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
     completion.complete_if_asked(parser)
-    if meant := _command_meant(words[0] if words else ""):
-        parser.error(f"unknown command `{words[0]}`: {meant}")
+    if suggestion := _command_meant(words[0] if words else ""):
+        parser.error(f"unknown command `{words[0]}`: {suggestion}")
     arguments, unknown = parser.parse_known_args(words[:cut])
     command, error = arguments.command, arguments.parser.error
     starts_with_option = bool(unknown) and unknown[0].startswith("-")

@@ -201,14 +201,12 @@ def _dump() -> "Callable[[Program], None]":
     from ..ir.printer import print_ir
     from ..passes import PASS_NAMES
 
-    wanted = os.environ.get("SCALEC_DUMP", "")
-    if wanted not in ("", "all", *PASS_NAMES):
-        sys.stderr.write(
-            f"SCALEC_DUMP: unknown pass `{wanted}`; use all, {', '.join(PASS_NAMES)}\n"
-        )
+    stage = os.environ.get("SCALEC_DUMP", "")
+    if stage not in ("", "all", *PASS_NAMES):
+        sys.stderr.write(f"SCALEC_DUMP: unknown pass `{stage}`; use all, {', '.join(PASS_NAMES)}\n")
 
     def show(program: "Program") -> None:
-        if wanted in ("all", program.after):
+        if stage in ("all", program.after):
             sys.stderr.write(f"# after {program.after}\n{print_ir(program)}\n")
 
     return show
@@ -274,10 +272,10 @@ def write_program(source: "Source", model: "Program", options: Namespace, trial:
     # SCALEC_DUMP prints programs between the passes, so that they must run
     is_read = options.cache and not os.environ.get("SCALEC_DUMP")
     key = compile_key(source, model, options.verify) if is_read else ""
-    kept = find(key) if key else None
-    if kept:
-        tell(kept.warnings, options.format)
-        return _write(options, kept.files, kept.summary, _verified(kept.proof, NO_FUNCTIONS))
+    cached = find(key) if key else None
+    if cached:
+        tell(cached.warnings, options.format)
+        return _write(options, cached.files, cached.summary, _verified(cached.proof, NO_FUNCTIONS))
     plan = lowered(source, model)
     warned = warnings(plan)
     if options.format == TEXT:
@@ -315,10 +313,10 @@ def summary_of(plan: Plan) -> str:
 
 def _verified(proof: "Proof | None", functions: TriedFunctions) -> str:
     """The line that says what was shown, and lines about the plan's own functions."""
-    shown = "not verified: --no-verify"
+    verdict = "not verified: --no-verify"
     if proof:
-        shown = f"verified{_but_for(functions)}: {proof.summary()}"
-    return "\n".join(filter(None, (shown, functions.words())))
+        verdict = f"verified{_but_for(functions)}: {proof.summary()}"
+    return "\n".join(filter(None, (verdict, functions.words())))
 
 
 def _but_for(functions: TriedFunctions) -> str:

@@ -51,10 +51,10 @@ def find(key: str) -> Compile | None:
         return None
     try:
         # which runs code: nobody else can write to the user's cache
-        kept = pickle.loads(zlib.decompress(content))
+        result = pickle.loads(zlib.decompress(content))
     except (ValueError, EOFError, zlib.error, pickle.UnpicklingError):
         return None  # cut short by a crash: the plan is compiled
-    return _as_kept(kept) if isinstance(kept, Compile) else None
+    return _as_kept(result) if isinstance(result, Compile) else None
 
 
 def keep(key: str, compile_: Compile) -> None:

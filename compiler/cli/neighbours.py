@@ -164,12 +164,12 @@ def more_sharding(model: Program) -> Iterator[Change]:
     """Stages of ZeRO over all axes of data; a pipeline reduces gradients once a step, so it has
     no second.
     """
-    now, axes = _state(model), data_axes(model)
+    state, axes = _state(model), data_axes(model)
     rules = {"zero 1": "optimizer", "zero 2": "gradients", "zero 3": "parameters"}
     if model.pipeline:
         rules = {"zero 1": "optimizer", "parameters, optimizer": "parameters"}
-    for rule, kind in rules.items() if now else ():
-        if axes and getattr(now, kind) != axes:
+    for rule, kind in rules.items() if state else ():
+        if axes and getattr(state, kind) != axes:
             yield Change("state", f"{rule} over {', '.join(axes)}")
 
 
@@ -265,9 +265,9 @@ def schedules(model: Program) -> Iterator[Change]:
     pipeline = model.pipeline
     if not pipeline or pipeline.settings.stages:
         return
-    now = pipeline.settings.schedule
+    current = pipeline.settings.schedule
     for schedule in SCHEDULES:
-        if schedule not in (now.kind, f"{now.kind}(chunks={now.chunks or 2})"):
+        if schedule not in (current.kind, f"{current.kind}(chunks={current.chunks or 2})"):
             yield Change("pipeline", f"schedule = {schedule}")
 
 

@@ -137,14 +137,14 @@ def _scaled(model: Path, size: int | None, seq: int, machine: Machine) -> dict[s
     """
     from .scaled import model_of
 
-    wanted = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
+    target = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
     shipped = model_of(model, seq)
-    scaled = shipped.sized(wanted)
+    scaled = shipped.sized(target)
     if scaled is None:
         raise UsageError(
             f"the model of `{model.stem}` cannot be made smaller: write `use` and its dims yourself"
         )
-    if not wanted / NEAR < scaled.parameters < wanted * NEAR:
+    if not target / NEAR < scaled.parameters < target * NEAR:
         raise UsageError(
             f"no sizes of `{model.stem}` are near that: the nearest have {scaled.parameters:,}"
             " parameters"

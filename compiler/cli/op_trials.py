@@ -77,8 +77,8 @@ class TrialProcess:
         """The next answer; None if none comes in time, or the process has ended."""
         stream, deadline = self._stream(self._process.stdout), monotonic() + seconds
         while b"\n" not in self._unread:
-            left = max(deadline - monotonic(), 0)
-            ready, _, _ = select.select([stream], [], [], left)
+            seconds_left = max(deadline - monotonic(), 0)
+            ready, _, _ = select.select([stream], [], [], seconds_left)
             part = os.read(stream.fileno(), 1 << 16) if ready else b""
             if not part:
                 return None
@@ -162,8 +162,8 @@ class Trials:
             self._process = process
             process.send(folder, signatures[len(outcomes) :])
             if process.read_answer(IMPORT_SECONDS) is None:
-                left = len(signatures) - len(outcomes)
-                outcomes += [{"cannot": "torch cannot be imported"}] * left
+                missing = len(signatures) - len(outcomes)
+                outcomes += [{"cannot": "torch cannot be imported"}] * missing
                 break
             outcomes += self._read_outcomes(process, len(signatures) - len(outcomes))
             self.end()
@@ -332,9 +332,9 @@ def _leading(declared: "UserOp", signature: "TrialSignature") -> int:
     from ..ops.user import LEAD
 
     tensors = [operand.dims for operand in declared.operands if operand.dims]
-    for dims, meant in zip(tensors, signature.operands, strict=True):
+    for dims, call_dims in zip(tensors, signature.operands, strict=True):
         if any(name.name == LEAD for name in dims):
-            return len(meant) - len(dims) + 1
+            return len(call_dims) - len(dims) + 1
     return 0
 
 

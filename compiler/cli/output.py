@@ -74,10 +74,10 @@ def streams() -> Generator[None]:
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     assert isinstance(error, UnicodeEncodeError), "cli: a handler for what is written"
-    shown = ""
+    replacement = ""
     for sign in error.object[error.start : error.end]:
-        shown += PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode()
-    return shown, error.end
+        replacement += PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode()
+    return replacement, error.end
 
 
 def as_file() -> None:

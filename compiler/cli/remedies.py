@@ -44,11 +44,11 @@ def too_large(program: Program, model: Program, source: Source) -> Diagnostic | 
     a rank needs most.
     """
     least = smallest(program)
-    now = account(least)
-    if fits(least, now) is not False:
+    memory = account(least)
+    if fits(least, memory) is not False:
         return None
-    begun = _Remedy(Changed((), model, program), now.needs, fits=False)
-    return warning(least, now, _help(begun, source))
+    unchanged = _Remedy(Changed((), model, program), memory.needs, fits=False)
+    return warning(least, memory, _help(unchanged, source))
 
 
 @frozen
@@ -73,18 +73,18 @@ class _Remedy:
         return _Remedy(plan, memory.needs, bool(fits(plan.program, memory)))
 
 
-def _help(now: _Remedy, source: Source) -> str:
+def _help(current: _Remedy, source: Source) -> str:
     """Each kind of change by itself, the best first; if none is enough, the best with more on
     top.
     """
     if is_ir(source.text):
         return ELSE
-    together, bound = now, _bound(now)
+    together, bound = current, _bound(current)
     if bound:
-        remedy = now.with_change(bound, source)
+        remedy = current.with_change(bound, source)
         if remedy:
             return str(remedy)
-        together = evolve(now, plan=evolve(now.plan, changes=(bound,)), needs=inf)
+        together = evolve(current, plan=evolve(current.plan, changes=(bound,)), needs=inf)
     remedies = alone = _best(together, source)
     while remedies:
         together = remedies[0]
@@ -94,45 +94,45 @@ def _help(now: _Remedy, source: Source) -> str:
     return "\n".join(dict.fromkeys(lines if together.fits else [*lines, ELSE]))
 
 
-def _best(now: _Remedy, source: Source) -> list[_Remedy]:
+def _best(current: _Remedy, source: Source) -> list[_Remedy]:
     """The best of each kind of change, best first; more stages, whose rows take long, if
     nothing else is enough.
     """
-    model = now.plan.model
+    model = current.plan.model
     remedies = list[_Remedy]()
     for changes in (
         more_recomputation(model),
         smaller_microbatches(model),
         more_sharding(model),
     ):
-        remedies += _mildest(now, changes, source)
+        remedies += _mildest(current, changes, source)
     if not any(remedy.fits for remedy in remedies):
-        remedies += _mildest(now, more_stages(model), source)
+        remedies += _mildest(current, more_stages(model), source)
     return sorted(remedies, key=lambda remedy: remedy.needs)
 
 
-def _mildest(now: _Remedy, changes: Iterator[Change], source: Source) -> list[_Remedy]:
+def _mildest(current: _Remedy, changes: Iterator[Change], source: Source) -> list[_Remedy]:
     """The first change that is enough, or the one that leaves least; none if none is worth it."""
     tried: list[_Remedy] = []
     for change in changes:
-        remedy = now.with_change(change, source)
-        if remedy and remedy.needs < WORTH * now.needs:
+        remedy = current.with_change(change, source)
+        if remedy and remedy.needs < WORTH * current.needs:
             tried.append(remedy)
             if remedy.fits:
                 return [remedy]
     return [min(tried, key=lambda remedy: remedy.needs)] if tried else []
 
 
-def _bound(now: _Remedy) -> Change | None:
+def _bound(current: _Remedy) -> Change | None:
     """The setting that keeps rows of a pipeline within the GPU's memory, where the compiler makes
     them: without it, the compiler makes the fastest rows.
 
     The compiler sees early, before it looks for rows, that a plan can have no such rows.
     """
-    pipeline, room = now.plan.model.pipeline, capacity(now.plan.program)
+    pipeline, room = current.plan.model.pipeline, capacity(current.plan.program)
     if not pipeline or pipeline.settings.schedule.kind != AUTO or room is None:
         return None
     chunks = pipeline.settings.schedule.chunks
     prefix = f"chunks={chunks}, " if chunks else ""
-    most = (room - account(now.plan.program).reserve) // GIB
+    most = (room - account(current.plan.program).reserve) // GIB
     return Change("pipeline", f"schedule = auto({prefix}memory={most}GiB)")

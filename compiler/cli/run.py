@@ -54,16 +54,16 @@ def run(options: Namespace) -> None:
     torchrun([*how.options(), *restarts, str(script), *words], how.ranks_per_node)
 
 
-def _check_places(rest: Sequence[str]) -> None:
+def _check_places(arguments: Sequence[str]) -> None:
     """UsageError where the run is to write to a place whose package is not installed.
 
     It comes before anything is compiled.
     """
     from importlib.util import find_spec
 
-    if "--log-to" not in rest:
+    if "--log-to" not in arguments:
         return
-    words = rest[rest.index("--log-to") + 1 :]
+    words = arguments[arguments.index("--log-to") + 1 :]
     for place in takewhile(PLACES.__contains__, words):
         if find_spec(place) is None:
             raise UsageError(
@@ -96,7 +96,7 @@ def _several_nodes(plan: Path, nodes: int) -> str:
     )
 
 
-def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:
+def _words(arguments: Sequence[str], anew: bool, restarts: int) -> list[str]:
     """The words for train.py, which goes on with its run unless the user says otherwise.
 
     Raises UsageError.
@@ -105,8 +105,8 @@ def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:
         raise UsageError(
             "each restart would begin anew: --anew and --max-restarts do not go together"
         )
-    chosen = anew or not _CHOSEN.isdisjoint(word.partition("=")[0] for word in rest)
-    return [*rest] if chosen else ["--resume", "auto", *rest]
+    chosen = anew or not _CHOSEN.isdisjoint(word.partition("=")[0] for word in arguments)
+    return [*arguments] if chosen else ["--resume", "auto", *arguments]
 
 
 def _compiled(script: Path) -> "Launch":

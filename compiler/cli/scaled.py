@@ -101,10 +101,10 @@ class ModelOfPlan:
         scale = hidden / self.dims["hidden"]
         widest = max(WIDEST_HEAD, 2 * self.rotary)
         head_dim = min(self.dims.get(HEAD_DIM, self.dims["hidden"] // self.dims[HEADS]), widest)
-        few = _groups(hidden, shared, groups, head_dim)
-        sizes = {"vocab": BYTES, "hidden": hidden, HEADS: shared * few}
+        few_groups = _groups(hidden, shared, groups, head_dim)
+        sizes = {"vocab": BYTES, "hidden": hidden, HEADS: shared * few_groups}
         if GROUPS in self.dims:
-            sizes[GROUPS] = few
+            sizes[GROUPS] = few_groups
         for name, size in self.dims.items():
             if name in DEPTHS:
                 sizes[name] = max(2, round(size * sqrt(scale)))
@@ -127,10 +127,10 @@ class ModelOfPlan:
         deeper = self._counted({**scaled.dims, depth: layers + 1}) if layers else None
         if deeper is None:
             return scaled
-        wanted = layers + round(
+        target_layers = layers + round(
             (target - scaled.parameters) / (deeper.parameters - scaled.parameters)
         )
-        within = max(1, layers // MOST_TIMES, min(wanted, MOST_TIMES * layers))
+        within = max(1, layers // MOST_TIMES, min(target_layers, MOST_TIMES * layers))
         other = self._counted({**scaled.dims, depth: within}) or scaled
         if abs(other.parameters - target) < abs(scaled.parameters - target):
             return other
@@ -139,10 +139,10 @@ class ModelOfPlan:
 
 def _groups(hidden: int, shared: int, groups: int, head_dim: int) -> int:
     """The most groups of heads, a power of two, whose heads are no narrower than wanted."""
-    few = 1
-    while 2 * few <= min(groups, 8) and hidden // (shared * 2 * few) >= head_dim:
-        few *= 2
-    return few
+    count = 1
+    while 2 * count <= min(groups, 8) and hidden // (shared * 2 * count) >= head_dim:
+        count *= 2
+    return count
 
 
 def model_of(path: Path, seq: int) -> ModelOfPlan:

@@ -47,8 +47,8 @@ class _Frame:
 def complete(document: Document, line: int, column: int) -> list[Item]:
     """The words for a place; the editor filters them by the word that begins there."""
     text = document.source.text[: offset(document.source.text, line, column)]
-    begun = re.search(r"\w*$", text)
-    frames = _frames(text[: begun.start()] if begun else text)
+    prefix = re.search(r"\w*$", text)
+    frames = _frames(text[: prefix.start()] if prefix else text)
     if frames is None:
         return []
     is_fresh = bool(re.search(r"(?:^|\n)[ \t]*\w*$", text))
@@ -252,9 +252,9 @@ class _Here:
                 if field.key == self._key:
                     yield from _values(field)
             return
-        begun = next((field for field in fields if field.key == self._last), None)
-        if begun and isinstance(begun.what, Part) and begun.what.form != "call":
-            yield from _values(begun)  # the name of a section
+        last_field = next((field for field in fields if field.key == self._last), None)
+        if last_field and isinstance(last_field.what, Part) and last_field.what.form != "call":
+            yield from _values(last_field)  # the name of a section
             return
         keys = set[str]()
         for word, following in zip(self._words, self._words[1:], strict=False):

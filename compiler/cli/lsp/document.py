@@ -342,10 +342,10 @@ def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Fact
 def _warnings(source: Source, program: Program, memory: Account) -> Iterator[Diagnostic]:
     yield from advice(program)
     least = smallest(program)
-    now = memory if least is program else account(least)
-    if fits(least, now) is False:
+    least_memory = memory if least is program else account(least)
+    if fits(least, least_memory) is False:
         yield too_large(
-            least, now, f"`scalec check {source.path}` finds changes with which it fits"
+            least, least_memory, f"`scalec check {source.path}` finds changes with which it fits"
         )
 
 

@@ -285,8 +285,8 @@ def _on_a_rank(program: Program, type: Type) -> str:
     shape = program.local_shape(type)
     size = amount(int(prod(shape)) * ITEM_BYTES[type.dtype])
     places = ", ".join(f"{place} over `{axis}`" for axis, place in type.places)
-    shown = " × ".join(f"{int(length):,}" for length in shape) or "a number"
-    return f"on a rank: {shown} of {type.dtype}, {size}; {places or 'the same on all ranks'}"
+    lengths = " × ".join(f"{int(length):,}" for length in shape) or "a number"
+    return f"on a rank: {lengths} of {type.dtype}, {size}; {places or 'the same on all ranks'}"
 
 
 def _seconds(facts: Facts, maker: Op) -> Lines:

@@ -109,15 +109,15 @@ def _said(best: Choice, other: Choice) -> str:
 
 def reasons(
     best: Priced,
-    known: Sequence[Priced],
+    compiled: Sequence[Priced],
     price: Callable[[Choice], Priced | Unpriced],
     kept: Mapping[str, object],
 ) -> tuple[Reason, ...]:
     """Reasons for a plan, as far as its neighbours are plans, also neighbours without the values
-    of `kept`; the prices of some are `known`.
+    of `kept`; the search has `compiled` some of them before.
     """
     candidates = [*neighbours(best.choice)]
-    priced: dict[Choice, Priced | Unpriced] = {plan.choice: plan for plan in known}
+    priced: dict[Choice, Priced | Unpriced] = {plan.choice: plan for plan in compiled}
     new = [choice for _, choice in candidates if choice not in priced]
     priced |= dict(zip(new, in_two(price, new), strict=True))
     tight, loose, others = list[Reason](), list[Reason](), list[Reason]()

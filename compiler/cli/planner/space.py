@@ -184,9 +184,9 @@ def _divides(facts: Facts, goal: Goal, mesh: Choice) -> bool:
     if not _divides_sequence(goal, mesh):
         return False
     # ranks share key/value heads where there are fewer of them than ranks
-    few = {kv_heads for heads, kv_heads in facts.heads if kv_heads != heads}
+    shared_heads = {kv_heads for heads, kv_heads in facts.heads if kv_heads != heads}
     for dim in facts.tensor_dims:
-        is_shared = dim in few and tp % size(dim) == 0
+        is_shared = dim in shared_heads and tp % size(dim) == 0
         if size(dim) % tp and not is_shared:
             return False
         has_padding_only = facts.program.valid(dim) <= size(dim) - size(dim) // tp

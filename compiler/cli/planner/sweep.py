@@ -251,14 +251,14 @@ def _panel(
         y = top + PANEL * (1 - tick / high)
         canvas.line(LEFT, y, xs[-1] + 30, y)
         canvas.words(LEFT - 6, y + 4, f"{tick:,.10g}", "end muted")
-    places, shown = list[tuple[float, float]](), list[float]()
+    places, shown_values = list[tuple[float, float]](), list[float]()
     for x, value in zip(xs, values, strict=True):
         if value is not None:
             places.append((x, top + PANEL * (1 - value / high)))
-            shown.append(value)
+            shown_values.append(value)
     if places:
         canvas.path(places, "trace l0")
-    for (x, y), value in zip(places, shown, strict=True):
+    for (x, y), value in zip(places, shown_values, strict=True):
         canvas.dot(x, y, 3, "s0")
         canvas.words(x, y - 8, format(value, form), "mid")
 
