@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def memory(self) -> Account:
-        """The memory of a rank, in bytes; of a pipeline, of the rank that needs most."""
+        """The memory of a rank, in bytes; for a pipeline, of the rank that needs most."""
         from scalec.compiler.analysis.memory import account
 
         return account(self.program)
@@ -120,7 +120,7 @@ class Plan:
         return Page(report(*subjects, tokens=tokens))
 
     def write(self, folder: str | Path, *, verify: bool = True, try_functions: bool = True) -> Path:
-        """Writes train.py, what it reads, and plan.json, and returns the path of train.py.
+        """Writes train.py, the files that it reads, and plan.json; returns the path of train.py.
 
         verify: proves the step first.  try_functions: tries the functions of the plan's own ops
         first.  Raises PlanError, and OutputError where files that scalec did not write would be

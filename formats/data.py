@@ -232,7 +232,7 @@ def _unpacking(path: str, file_format: Format) -> str:
 
 
 def some(paths: Sequence[str], most: int) -> Iterator[str]:
-    """At most so many of the paths, the first and the last among them, evenly spread."""
+    """At most `most` of the paths, evenly spread, the first and the last among them."""
     count = min(len(paths), most)
     for number in range(count):
         yield paths[number * (len(paths) - 1) // max(1, count - 1)]

@@ -221,7 +221,7 @@ def _is_feather(ends: Ends) -> bool:
 
 
 def _is_arrow_stream(ends: Ends) -> bool:
-    """A message of metadata whose flatbuffer has a root table with a vtable inside it."""
+    """A message of metadata: a flatbuffer with a root table, and its vtable inside."""
     length, root = ends.number(4), ends.number(8)
     most = min(ends.size, len(ends.first)) - 8
     if ends.first[:4] != b"\xff\xff\xff\xff" or not 16 <= length <= most:
@@ -318,8 +318,8 @@ def _is_elf(ends: Ends) -> bool:
 
 
 def text_of(ends: Ends) -> str:
-    """The beginning of a file as UTF-8; "" where it is none, or has other control characters
-    than text has.
+    """The beginning of a file as UTF-8; "" where it is not UTF-8, or has control characters that
+    text does not have.
     """
     try:
         text = ends.first.decode("utf-8-sig")

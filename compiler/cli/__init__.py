@@ -1,8 +1,8 @@
 """The command line: `scalec compile | run | ir | check | explain | diff | plan | calibrate | …`;
 `COMMANDS` has all.
 
-Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs,
-so that `--help` is quick.
+Made with argparse, which loads in 3 ms.  A command imports its modules, attrs too, when it runs, so
+that `--help` is quick.
 """
 
 import atexit

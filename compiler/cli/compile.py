@@ -312,7 +312,7 @@ def summary_of(plan: Plan) -> str:
 
 
 def _verified(proof: "Proof | None", functions: TriedFunctions) -> str:
-    """The line that says what was shown, and lines about the plan's own functions."""
+    """The line about the proof, and lines about the plan's own functions."""
     verdict = "not verified: --no-verify"
     if proof:
         verdict = f"verified{_but_for(functions)}: {proof.summary()}"

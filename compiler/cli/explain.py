@@ -23,7 +23,7 @@ TOPIC = "topic"
 TOPICS = ("memory", "collectives", "time")
 FORMS = ("json", "lines", "critical", "against")
 OF_TIME = (*FORMS, "csv", "trace", "no_advice")
-"""The options of `explain time`: forms of its report, files beside it, and what it leaves out."""
+"""The options of `explain time`: forms of its report, files beside it, and a part to leave out."""
 
 
 def explain(options: Namespace) -> None:
@@ -67,7 +67,7 @@ def _sized(plan: Plan, size: int | None) -> Plan:
 
 
 def _value(plan: Plan, name: str) -> None:
-    """The placement of a value.  UsageError where the plan has none of that name."""
+    """Prints the placement of a value.  UsageError where the plan has no value of this name."""
     from ..analysis.communication import places
     from ..analysis.hardware import hardware
     from ..analysis.time.op_rows import OpRow, op_rows

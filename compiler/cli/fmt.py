@@ -57,7 +57,7 @@ def _format(path: Path, only_check: bool) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replaces a file, with its mode; of a link, its target."""
+    """Replaces a file and keeps its mode; for a link, replaces its target."""
     target = path.resolve()
     draft = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:

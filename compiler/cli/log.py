@@ -52,7 +52,7 @@ def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
     """The result of `read` for the name and the log of a run; None means that it `lacks`
     something.  UsageError.
 
-    The last line may be cut off, of a run that goes on or was ended.
+    The last line is left out where it is cut off: the run goes on, or was ended.
     """
     path = run / "log.jsonl" if run.is_dir() else run
     try:

@@ -41,7 +41,7 @@ BUCKETS = ("32MiB", "128MiB", "512MiB")
 
 @frozen
 class Change:
-    """A section of a plan and what it sets; `told` says it shorter, where that is long."""
+    """A section of a plan and its settings; `told` is shorter, where they are long."""
 
     section: str
     content: str
@@ -119,7 +119,7 @@ def more_recomputation(model: Program) -> Iterator[Change]:
 
 
 def less_recomputation(model: Program) -> Iterator[Change]:
-    """Recomputation in backward of nothing, of what memory asks for, of cheap ops, or of half
+    """Recomputation in backward of nothing, of as much as memory needs, of cheap ops, or of half
     of the layers.
     """
     recompute, room = model.train.recompute, capacity(model)

@@ -1,5 +1,5 @@
-"""The functions of a plan's own ops, tried in a process of its own before a plan that calls them is
-trusted.
+"""Trials of the functions of a plan's own ops, in a process of their own, before scalec trusts the
+plan.
 
 Purpose: starts `scalec.testing.op_trial`, ends it where a function hangs, and reports its outcomes
 at the plan's lines.  Non-goals: the checks.  This process imports neither torch nor the user's
@@ -110,7 +110,7 @@ class TrialProcess:
 
 
 class Trials:
-    """Tries the functions of a plan; `reason` says why none is tried, if so."""
+    """Tries the functions of a plan; where it tries none, `reason` says why."""
 
     def __init__(self, reason: str, process: TrialProcess | None, seconds: float = SECONDS) -> None:
         self.reason, self._process, self._seconds = reason, process, seconds
@@ -290,7 +290,7 @@ class _Declarations:
         return None
 
     def mistake(self, signature: "TrialSignature", op: "Op", outcome: Outcome) -> "PlanError":
-        """The error of a function that is not what the plan says, at the word that says it."""
+        """The error for a function that differs from the plan, at the plan's word about it."""
         from ..syntax.diagnostics import wrong
 
         module, _, name = signature.function.partition(":")
@@ -313,7 +313,7 @@ class _Declarations:
 
 
 def _fits(declared: "UserOp", signature: "TrialSignature") -> bool:
-    """Whether a call can be of an `op`, by its tensors, its results, and what is linear in it."""
+    """Whether a call can belong to an `op`, by its tensors, its results and its linear operands."""
     from ..ops.user import LEAD
 
     tensors = [operand for operand in declared.operands if operand.dims]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def recheck(folder: Path) -> str:
     """The result, in lines.
 
-    Raises PlanError where the folder says anything else, UsageError if it is none.
+    Raises PlanError where a file differs from the plan's, UsageError if it is no output folder.
     """
     from ..analysis.certificate import NOT_EVALUATED
     from ..emit.user_ops import copied
@@ -70,7 +70,7 @@ def recheck(folder: Path) -> str:
 def compiled(folder: Path) -> Plan:
     """The plan of an output folder, as its plan.json has it.
 
-    Raises UsageError if it is none, PlanError.
+    Raises UsageError if it is no output folder, PlanError if its plan does not compile.
     """
     return _plan(folder, _account(folder / "plan.json"))
 

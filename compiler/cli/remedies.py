@@ -31,7 +31,7 @@ from .neighbours import (
 ELSE = "shard parameters over more ranks, as `vocab, heads, ffn over tp` does, or shorten `seq`"
 
 WORTH = 0.98
-"""A change that leaves more than this part of what a rank needs is none worth making."""
+"""A change is not worth making if a rank still needs more than this part of the memory."""
 
 DEEPEST = 3
 """How many changes are made together."""
@@ -112,7 +112,9 @@ def _best(current: _Remedy, source: Source) -> list[_Remedy]:
 
 
 def _mildest(current: _Remedy, changes: Iterator[Change], source: Source) -> list[_Remedy]:
-    """The first change that is enough, or the one that leaves least; none if none is worth it."""
+    """The first change that is enough, or else the change that leaves least; an empty list where
+    no change is worth making.
+    """
     tried: list[_Remedy] = []
     for change in changes:
         remedy = current.with_change(change, source)

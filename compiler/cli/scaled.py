@@ -138,7 +138,7 @@ class ModelOfPlan:
 
 
 def _groups(hidden: int, shared: int, groups: int, head_dim: int) -> int:
-    """The most groups of heads, a power of two, whose heads are no narrower than wanted."""
+    """The most groups of heads, a power of two, with heads of at least `head_dim`."""
     count = 1
     while 2 * count <= min(groups, 8) and hidden // (shared * 2 * count) >= head_dim:
         count *= 2

@@ -82,7 +82,7 @@ def _grid(picture: "Picture") -> str:
 
 
 def _write(picture: "Picture", table: str, paths: dict[str, Path]) -> None:
-    """All files, or none if one of them cannot be replaced."""
+    """Writes all files, or no file if one of them cannot be replaced."""
     from ..reports.schedule.picture import MARK
 
     texts = {form: _text(form, picture, table) for form in paths}

@@ -57,7 +57,7 @@ class Action:
 
 
 def actions(document: Document, first: int, last: int) -> Iterator[Action]:
-    """The edits for what is wrong in the lines from `first` to `last`."""
+    """The edits for diagnostics in the lines from `first` to `last`."""
     for diagnostic in told(document):
         span = diagnostic.span
         if span.line > last or max(span.end_line, span.line) < first:

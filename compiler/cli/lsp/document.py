@@ -83,7 +83,7 @@ class Facts:
     placed   the program where each value has its placement
     program  the program after the last pass
     timing   its time; None where the speed of the plan's GPU is not known
-    warnings what the compiler advises
+    warnings the compiler's advice
     """
 
     source: Source

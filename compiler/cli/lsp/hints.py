@@ -1,4 +1,4 @@
-"""Collectives beside the lines that cause them, and names coloured by what they name."""
+"""Collectives beside the lines that cause them, and names coloured by their kind."""
 
 from collections.abc import Iterator
 from pathlib import PurePath

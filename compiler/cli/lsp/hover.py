@@ -1,5 +1,5 @@
-"""The text for the name under the cursor: its meaning, and what becomes of it on the ranks, as
-Markdown.
+"""The text for the name under the cursor, as Markdown: its meaning, its memory, time and messages
+on the ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -271,7 +271,7 @@ def value_at(region: Region, name: str, place: Span, binds: bool) -> Value | Non
 
 
 def _bound(region: Region) -> Iterator[tuple[Value, Span, tuple[int, int]]]:
-    """Each value, the place of what makes it, and from where on its name means it."""
+    """Each value, the place of its statement, and the place from where its name means it."""
     for arg in region.args:
         yield arg.value, region.span, region.span.start
     for stmt in region.body:

@@ -1,4 +1,4 @@
-"""The names in a plan and the files that it uses: each mention with what it names.
+"""The names in a plan and the files that it uses: each mention of a name with its kind.
 
 Purpose: definitions, references, renaming, colours and hovers, from syntax alone.  Non-goals:
 whether names are right.
@@ -53,9 +53,10 @@ Of = type[Settings] | str | None
 
 @frozen
 class Mention:
-    """A name at a place; `binds` where it is given its meaning there.
+    """A name at a place.
 
-    of  the class of settings or the op that a setting, a word or an argument belongs to
+    binds  whether the name gets its meaning there
+    of     the class of settings or the op that a setting, a word or an argument belongs to
     """
 
     kind: Kind

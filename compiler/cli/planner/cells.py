@@ -138,7 +138,7 @@ def _crossing(program: Program, repeats: Sequence[Region]) -> float:
 
 
 ONE, SEVERAL = 1, 4
-"""Microbatches whose cells are compiled: others are on the line through these."""
+"""The microbatches of compiled cells: other cells are on the line through these two."""
 
 
 Key = tuple[tuple[str, int], ...]

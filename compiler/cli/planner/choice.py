@@ -65,7 +65,7 @@ class Choice:
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """The axes whose ranks have different tokens, over which state is shared."""
+        """The axes whose ranks have different tokens: state is shared over them."""
         return tuple(axis for axis in ("dp", "cp", "ep") if axis in self.degrees)
 
     @property

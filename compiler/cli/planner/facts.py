@@ -19,8 +19,10 @@ from ...ops import roles
 class Goal:
     """A number of GPUs, and the step that they do.
 
-    hardware  one GPU and its links; `ranks_per_node` are the GPUs of a node
-    file      of the cluster; None where data sheets serve
+    hardware      one GPU and its links; `ranks_per_node` are the GPUs of a node
+    global_batch  sequences of a step
+    seq           tokens of a sequence
+    file          the cluster's file; None where the figures are from data sheets
     """
 
     gpus: int

@@ -1,6 +1,6 @@
-"""The text of a plan that says a choice, and the file of its model, or of a plan that uses one.
+"""The text of a plan for a choice, and the file of its model, or of a plan that uses a model.
 
-All plans of a model have the parts of the file's text that no choice says.
+All plans of a model have the parts of the file's text that no choice sets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from .space import is_near
 NAMES, TRAIN, WATCH = "names", "train", "watch"
 
 CHOSEN = ("seq", "global_batch", "microbatch", "recompute")
-"""Settings of `train` that a choice says."""
+"""Settings of `train` that a choice sets."""
 
 RUN = (
     "steps = 100_000  seed = 0  precision = bf16",
@@ -29,7 +29,7 @@ RUN = (
     " 1.0 }",
     'data tokens { files = ["data/*.bin"]  dtype = uint32 }',
 )
-"""The run of a model that has none."""
+"""The lines of `train` for a file without them."""
 
 
 @frozen
@@ -69,7 +69,7 @@ class ModelFile:
         return tuple(dims)
 
     def model(self, folder: Path) -> str:
-        """The file used, or its own model and what it uses, with paths as seen from `folder`.
+        """A `use` of the file, or its own model and its `use`s, with paths as seen from `folder`.
 
         Raises PlanError.
         """
@@ -90,7 +90,7 @@ class ModelFile:
 
     @cached_property
     def run(self) -> tuple[str, ...]:
-        """The lines of `train` that no choice says."""
+        """The lines of `train` that no choice sets."""
         section = self._section(TRAIN)
         if section is None:
             return RUN
@@ -158,8 +158,8 @@ def plan(
     notes: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Source:
-    """The plan that says a choice, with a comment before each section that has a note, as it
-    lies in a folder.
+    """The plan for a choice, as it lies in a folder, with a comment before each section that has
+    a note.
     """
     folder = folder or file.folder
     parts = {

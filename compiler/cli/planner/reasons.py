@@ -88,9 +88,7 @@ def _room(plan: Priced) -> str:
 
 
 def may_not_fit(plan: Priced) -> str:
-    """The range of memory of a plan that may fit, for instance `may not fit: 76.1 to 84.0 GiB
-    of 80`.
-    """
+    """The memory of a plan that may fit, as a range: `may not fit: 76.1 to 84.0 GiB of 80`."""
     capacity = plan.capacity or 0
     verdict = "may not fit" if plan.high > capacity else "is close to full"
     low, high = plan.low / GIB, plan.high / GIB

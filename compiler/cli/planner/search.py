@@ -23,7 +23,7 @@ from .space import Column, Space, space
 from .two_processes import in_two
 
 SLACK = 1.1, 1.0
-"""Estimates of memory up to this part of what may be used are taken to fit: at first, and
+"""Estimates of memory up to this part of the usable memory are taken to fit: at first, and
 corrected.
 """
 
@@ -32,9 +32,9 @@ ROUNDS, BEST, OTHERS = 2, 6, 6
 compiled before, and the best of meshes that were not tried."""
 
 TIGHT, TIGHTEST = 3, 1.1
-"""Choices that may fit and are compiled because they may be faster than all that fit; their memory
-by corrected estimates, as a part of a GPU's, at most: the lower end of a range is up to a tenth
-below what is likely."""
+"""How many choices that may fit are compiled, because they may be faster than all that fit; and the
+most memory that they have, by corrected estimates, as a part of a GPU's: the lower end of a range
+is up to a tenth below the likely value."""
 
 MANY = 2000
 """Choices among which the search looks for other meshes."""
@@ -104,7 +104,7 @@ def _rank(plan: Priced) -> tuple[float, int, int]:
 
 
 Tell = Callable[[str], object]
-"""Takes a line about what a search does next."""
+"""Takes a line about the next step of a search."""
 
 
 def silent(line: str) -> None:

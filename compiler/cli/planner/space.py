@@ -37,7 +37,7 @@ better.
 """
 
 LEAST_TOKENS = 8192
-"""Tokens of a sequence that a rank of cp has at least: fewer are what microbatches are for."""
+"""The least tokens of a sequence on a rank of cp: for fewer, smaller microbatches serve."""
 
 PREFETCH = (1, 2)
 
