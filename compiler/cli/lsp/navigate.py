@@ -38,7 +38,7 @@ def definition(document: Document, line: int, column: int) -> Span | None:
     return document.here(binding.span) if binding else None
 
 
-def _binding(mentions: Iterable[Mention], mention: Mention) -> Mention | None:
+def _binding(mentions: Sequence[Mention], mention: Mention) -> Mention | None:
     """The mention that gives a name its meaning: for a value, the last one before its use."""
     bindings = [other for other in mentions if other.binds and _same(other, mention)]
     if mention.kind is Kind.VALUE:
