@@ -111,10 +111,8 @@ class Plan:
         """
         from scalec.compiler.reports.html import Subject, report
 
-        plans, subjects = [self], list[Subject]()
-        if other:
-            plans.append(other)
-        for plan in plans:
+        subjects = list[Subject]()
+        for plan in (self, other) if other else (self,):
             proof = plan.verify() if verify else None
             subjects.append(Subject(*plan._compiled, proof))
         return Page(report(*subjects, tokens=tokens))

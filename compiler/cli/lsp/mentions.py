@@ -77,7 +77,7 @@ def mentions(plans: Sequence[tree.Plan]) -> tuple[Mention, ...]:
     for plan in plans:
         for item in plan.items:
             names += _of(item, None)
-    kinds = dict.fromkeys(("batch", "seq", "microbatches"), Kind.DIM)
+    kinds: dict[str, Kind] = dict.fromkeys(("batch", "seq", "microbatches"), Kind.DIM)
     for mention in names:
         if mention.binds and mention.kind is not Kind.AXIS and mention.kind in RENAMED:
             kinds[mention.name] = mention.kind

@@ -312,8 +312,8 @@ def _off(kinds: Column, estimates: Column, exact: Mapping[int, float]) -> Column
     factors = np.full(len(kinds), np.mean(off) if len(off) else 0.0)
     compiled_kinds = kinds[numbers]
     for kind in np.unique(compiled_kinds, axis=0):
-        mean = np.mean(off[np.all(compiled_kinds == kind, axis=1)])
-        factors[np.all(kinds == kind, axis=1)] = mean
+        errors = off[np.all(compiled_kinds == kind, axis=1)]
+        factors[np.all(kinds == kind, axis=1)] = np.mean(errors)
     return np.exp(factors)
 
 
