@@ -1,6 +1,6 @@
 """Plans compiled in a Python session, and all that the compiler knows of them.
 
-Non-goals: the command line; how anything is found out, which is the compiler's.
+Non-goals: the command line, and the analyses themselves, which are the compiler's.
 """
 
 from functools import cached_property
@@ -54,27 +54,24 @@ class Plan:
 
     @property
     def memory(self) -> Account:
-        """The memory of a rank, in bytes; of a pipeline, of the rank that needs most."""
+        """The memory of a rank, in bytes; for a pipeline, of the rank that needs most."""
         from scalec.compiler.analysis.memory import account
 
         return account(self.program)
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of a step in their order; of a pipeline, those of one rank after
-        those of another.
-        """
+        """The collectives of a step in their order; for a pipeline, rank by rank."""
         from scalec.compiler.analysis.communication import collectives, places
 
-        return tuple(
-            each for rank in places(self.program) for each in collectives(self.program, rank)
-        )
+        all_collectives = list[Collective]()
+        for rank in places(self.program):
+            all_collectives += collectives(self.program, rank)
+        return tuple(all_collectives)
 
     @property
     def time(self) -> Report | None:
-        """The predicted time of a step; None where the plan's cluster names no GPU that is
-        known.
-        """
+        """The predicted time of a step; None where the plan's cluster names no known GPU."""
         from scalec.compiler.analysis.time import expected
 
         return expected(self.program)
@@ -85,7 +82,7 @@ class Plan:
         return compiled.warnings(self._compiled)
 
     def verify(self) -> Proof:
-        """Proves that the step is that of a single device, once.  Raises PlanError."""
+        """Proves that the step is the step of a single device, once.  Raises PlanError."""
         return self._proof
 
     @cached_property
@@ -101,32 +98,27 @@ class Plan:
             if self.time is None:
                 raise ValueError("the time of a step needs `cluster { gpu = … }`")
             return time(self.time)
-        return {"memory": explain.memory, "collectives": explain.explain_collectives}[topic](
-            self.program
-        )
+        tables = {"memory": explain.memory, "collectives": explain.explain_collectives}
+        return tables[topic](self.program)
 
     def report(
         self, other: "Plan | None" = None, *, verify: bool = True, tokens: float | None = None
     ) -> "Page":
         """The page of `scalec report`, of this plan or of it beside another; a notebook shows it.
 
-        tokens: how many to train on, by default those of the plan's steps.  Raises PlanError where
-        the proof fails.
+        tokens: how many to train on, by default the tokens of the plan's steps.  Raises PlanError
+        where the proof fails.
         """
         from scalec.compiler.reports.html import Subject, report
 
-        plans = [self, *([other] if other else [])]
-        each = (it._compiled for it in plans)
-        proofs = (it.verify() if verify else None for it in plans)
-        return Page(
-            report(
-                *(Subject(*of, proof) for of, proof in zip(each, proofs, strict=True)),
-                tokens=tokens,
-            )
-        )
+        subjects = list[Subject]()
+        for plan in (self, other) if other else (self,):
+            proof = plan.verify() if verify else None
+            subjects.append(Subject(*plan._compiled, proof))
+        return Page(report(*subjects, tokens=tokens))
 
     def write(self, folder: str | Path, *, verify: bool = True, try_functions: bool = True) -> Path:
-        """Writes train.py, what it reads, and plan.json, and returns the path of train.py.
+        """Writes train.py, the files that it reads, and plan.json; returns the path of train.py.
 
         verify: proves the step first.  try_functions: tries the functions of the plan's own ops
         first.  Raises PlanError, and OutputError where files that scalec did not write would be
@@ -161,7 +153,7 @@ class Page:
 def compile(text: str, path: str | Path = "plan.scale") -> Plan:
     """The plan of a text, or of IR text.  Raises PlanError.
 
-    `path` is what messages call it; what it uses is looked for in that folder.
+    Messages call it `path`; files that it uses are searched for in the folder of `path`.
     """
     return Plan(compiled.compiled(Source(str(path), text)))
 

@@ -1,4 +1,4 @@
-"""Formats of others' files, by their bytes: what compiler and runtime both know.
+"""Formats of files of other programs, by their bytes, for compiler and runtime.
 
 Only the standard library is needed.
 """

@@ -1,5 +1,5 @@
-"""Files of training data: which files patterns match, and which of them are no text, or no raw
-token ids.
+"""Files of training data: finds the files that patterns match, and the ones that are no text, or no
+raw token ids.
 
 `data text` reads the bytes of a file and `data tokens` its numbers, whatever they are: a file of
 another format would train a model on headers, quotes and compressed bytes, and nothing would say
@@ -16,22 +16,25 @@ from itertools import islice
 from .known import FETCH, Ends, Format, format_of, text_of
 
 WIDTHS = {"uint8": 1, "uint16": 2, "uint32": 4}
-"""Bytes of a token by its type; those of text are bytes."""
+"""Bytes of a token by its type; tokens of text are bytes."""
 
 TEXT = "uint8"
 
 _FEWEST = 64
-"""Numbers from which on a file is judged by what numbers it has."""
+"""The least numbers of a file that is judged by them."""
 
 
 _LARGE = 4096
-"""Bytes from which on a `.bin` that is no text is taken for one of token ids."""
+"""The least bytes of a `.bin` without text that is taken for token ids."""
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A file that is not what it is taken for: what it is, what it is taken for, and what to
-    do, line by line.
+    """A file of another format than a plan says.
+
+    what    words for its format
+    wanted  words for the format that the plan says
+    remedy  what to do, line by line
     """
 
     path: str
@@ -68,21 +71,24 @@ def address_advice(pattern: str) -> str:
 def foreign(path: str, dtype: str) -> Foreign | None:
     """The reason why a file holds no text, for `TEXT`, or no raw token ids of a type.  OSError."""
     ends = Ends.of(path)
-    found = _no_text(path, ends) if dtype == TEXT else _no_tokens(path, ends, dtype)
-    if found is None:
+    if dtype == TEXT:
+        reason, wanted = _no_text(path, ends), "plain text"
+    else:
+        reason, wanted = _no_tokens(path, ends, dtype), f"raw token ids of {dtype}"
+    if reason is None:
         return None
-    wanted = "plain text" if dtype == TEXT else f"raw token ids of {dtype}"
-    return Foreign(path, found[0], wanted, found[1])
+    what, remedy = reason
+    return Foreign(path, what, wanted, remedy)
 
 
 _Found = tuple[str, tuple[str, ...]]
-"""The words for a file of another format, and for what to do."""
+"""The words for a file of another format, and the remedy."""
 
 
 def _no_text(path: str, ends: Ends) -> _Found | None:
-    known, suffix = format_of(ends), os.path.splitext(path)[1].lower()
-    if known and not (known.word == "html" and suffix in (".html", ".htm")):
-        return known.name, _to_text(path, known)
+    file_format, suffix = format_of(ends), os.path.splitext(path)[1].lower()
+    if file_format and not (file_format.word == "html" and suffix in (".html", ".htm")):
+        return file_format.name, _to_text(path, file_format)
     separator = {".csv": ",", ".tsv": "\t"}.get(suffix, "")
     if separator and separator in text_of(ends).partition("\n")[0]:
         return "a table (CSV)", (_column("pandas.read_csv", path),)
@@ -91,11 +97,11 @@ def _no_text(path: str, ends: Ends) -> _Found | None:
     return None
 
 
-def _to_text(path: str, known: Format) -> tuple[str, ...]:
+def _to_text(path: str, file_format: Format) -> tuple[str, ...]:
     """How a file of a format becomes text."""
-    if unpack := _unpacking(path, known):
+    if unpack := _unpacking(path, file_format):
         return (unpack,)
-    match known.word:
+    match file_format.word:
         case "jsonl":
             lines = f'(json.loads(line)["text"] + "\\n" for line in open({path!r}))'
             return (
@@ -111,7 +117,7 @@ def _to_text(path: str, known: Format) -> tuple[str, ...]:
                 f'open("corpus.txt", "w").writelines({records})',
             )
         case "parquet" | "arrow" | "feather" | "orc":
-            reader = {"arrow": "feather"}.get(known.word, known.word)
+            reader = {"arrow": "feather"}.get(file_format.word, file_format.word)
             return (_column(f"pandas.read_{reader}", path),)
         case "utf-16":
             return (f"convert it: iconv -f utf-16 -t utf-8 {shlex.quote(path)} > corpus.txt",)
@@ -131,8 +137,8 @@ def _column(reader: str, path: str) -> str:
 
 
 def _no_tokens(path: str, ends: Ends, dtype: str) -> _Found | None:
-    if known := format_of(ends):
-        return known.name, _to_tokens(path, known, dtype)
+    if file_format := format_of(ends):
+        return file_format.name, _to_tokens(path, file_format, dtype)
     if len(text_of(ends)) >= _FEWEST // 2:
         tokenise = (
             f'numpy.array(ids, "{dtype}").tofile("corpus.bin") writes the ids that a tokenizer'
@@ -150,7 +156,7 @@ def _no_tokens(path: str, ends: Ends, dtype: str) -> _Found | None:
 
 
 def _wide(ends: Ends, dtype: str) -> str:
-    """The wider type that numbers seem to have been written in: what follows each is 0, or
+    """The wider type that numbers seem to have been written in: the upper parts of each are 0, or
     nearly so; else "".
     """
     whole = len(ends.first) // 8 * 8
@@ -158,19 +164,19 @@ def _wide(ends: Ends, dtype: str) -> str:
     if len(numbers) < _FEWEST:
         return ""
     step = 8 // WIDTHS[dtype]
-    upper = (any(numbers[place::step]) for place in range(1, step))
-    if any(numbers[::step]) and not any(upper):
+    has_upper = any(any(numbers[place::step]) for place in range(1, step))
+    if any(numbers[::step]) and not has_upper:
         return "int64"
     low, high = max(numbers[::2]), max(numbers[1::2])
     return "uint32" if dtype == "uint16" and low > 255 and high < 16 else ""
 
 
-def _to_tokens(path: str, known: Format, dtype: str) -> tuple[str, ...]:
+def _to_tokens(path: str, file_format: Format, dtype: str) -> tuple[str, ...]:
     """How a file of a format becomes raw token ids."""
-    if unpack := _unpacking(path, known):
+    if unpack := _unpacking(path, file_format):
         return (unpack,)
     raw = f'.astype("{dtype}").tofile("corpus.bin")'
-    match known.word:
+    match file_format.word:
         case "npy":
             return "write the raw ids with numpy:", "import numpy", f"numpy.load({path!r}){raw}"
         case "npz":
@@ -217,16 +223,16 @@ _UNPACKED = {
 }
 
 
-def _unpacking(path: str, known: Format) -> str:
+def _unpacking(path: str, file_format: Format) -> str:
     """How a compressed file or an archive is unpacked; "" of other formats."""
-    if known.word == "lfs":
+    if file_format.word == "lfs":
         return FETCH
-    command = _UNPACKED.get(known.word)
+    command = _UNPACKED.get(file_format.word)
     return f"unpack it: {command} {shlex.quote(path)}" if command else ""
 
 
 def some(paths: Sequence[str], most: int) -> Iterator[str]:
-    """At most so many of the paths, the first and the last among them, evenly spread."""
+    """At most `most` of the paths, evenly spread, the first and the last among them."""
     count = min(len(paths), most)
     for number in range(count):
         yield paths[number * (len(paths) - 1) // max(1, count - 1)]

@@ -1,8 +1,8 @@
-"""Formats that a file is known by: first bytes, and a second look that confirms them.
+"""Formats of files, known by their first bytes and a second look that confirms them.
 
 Token ids may be any bytes, so that a short magic number alone decides nothing: a gzip file has to
-inflate, a zip file to name its first member, a tar header to have its checksum.  Non-goals: what is
-wanted of a file (`data`).
+inflate, a zip file to name its first member, a tar header to have its checksum.  Non-goals: the
+format that a plan needs (`data`).
 """
 
 import json
@@ -59,8 +59,8 @@ class Format:
 
 
 def format_of(ends: Ends) -> Format | None:
-    """The format that a file is known to have."""
-    return next((known for known, is_such in _KNOWN if is_such(ends)), None)
+    """The format of a file, if it is one that scalec knows."""
+    return next((file_format for file_format, has_format in _KNOWN if has_format(ends)), None)
 
 
 def described(path: str | Path) -> str:
@@ -68,12 +68,12 @@ def described(path: str | Path) -> str:
     cannot be read.
     """
     try:
-        found = format_of(Ends.of(path))
+        file_format = format_of(Ends.of(path))
     except OSError:
         return ""
-    if found is None:
+    if file_format is None:
         return ""
-    return f"{found.name}: {FETCH}" if found.word == "lfs" else found.name
+    return f"{file_format.name}: {FETCH}" if file_format.word == "lfs" else file_format.name
 
 
 FETCH = "fetch the file itself: git lfs pull"
@@ -138,9 +138,11 @@ def _is_zstandard(ends: Ends) -> bool:
         is_last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
         if kind == 3 or size > 1 << 17:
             return False
-        place += 3 + (1 if kind == 1 else size)
-    end = place + checksum if is_last else place
-    return end == ends.size or (end < ends.size and (not is_last or ends.number(end) in _FRAMES))
+        place += 3 + (1 if kind == 1 else size)  # kind 1 is one byte, repeated `size` times
+    if not is_last:  # the beginning that was read ends within the frame
+        return place <= ends.size
+    end = place + checksum
+    return end == ends.size or (end < ends.size and ends.number(end) in _FRAMES)
 
 
 _FRAMES = {0xFD2FB528, *range(0x184D2A50, 0x184D2A60)}
@@ -204,9 +206,10 @@ def _is_tar(ends: Ends) -> bool:
     header = ends.first[:512]
     if len(header) < 512 or header[257:262] != b"ustar":
         return False
-    said = header[148:156].strip(b"\0 ")
+    checksum = header[148:156].strip(b"\0 ")
+    # the checksum counts its own eight bytes as spaces
     counted = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-    return said.isdigit() and int(said, 8) == counted
+    return checksum.isdigit() and int(checksum, 8) == counted
 
 
 def _is_parquet(ends: Ends) -> bool:
@@ -218,22 +221,19 @@ def _is_feather(ends: Ends) -> bool:
 
 
 def _is_arrow_stream(ends: Ends) -> bool:
-    """A message of metadata whose flatbuffer has a root table with a vtable inside it."""
+    """A message of metadata: a flatbuffer with a root table, and its vtable inside."""
     length, root = ends.number(4), ends.number(8)
-    if (
-        ends.first[:4] != b"\xff\xff\xff\xff"
-        or not 16 <= length <= min(ends.size, len(ends.first)) - 8
-    ):
+    most = min(ends.size, len(ends.first)) - 8
+    if ends.first[:4] != b"\xff\xff\xff\xff" or not 16 <= length <= most:
         return False
     if length % 8 or not 4 <= root <= length - 4:
         return False
     table = 8 + root
     vtable = table - ends.number(table)
-    return (
-        8 <= vtable < table
-        and 4 <= ends.number(vtable, 2) <= 64
-        and ends.number(vtable, 2) % 2 == 0
-    )
+    if not 8 <= vtable < table:
+        return False
+    size = ends.number(vtable, 2)
+    return 4 <= size <= 64 and size % 2 == 0
 
 
 def _is_orc(ends: Ends) -> bool:
@@ -278,7 +278,7 @@ def _is_pickle(ends: Ends) -> bool:
 
 
 def _is_safetensors(ends: Ends) -> bool:
-    """The length of a header of JSON, which begins as such."""
+    """The length of a header, which begins as JSON does."""
     length = ends.number(0, 8)
     return 2 <= length <= ends.size - 8 and bool(re.match(rb'\{\s*("|\}\s*$)', ends.first[8:]))
 
@@ -318,23 +318,25 @@ def _is_elf(ends: Ends) -> bool:
 
 
 def text_of(ends: Ends) -> str:
-    """The beginning of a file as UTF-8; "" where it is none, or has other control characters
-    than text has.
+    """The beginning of a file as UTF-8; "" where it is not UTF-8, or has control characters that
+    text does not have.
     """
     try:
         text = ends.first.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         is_cut = not ends.is_whole and len(ends.first) - error.start < 4
-        text = ends.first[: error.start].decode("utf-8-sig") if is_cut else ""
+        if not is_cut:
+            return ""
+        text = ends.first[: error.start].decode("utf-8-sig")
     return "" if re.search(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]", text) else text
 
 
 def _is_wide_text(ends: Ends) -> bool:
-    """UTF-16 with its mark, nearly all of whose characters are letters or signs."""
+    """UTF-16 with its mark; nearly all characters are letters or signs."""
     if ends.first[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         return False
     text = ends.first[: len(ends.first) // 2 * 2].decode("utf-16", "replace")
-    usual = sum(each.isprintable() or each.isspace() for each in text)
+    usual = sum(character.isprintable() or character.isspace() for character in text)
     return "\N{REPLACEMENT CHARACTER}" not in text[:-1] and usual > 0.99 * len(text)
 
 
@@ -349,20 +351,21 @@ def _json_values(ends: Ends) -> Iterator[object]:
     is cut off is empty.
     """
     text = text_of(ends).lstrip()
-    rest = text[1:].lstrip() if text.startswith("[") else text
-    while rest.startswith("{"):
+    if text.startswith("["):
+        text = text[1:].lstrip()
+    while text.startswith("{"):
         try:
-            value, end = json.JSONDecoder().raw_decode(rest)
+            value, end = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError):
-            if not ends.is_whole and re.match(r'\{\s*"[^"\n]*"\s*:', rest):
+            if not ends.is_whole and re.match(r'\{\s*"[^"\n]*"\s*:', text):
                 yield {}
             return
         if value:
             yield value
-        rest = rest[end:].lstrip(" \t\r")
-        if rest and rest[0] not in "\n,]":
+        text = text[end:].lstrip(" \t\r")
+        if text and text[0] not in "\n,]":
             return
-        rest = rest.lstrip(" \t\r\n,")
+        text = text.lstrip(" \t\r\n,")
 
 
 def _is_json_lines(ends: Ends) -> bool:

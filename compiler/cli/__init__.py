@@ -1,8 +1,8 @@
 """The command line: `scalec compile | run | ir | check | explain | diff | plan | calibrate | …`;
 `COMMANDS` has all.
 
-Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs,
-so that `--help` is quick.
+Made with argparse, which loads in 3 ms.  A command imports its modules, attrs too, when it runs, so
+that `--help` is quick.
 """
 
 import atexit
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, by default that of this process; returns the exit status."""
+    """Runs a command, by default with the arguments of this process; returns the exit status."""
     try:
         with streams():
             return _status(list(sys.argv[1:] if arguments is None else arguments))
@@ -44,17 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _status(words: list[str]) -> int:
     keep_code_of_attrs()  # before any class is defined
-    given = options(words)
-    # a command makes trees and few cycles: looking for these takes a twentieth of it
+    arguments = options(words)
+    form = vars(arguments).get("format", TEXT)
+    # a command makes trees and few cycles: looking for cycles takes a twentieth of its time
     gc.set_threshold(500_000)
-    atexit.register(gc.freeze)  # and at the end, when all is still there, a tenth
+    atexit.register(gc.freeze)  # looking for them at the end, when all is still there, a tenth
     from ..syntax.diagnostics import PlanError
 
     try:
-        status: int | None = given.command.does(given)
+        status: int | None = arguments.command.does(arguments)
         return status or 0
     except PlanError as error:
-        return _plan_wrong(error, vars(given).get("format", TEXT))
+        return _plan_wrong(error, form)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -63,10 +64,9 @@ def _status(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if edited := ir_text(given):
-            return _plan_wrong(
-                PlanError([_no_program(edited, error)]), vars(given).get("format", TEXT)
-            )
+        edited = ir_text(arguments)
+        if edited:
+            return _plan_wrong(PlanError([_no_program(edited, error)]), form)
         return _bug(error)
 
 
@@ -77,7 +77,8 @@ def _plan_wrong(error: "PlanError", form: str) -> int:
         tell(error.diagnostics, form)
         return PLAN_WRONG
     colour = wants_colour(sys.stderr)
-    print("\n\n".join(render(each, colour=colour) for each in error.diagnostics), file=sys.stderr)
+    texts = [render(diagnostic, colour=colour) for diagnostic in error.diagnostics]
+    print("\n\n".join(texts), file=sys.stderr)
     return PLAN_WRONG
 
 
@@ -108,11 +109,14 @@ def _said(error: Exception) -> str:
 
 
 def _culprit(error: Exception) -> str:
-    """The pass in which an error arose, or else the module."""
+    """The pass that raised an error, or else the module."""
     from traceback import walk_tb
 
-    package = __name__.rpartition(".")[0]
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    ours = [name.removeprefix(f"{package}.") for name in modules if name.startswith(f"{package}.")]
+    prefix = f"{__name__.rpartition('.')[0]}."
+    ours = list[str]()
+    for frame, _ in walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(prefix):
+            ours.append(module.removeprefix(prefix))
     passes = [name.split(".")[1] for name in ours if name.startswith("passes.")]
     return f"pass `{passes[-1]}`" if passes else f"module `{ours[-1]}`"

@@ -1,7 +1,7 @@
 """Advice on a plan's time: which plans with one setting changed are faster, and whether they fit.
 
-The fastest that do not fit come with what makes them fit: state that is shared out more, smaller
-microbatches.
+The fastest plans that do not fit come with a change that makes them fit: state that is shared out
+more, smaller microbatches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,31 +16,32 @@ from ..syntax.source import Source
 from .neighbours import Change, Changed, changed, more_sharding, neighbours, smaller_microbatches
 
 WORTH = 0.005
-"""The least part of a step by which a change makes it shorter that is told."""
+"""The least part of a step that a change must save."""
 
 COMBINED = 3
 """How many plans that do not fit are tried with another change."""
 
 
-def advised(it: Report, model: Program, source: Source) -> Report:
-    """The report with the neighbours that make its step faster; of a plan that does not fit,
-    those too that do.
+def advised(report: Report, model: Program, source: Source) -> Report:
+    """The report with the neighbours that make its step faster; where the plan does not fit, also
+    the neighbours that fit.
     """
-    found = [*_worth(it, source, ([change] for change in neighbours(model)))]
-    large = sorted((other for other in found if other.room.lacks), key=lambda other: other.seconds)
-    for other in large[:COMBINED]:
-        savings = chain(more_sharding(other.plan.model), smaller_microbatches(other.plan.model))
-        both = _worth(it, source, ([*other.plan.changes, change] for change in savings))
-        found += sorted((each for each in both if each.room.fits), key=lambda each: each.seconds)[
-            :1
-        ]
-    found.sort(key=lambda other: other.seconds)
-    return evolve(
-        it,
-        neighbours=tuple(
-            Neighbour(each.plan.sections, str(each.plan), each.seconds, each.room) for each in found
-        ),
-    )
+    candidates = [*_worth(report, source, ([change] for change in neighbours(model)))]
+    large = [candidate for candidate in candidates if candidate.room.lacks]
+    large.sort(key=lambda candidate: candidate.seconds)
+    for candidate in large[:COMBINED]:
+        plan = candidate.plan
+        savings = chain(more_sharding(plan.model), smaller_microbatches(plan.model))
+        changes = ([*plan.changes, saving] for saving in savings)
+        fitting = [combined for combined in _worth(report, source, changes) if combined.room.fits]
+        if fitting:
+            candidates.append(min(fitting, key=lambda combined: combined.seconds))
+    candidates.sort(key=lambda candidate: candidate.seconds)
+    better = list[Neighbour]()
+    for candidate in candidates:
+        sections, words = candidate.plan.sections, str(candidate.plan)
+        better.append(Neighbour(sections, words, candidate.seconds, candidate.room))
+    return evolve(report, neighbours=tuple(better))
 
 
 @frozen
@@ -52,13 +53,18 @@ class _Tried:
     room: Room
 
 
-def _worth(it: Report, source: Source, tried: Iterator[Sequence[Change]]) -> Iterator[_Tried]:
-    """The plans that are worth a look.  Memory is counted of those alone that it decides on."""
-    for changes in tried:
-        if plan := changed(source, changes):
-            seconds = step_time(plan.program, it.on).seconds
-            faster = seconds < (1 - WORTH) * it.step.seconds
-            if faster or it.room.lacks:
-                found = _Tried(plan, seconds, room(plan.program))
-                if faster or found.room.fits:
-                    yield found
+def _worth(
+    report: Report, source: Source, candidates: Iterator[Sequence[Change]]
+) -> Iterator[_Tried]:
+    """The plans that are worth a look: faster ones, and ones that fit where the plan does not."""
+    for changes in candidates:
+        plan = changed(source, changes)
+        if not plan:
+            continue
+        seconds = step_time(plan.program, report.on).seconds
+        is_faster = seconds < (1 - WORTH) * report.step.seconds
+        # counting memory takes long: not where it decides nothing
+        if is_faster or report.room.lacks:
+            candidate = _Tried(plan, seconds, room(plan.program))
+            if is_faster or candidate.room.fits:
+                yield candidate

@@ -1,4 +1,4 @@
-"""The commands in the order of the help, and what the command line makes of its words."""
+"""The commands in the order of the help, and the options that the words of a command line give."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
@@ -96,7 +96,7 @@ WISHES = {
 """Words that other programs have for commands, and the command that does it."""
 
 INSTEAD = {"help": "--help", "version": "--version"}
-"""Words that do what an option does."""
+"""Words that stand for an option."""
 
 EPILOG = """exit status:
   0  done
@@ -119,17 +119,17 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"scalec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for it in COMMANDS:
+    for command in COMMANDS:
         sub = commands.add_parser(
-            it.name,
-            help=it.help,
-            description=it.text,
-            epilog=f"example:\n  {it.example}",
+            command.name,
+            help=command.help,
+            description=command.text,
+            epilog=f"example:\n  {command.example}",
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        sub.set_defaults(command=it, parser=sub)
-        it.arguments(sub)
+        sub.set_defaults(command=command, parser=sub)
+        command.arguments(sub)
     return parser
 
 
@@ -166,27 +166,20 @@ def options(words: list[str]) -> Namespace:
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
     completion.complete_if_asked(parser)
-    if meant := _command_meant(words[0] if words else ""):
-        parser.error(f"unknown command `{words[0]}`: {meant}")
-    given, unknown = parser.parse_known_args(words[:cut])
-    if (
-        given.command is explain.COMMAND
-        and not given.plan
-        and unknown
-        and not unknown[0].startswith("-")
-    ):
-        given.plan = _plan_given(
-            given.parser, unknown.pop(0)
-        )  # argparse gives up on an optional argument at the first option
-    given.rest = words[cut + 1 :]
-    passes_on = given.command.passes_on
-    if unknown and unknown[0].startswith("-") and passes_on:
-        how = "scalec run" if given.command is run.COMMAND else "scalec launch slurm"
-        given.parser.error(
-            f"`{unknown[0]}` goes to train.py, after `--`: {how} PLAN -- {unknown[0]} …"
-        )
+    if suggestion := _command_meant(words[0] if words else ""):
+        parser.error(f"unknown command `{words[0]}`: {suggestion}")
+    arguments, unknown = parser.parse_known_args(words[:cut])
+    command, error = arguments.command, arguments.parser.error
+    starts_with_option = bool(unknown) and unknown[0].startswith("-")
+    if command is explain.COMMAND and not arguments.plan and unknown and not starts_with_option:
+        # argparse gives up on an optional argument at the first option
+        arguments.plan = _plan_given(arguments.parser, unknown.pop(0))
+    arguments.rest = words[cut + 1 :]
+    if starts_with_option and command.passes_on:
+        how = "scalec run" if command is run.COMMAND else "scalec launch slurm"
+        error(f"`{unknown[0]}` goes to train.py, after `--`: {how} PLAN -- {unknown[0]} …")
     if unknown:
-        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if given.rest and not passes_on:
-        given.parser.error("only `scalec run` and `scalec launch` take arguments after `--`")
-    return given
+        error(f"unrecognized arguments: {' '.join(unknown)}")
+    if arguments.rest and not command.passes_on:
+        error("only `scalec run` and `scalec launch` take arguments after `--`")
+    return arguments

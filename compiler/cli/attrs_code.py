@@ -19,11 +19,11 @@ from typing import Any
 from ..syntax.user_cache import keep, private_folder
 
 MOST = 2000
-"""So many pieces of code are kept; of more, only the ones that this process has used."""
+"""The most pieces of code in the file; of more, only the ones stay that this process has used."""
 
 Key = tuple[str, str]
 
-# of a class: it differs between processes, and nothing needs that
+# the salt of a class's hash: it differs between processes, and no class needs it to differ
 _SALT = re.compile(r"(?<=hash\(\(\n) +-?\d+,")
 
 

@@ -1,5 +1,4 @@
-"""`scalec calibrate`: writes the list of what to measure for some plans, and measures it on this
-machine.
+"""`scalec calibrate`: lists the ops and messages of some plans, and measures them on this machine.
 
 With `--fit`, it compares a plan's prediction with the steps that a run has profiled.
 """
@@ -35,11 +34,10 @@ def calibrate(options: Namespace) -> None:
     _check(output)
     listed = output.with_suffix(".json")
     _check(listed)
-    how = max(
-        (launch(program) for program in programs), key=lambda it: it.nodes * it.ranks_per_node
-    )
-    printed = how.nodes > 1 or options.print
-    if not printed:
+    launches = [launch(program) for program in programs]
+    how = max(launches, key=lambda launch: launch.nodes * launch.ranks_per_node)
+    only_print = how.nodes > 1 or options.print
+    if not only_print:
         _check_device(programs[0])
     try:
         listed.write_text(work_list(programs), encoding="utf-8")
@@ -53,7 +51,7 @@ def calibrate(options: Namespace) -> None:
         str(output),
         *(QUICK if options.quick else ()),
     ]
-    if printed:
+    if only_print:
         print(
             "to measure, run this on each of the nodes:\n\n  torchrun"
             f" {' '.join((*how.options(), *words))}"
@@ -80,24 +78,24 @@ def _fit(options: Namespace) -> None:
     if len(options.plans) > 1:
         raise UsageError(f"--fit takes one plan, the one of the run in `{options.fit}`")
     plan = load(options.plans[0])
-    of = with_ops(report_of(plan))
-    profile, device = (
-        read_profile(options.fit, ranks_at(plan.program, of.step.rank)),
-        account(plan.program).device,
-    )
+    report = with_ops(report_of(plan))
+    profile = read_profile(options.fit, ranks_at(plan.program, report.step.rank))
+    device = account(plan.program).device
     if profile.device != device:
         raise UsageError(
-            f"`{options.fit}` has steps on {profile.device}, but the plan is for {of.on.name},"
+            f"`{options.fit}` has steps on {profile.device}, but the plan is for {report.on.name},"
             f" on {device}"
         )
-    if others := strangers(profile, plan.program, of.step):
+    if others := strangers(profile, plan.program, report.step):
         raise UsageError(f"`{options.fit}` is of another plan: this one has no line {others[0]}")
-    show(fitted(profile, beside(profile, of.step), of, fit(plan.program, of.on, profile)))
+    fits = fit(plan.program, report.on, profile)
+    show(fitted(profile, beside(profile, report.step), report, fits))
 
 
 def _check_device(program: "Program") -> None:
-    """UsageError where the plans are for a GPU and torch sees none here; told once, not by each
-    rank.
+    """UsageError where the plans are for a GPU and torch sees none here.
+
+    The check is here so that the user reads the error once, not from each rank.
     """
     import subprocess
 
@@ -120,10 +118,10 @@ def _check(path: Path) -> None:
         raise UsageError(f"`{path}` is a folder: name a file with -o")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder `{path.parent}`: choose another file with -o")
-    if path.is_file() and not any(
-        mark in path.read_bytes()[:1000] for mark in (MARK, b'"written_by": "scalec')
-    ):
-        raise UsageError(f"`{path}` was not written by scalec: choose another file with -o")
+    if path.is_file():
+        start = path.read_bytes()[:1000]
+        if MARK not in start and b'"written_by": "scalec' not in start:
+            raise UsageError(f"`{path}` was not written by scalec: choose another file with -o")
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -16,8 +16,8 @@ PLAN = (
 
 
 class Command(NamedTuple):
-    """A command: its name, what it does, its arguments, its help in one line and in full, and
-    an example.
+    """A command: its name, its function, its arguments, its help in one line and in full, and an
+    example.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Command(NamedTuple):
 
 def need(package: str, what: str) -> None:
     """UsageError where a package is not installed: the compiler itself imports neither torch
-    nor what goes with it.
+    nor packages that come with it.
     """
     from importlib.util import find_spec
 
@@ -61,8 +61,8 @@ def file_path(text: str) -> Path:
 
 
 def plan_path(text: str) -> Path:
-    """The path of a plan on the command line, which may be one that comes with scalec:
-    `scalec:llama3_8b`.
+    """The path of a plan on the command line; `scalec:llama3_8b` is a plan that comes with
+    scalec.
     """
     from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
 

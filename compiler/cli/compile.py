@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 DTENSOR = "dtensor"
-"""The target of programs of torch alone; those of the other one use scalec's runtime."""
+"""The target of programs of torch alone; programs of the other target use scalec's runtime."""
 
 
 class Plan(NamedTuple):
-    """A plan's text, its program before any placement (of IR text, unchanged), and after the
-    last pass.
+    """A plan's text, its program before any placement, and its program after the last pass.
+
+    The programs of IR text are unchanged: the text shows one already.
     """
 
     source: "Source"
@@ -62,11 +63,13 @@ def compile_(options: Namespace) -> None:
     if options.format != TEXT:
         return
     how = launch(model)
-    several = (
-        f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one"
-        " of them)"
-    )
-    print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
+    start = "to train"
+    if how.nodes != 1:
+        start = (
+            f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one"
+            " of them)"
+        )
+    print(f"{start}:\n\n  {how.command(script)}")
 
 
 def _torch_alone(options: Namespace) -> None:
@@ -79,10 +82,7 @@ def _torch_alone(options: Namespace) -> None:
     with trials(options.plan, options.try_functions) as trial:
         plan = load(options.plan, changed=for_torch)
         folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-        proof, script = (
-            plan.proved(cached=options.cache) if options.verify else None,
-            folder / "train.py",
-        )
+        proof = plan.proved(cached=options.cache) if options.verify else None
         functions = trial.try_functions(plan.model, plan.source)
     files = emit(plan.program, plan.source, plan.model, proof, tried=functions.tried)
     try:
@@ -91,7 +91,8 @@ def _torch_alone(options: Namespace) -> None:
         raise UsageError(str(error)) from error
     tell((*warnings(plan), *without_effect(plan.program)), options.format)
     if options.format == TEXT:
-        start = f"to train on the bytes of a file:\n\n  {launch(plan.program).command(script)} FILE"
+        command = launch(plan.program).command(folder / "train.py")
+        start = f"to train on the bytes of a file:\n\n  {command} FILE"
         wrote = _wrote([folder / name for name in files])
         print(f"{headline(plan.program)}\n\n{_verified(proof, functions)}\n{wrote}\n{start}")
 
@@ -152,7 +153,9 @@ def model_of(source: "Source") -> "Program":
     from ..passes.look_ahead import look_ahead
     from ..syntax.source import is_ir
 
-    return read(source) if is_ir(source.text) else resolve(source, further=look_ahead)
+    if is_ir(source.text):
+        return read(source)
+    return resolve(source, further=look_ahead)
 
 
 def compiled(source: "Source", stage: str | None = None, changed: Changed = _unchanged) -> Plan:
@@ -172,19 +175,23 @@ def lowered(source: "Source", model: "Program", stage: str | None = None) -> Pla
 
 
 def ir_text(options: Namespace) -> "Source | None":
-    """The first file of IR text that a command was given: by itself, or in the account of an
+    """The first file of IR text among a command's arguments: by itself, or in the account of an
     output folder.
     """
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
     from ..syntax.source import is_ir
 
-    given = vars(options)
-    paths: list[Path] = [*given.get("plans", ()), *([given["plan"]] if given.get("plan") else [])]
-    files = [path / "plan.json" if path.is_dir() else path for path in paths]
-    sources = (load(path, most=MAX_WRITTEN_BYTES) for path in files if path.is_file())
-    return next(
-        (source for source in sources if source.path.endswith(".json") or is_ir(source.text)), None
-    )
+    arguments = vars(options)
+    paths: list[Path] = [*arguments.get("plans", ())]
+    if arguments.get("plan"):
+        paths.append(arguments["plan"])
+    for path in paths:
+        file = path / "plan.json" if path.is_dir() else path
+        if file.is_file():
+            source = load(file, most=MAX_WRITTEN_BYTES)
+            if source.path.endswith(".json") or is_ir(source.text):
+                return source
+    return None
 
 
 def _dump() -> "Callable[[Program], None]":
@@ -194,22 +201,22 @@ def _dump() -> "Callable[[Program], None]":
     from ..ir.printer import print_ir
     from ..passes import PASS_NAMES
 
-    wanted = os.environ.get("SCALEC_DUMP", "")
-    if wanted not in ("", "all", *PASS_NAMES):
-        sys.stderr.write(
-            f"SCALEC_DUMP: unknown pass `{wanted}`; use all, {', '.join(PASS_NAMES)}\n"
-        )
+    stage = os.environ.get("SCALEC_DUMP", "")
+    if stage not in ("", "all", *PASS_NAMES):
+        sys.stderr.write(f"SCALEC_DUMP: unknown pass `{stage}`; use all, {', '.join(PASS_NAMES)}\n")
 
     def show(program: "Program") -> None:
-        if wanted in ("all", program.after):
+        if stage in ("all", program.after):
             sys.stderr.write(f"# after {program.after}\n{print_ir(program)}\n")
 
     return show
 
 
 def read(source: "Source") -> "Program":
-    """The program that IR text shows; text edited by hand may show an illegal one, which is no
-    bug of scalec.
+    """The program that IR text shows.
+
+    Raises PlanError where the program is illegal: somebody may have edited the text by hand, so
+    that is no bug of scalec.
     """
     from ..analysis.verifier import check
     from ..ir.parser import read_ir
@@ -227,13 +234,12 @@ def read(source: "Source") -> "Program":
 
 
 def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
-    """Where a plan does not fit its GPUs, and what it hardly means."""
+    """That a plan does not fit its GPUs, and settings that its author hardly means."""
     from ..reports.lints import advice
     from .remedies import too_large
 
-    return tuple(
-        filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source)))
-    )
+    diagnostics = [*advice(plan.program), too_large(plan.program, plan.model, plan.source)]
+    return tuple(filter(None, diagnostics))
 
 
 def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
@@ -241,8 +247,10 @@ def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
     from ..analysis.elastic import smallest
     from ..analysis.memory import account, fits, unknown
 
-    found = fits(program, account(smallest(program)))
-    return bool(found), (unknown(program),) if found is None else ()
+    answer = fits(program, account(smallest(program)))
+    if answer is None:
+        return False, (unknown(program),)
+    return answer, ()
 
 
 def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
@@ -256,18 +264,18 @@ def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
 
 
 def write_program(source: "Source", model: "Program", options: Namespace, trial: Trials) -> Path:
-    """As `written`, of a plan that is not lowered yet: the kept compile of the same plan, if
-    there is one.
+    """Like `written`, for a plan that is not lowered yet: uses the kept compile of the same plan,
+    if there is one.
     """
     from .kept_compiles import Compile, compile_key, find, keep
 
-    # which prints what the passes make
+    # SCALEC_DUMP prints programs between the passes, so that they must run
     is_read = options.cache and not os.environ.get("SCALEC_DUMP")
     key = compile_key(source, model, options.verify) if is_read else ""
-    kept = find(key) if key else None
-    if kept:
-        tell(kept.warnings, options.format)
-        return _write(options, kept.files, kept.summary, _verified(kept.proof, NO_FUNCTIONS))
+    cached = find(key) if key else None
+    if cached:
+        tell(cached.warnings, options.format)
+        return _write(options, cached.files, cached.summary, _verified(cached.proof, NO_FUNCTIONS))
     plan = lowered(source, model)
     warned = warnings(plan)
     if options.format == TEXT:
@@ -304,13 +312,11 @@ def summary_of(plan: Plan) -> str:
 
 
 def _verified(proof: "Proof | None", functions: TriedFunctions) -> str:
-    """The line that says what was shown, and lines about the plan's own functions."""
-    shown = (
-        f"verified{_but_for(functions)}: {proof.summary()}"
-        if proof
-        else "not verified: --no-verify"
-    )
-    return "\n".join(filter(None, (shown, functions.words())))
+    """The line about the proof, and lines about the plan's own functions."""
+    verdict = "not verified: --no-verify"
+    if proof:
+        verdict = f"verified{_but_for(functions)}: {proof.summary()}"
+    return "\n".join(filter(None, (verdict, functions.words())))
 
 
 def _but_for(functions: TriedFunctions) -> str:

@@ -26,7 +26,7 @@ def completion(options: Namespace) -> None:
 
 
 def complete_if_asked(parser: ArgumentParser) -> None:
-    """Prints what may follow the words so far and ends the process, where a shell asks for it."""
+    """Where a shell asks for it, prints the possible next words and ends the process."""
     if ASKED not in os.environ:
         return
     _get_argcomplete().autocomplete(parser, default_completer=_get_answers)

@@ -53,16 +53,16 @@ def _table(name: str, program: "Program") -> "Table":
 
     if not program.names:
         raise UsageError(f"other names need the plan's {_NO_NAMES}")
-    known = tables()
-    found = known[name] if name in known else _of_file(Path(name), [*known])
-    if lacking := unnamed(program, found):
+    shipped = tables()
+    table = shipped[name] if name in shipped else _of_file(Path(name), [*shipped])
+    if lacking := unnamed(program, table):
         raise UsageError(
             f"`{lacking[0]}` has no name in {name}: give a table of your own, --names FILE.json"
         )
-    return found
+    return table
 
 
-def _of_file(path: Path, known: list[str]) -> "Table":
+def _of_file(path: Path, shipped: list[str]) -> "Table":
     import json
 
     from ..emit.checkpoint_names import table
@@ -70,7 +70,7 @@ def _of_file(path: Path, known: list[str]) -> "Table":
     try:
         return table(json.loads(path.read_bytes()))
     except OSError as error:
-        names = ", ".join(["scalec", *known])
+        names = ", ".join(["scalec", *shipped])
         raise UsageError(
             f"cannot read `{path}`: --names takes {names}, or a table in a file"
         ) from error

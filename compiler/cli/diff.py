@@ -15,14 +15,22 @@ def diff(options: Namespace) -> int:
     import json
 
     from ..analysis.time import expected
+    from ..ir import Program
     from ..reports.diff import as_json, figures, rows, text
     from .recheck import compiled
 
-    programs = [(compiled(path) if path.is_dir() else load(path)).program for path in options.plans]
-    found = [*rows(*(figures(program, expected(program)) for program in programs))]
-    different = [row for row in found if row.differs]
-    listed = found if options.all else different
-    show(json.dumps(as_json(listed), indent=2) if options.json else text(programs, listed))
+    programs = list[Program]()
+    for path in options.plans:
+        plan = compiled(path) if path.is_dir() else load(path)
+        programs.append(plan.program)
+    first, second = (figures(program, expected(program)) for program in programs)
+    all_rows = [*rows(first, second)]
+    different = [row for row in all_rows if row.differs]
+    listed = all_rows if options.all else different
+    if options.json:
+        show(json.dumps(as_json(listed), indent=2))
+    else:
+        show(text(programs, listed))
     return DIFFERENT if different else 0
 
 

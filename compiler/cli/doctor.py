@@ -14,15 +14,16 @@ PROGRAM = "scalec.runtime.calibrate.doctor"
 
 
 def doctor(options: Namespace) -> int:
-    """`scalec doctor`; returns the exit status, 1 where something would keep the plan from
-    training.
+    """`scalec doctor`; returns the exit status, 1 where a check fails and the plan could not
+    train.
     """
     import subprocess
     from tempfile import TemporaryDirectory
 
     need("torch", "training")
-    words = ["--json"] * options.json
-    words += ["--out", str(options.out)] if options.out else []
+    words = ["--json"] if options.json else []
+    if options.out:
+        words += ["--out", str(options.out)]
     sys.stdout.flush()
     with TemporaryDirectory() as folder:
         if options.plan:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ..reports.chrome_trace import Event
 
 TOPIC = "topic"
-"""The argument that a topic, a value or a code is for."""
+"""The argument that is a topic, a value or a code."""
 
 TOPICS = ("memory", "collectives", "time")
 FORMS = ("json", "lines", "critical", "against")
 OF_TIME = (*FORMS, "csv", "trace", "no_advice")
-"""The options of `explain time`: forms of its report, files beside it, and what it leaves out."""
+"""The options of `explain time`: forms of its report, files beside it, and a part to leave out."""
 
 
 def explain(options: Namespace) -> None:
@@ -49,26 +49,28 @@ def explain(options: Namespace) -> None:
 
 
 def _sized(plan: Plan, size: int | None) -> Plan:
-    """The plan with another size of an elastic axis, if one is asked for.
+    """The plan at another size of an elastic axis; unchanged where `size` is None.
 
-    UsageError where it has none such.
+    UsageError where it has no axis of this size.
     """
     if size is None:
         return plan
     from ..analysis.elastic import alternatives, at_size, elastic_axis, sizes
 
-    if not (axis := elastic_axis(plan.program)):
+    axis = elastic_axis(plan.program)
+    if not axis:
         raise UsageError("`--size` goes with a plan of several sizes, as `mesh { dp = 4..8 }`")
-    if size not in (known := sizes(plan.program)):
-        raise UsageError(f"`{axis.name}` of this plan is {alternatives(known)}")
+    possible = sizes(plan.program)
+    if size not in possible:
+        raise UsageError(f"`{axis.name}` of this plan is {alternatives(possible)}")
     return Plan(plan.source, at_size(plan.model, size), at_size(plan.program, size))
 
 
 def _value(plan: Plan, name: str) -> None:
-    """The placement of a value.  UsageError where the plan has none of that name."""
+    """Prints the placement of a value.  UsageError where the plan has no value of this name."""
     from ..analysis.communication import places
     from ..analysis.hardware import hardware
-    from ..analysis.time.op_rows import op_rows
+    from ..analysis.time.op_rows import OpRow, op_rows
     from ..passes import lower
     from ..reports.value import explain_value, names_of
     from ..syntax.diagnostics import did_you_mean
@@ -76,19 +78,19 @@ def _value(plan: Plan, name: str) -> None:
 
     if is_ir(plan.source.text):
         raise UsageError("a value is explained by its plan, not by IR text")
-    if name not in (known := names_of(plan.model)):
+    names = names_of(plan.model)
+    if name not in names:
         topics = "`memory`, `collectives`, `time`, a code such as `E0510`"
         near = (
-            did_you_mean(name, known)
+            did_you_mean(name, names)
             or f"it explains {topics}, or a value or parameter of the plan"
         )
         raise UsageError(f"the plan has no value `{name}`: {near}")
     worked = lower(plan.model, "propagate")
-    on = hardware(plan.program)
-    ranks = places(plan.program) if plan.program.pipeline else (None,)
-    rows = (
-        {row.name: row for rank in ranks for row in op_rows(plan.program, on, rank)} if on else {}
-    )
+    gpu, rows = hardware(plan.program), dict[str, OpRow]()
+    if gpu:
+        for rank in places(plan.program) if plan.program.pipeline else (None,):
+            rows |= {row.name: row for row in op_rows(plan.program, gpu, rank)}
     show(explain_value(name, worked, lower(worked, "insert_collectives"), plan.program, rows))
 
 
@@ -97,25 +99,24 @@ def _check(options: Namespace, topics: tuple[str, ...]) -> None:
     from ..syntax.diagnostics import CODES, did_you_mean
 
     topic, plan = options.topic, options.plan
-    if topic not in topics and topic.upper() not in CODES and not (plan and plan.is_file()):
-        known = (
+    is_code = topic.upper() in CODES
+    # a word before a plan is taken for a value of the plan
+    if topic not in topics and not is_code and not (plan and plan.is_file()):
+        help = did_you_mean(topic, (*topics, *CODES)) or (
             "it takes `memory`, `collectives`, `time`, a value of the plan, or a code such as"
             " `E0510`"
         )
-        raise UsageError(
-            f"cannot explain `{topic}`: {did_you_mean(topic, (*topics, *CODES)) or known}"
-        )
+        raise UsageError(f"cannot explain `{topic}`: {help}")
     if options.size and not plan:
         raise UsageError("`--size` goes with a plan")
-    if (topic.upper() in CODES) == bool(plan):
-        raise UsageError(f"`scalec explain {topic}` {'takes no plan' if plan else 'needs a plan'}")
-    if topic != "time":
-        for name in OF_TIME:
-            if getattr(options, name):
-                option = name.replace("_", "-")
-                raise UsageError(
-                    f"`--{option}` goes with `scalec explain time`, not with `{topic}`"
-                )
+    if is_code and plan:
+        raise UsageError(f"`scalec explain {topic}` takes no plan")
+    if not is_code and not plan:
+        raise UsageError(f"`scalec explain {topic}` needs a plan")
+    for name in OF_TIME:
+        if topic != "time" and getattr(options, name):
+            option = name.replace("_", "-")
+            raise UsageError(f"`--{option}` goes with `scalec explain time`, not with `{topic}`")
 
 
 def _time(plan: Plan, options: Namespace) -> None:
@@ -128,60 +129,66 @@ def _time(plan: Plan, options: Namespace) -> None:
     if options.against and not (options.trace or options.csv):
         show(_against(plan, options.against))
         return
-    found = with_ops(report_of(plan))
+    report = with_ops(report_of(plan))
     if options.trace:
         from ..analysis.time.events import events_of
         from ..reports.time_trace import MARK, time_trace
 
         beside = recorded_steps(options.against) if options.against else ()
-        text = time_trace(found.program, events_of(found.program, found.on), beside)
+        text = time_trace(report.program, events_of(report.program, report.on), beside)
         put(options.trace, text, "trace", MARK, sys.stderr)
     if options.csv:
         from ..reports.op_times import HEADER, as_csv
 
-        put(options.csv, as_csv(found.ops), "csv", ",".join(HEADER), sys.stderr)
-    show(_against(plan, options.against) if options.against else _shown(found, plan, options))
+        put(options.csv, as_csv(report.ops), "csv", ",".join(HEADER), sys.stderr)
+    if options.against:
+        show(_against(plan, options.against))
+    else:
+        show(_shown(report, plan, options))
 
 
-def _shown(found: "Report", plan: Plan, options: Namespace) -> str:
+def _shown(report: "Report", plan: Plan, options: Namespace) -> str:
     """The report as a table of ops or of the critical path, or with advice, as text or JSON."""
     from ..reports.op_times import critical, lines
     from ..syntax.source import is_ir
 
     if options.lines:
-        return lines(found.ops)
+        return lines(report.ops)
     if options.critical:
         from ..analysis.time.critical_path import critical_path
 
-        return critical(critical_path(found.program, found.on))
+        return critical(critical_path(report.program, report.on))
     if not options.no_advice and not is_ir(plan.source.text):
         from .advice import advised
 
-        found = advised(found, plan.model, plan.source)
+        report = advised(report, plan.model, plan.source)
     if options.json:
         import json
 
         from ..analysis.time.report import as_json
 
-        return json.dumps(as_json(found), indent=2)
+        return json.dumps(as_json(report), indent=2)
     from ..reports.time import time
 
-    return time(found)
+    return time(report)
 
 
 def _against(plan: Plan, folder: Path) -> str:
-    """Steps that a run has profiled, by plan line; beside the prediction if they ran on the
-    device of the plan.
+    """The steps that a run profiled, by plan line.
+
+    Beside the prediction, if they ran on the device of the plan.
     """
     from ..analysis.memory import account
     from ..analysis.time import expected
     from ..analysis.time.profile import beside, ranks_at
     from ..reports.profile import table
 
-    found = expected(plan.program)
-    profile = read_profile(folder, ranks_at(plan.program, found.step.rank if found else None))
-    of = found if profile.device == account(plan.program).device else None
-    return table(profile, beside(profile, of.step if of else None), of)
+    prediction = expected(plan.program)
+    ranks = ranks_at(plan.program, prediction.step.rank if prediction else None)
+    profile = read_profile(folder, ranks)
+    if profile.device != account(plan.program).device:
+        prediction = None
+    return table(profile, beside(profile, prediction.step if prediction else None), prediction)
 
 
 NOT_OURS = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -195,20 +202,22 @@ def recorded_steps(folder: Path) -> "list[Event]":
     """A step of each rank whose trace lies in the folder.  Raises UsageError."""
     from ..reports.time_trace import recorded
 
-    found: list[Event] = []
+    events: list[Event] = []
     for path in sorted(folder.glob("rank*.json")):
-        if rank := TRACE.fullmatch(path.name):
-            try:
-                found += recorded(int(rank[1]), path.read_text(encoding="utf-8"))
-            except NOT_OURS:
-                raise UsageError(
-                    f"`{path}` is no trace that a run of this scalec has recorded"
-                ) from None
-    if not found:
+        rank = TRACE.fullmatch(path.name)
+        if not rank:
+            continue
+        try:
+            events += recorded(int(rank[1]), path.read_text(encoding="utf-8"))
+        except NOT_OURS:
+            raise UsageError(
+                f"`{path}` is no trace that a run of this scalec has recorded"
+            ) from None
+    if not events:
         raise UsageError(
             f"`{folder}` has no trace: train with SCALEC_PROFILE={folder}, then name it here"
         )
-    return found
+    return events
 
 
 def read_profile(folder: Path, ranks: list[int]) -> "Profile":
@@ -216,16 +225,16 @@ def read_profile(folder: Path, ranks: list[int]) -> "Profile":
     from ..analysis.time import profile
 
     try:
-        found = profile.read_profile(folder, ranks)
+        result = profile.read_profile(folder, ranks)
     except NOT_OURS:
         raise UsageError(
             f"`{folder}` has sums of a profile that no run of this scalec wrote"
         ) from None
-    if found is None:
+    if result is None:
         raise UsageError(
             f"`{folder}` has no profile: train with SCALEC_PROFILE={folder}, then name it here"
         )
-    return found
+    return result
 
 
 def report_of(plan: Plan) -> "Report":
@@ -235,11 +244,11 @@ def report_of(plan: Plan) -> "Report":
     from ..config.gpus import GPUS
     from ..syntax.diagnostics import listing
 
-    on = hardware(plan.program)
-    if on is None:
-        known = f'to name one of {listing(GPUS)}, or a file of measured figures, `hardware = "…"`'
-        raise UsageError(f"the time of a step needs `cluster {{ gpu = … }}` {known}")
-    return report(plan.program, on)
+    gpu = hardware(plan.program)
+    if gpu is None:
+        help = f'to name one of {listing(GPUS)}, or a file of measured figures, `hardware = "…"`'
+        raise UsageError(f"the time of a step needs `cluster {{ gpu = … }}` {help}")
+    return report(plan.program, gpu)
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """The commands on texts of plans: `fmt` and `import`.
 
-`fmt` rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from
-its layout."""
+`fmt` rewrites files whole or not at all, each for itself: where one plan is wrong, the others get
+their layout."""
 
 import os
 import re
@@ -41,21 +41,23 @@ def fmt(options: Namespace) -> int:
 
 
 def _format(path: Path, only_check: bool) -> bool:
-    """Whether a file changes; it is then named, and unless only checked, rewritten."""
+    """Names a file that changes, rewrites it unless `only_check`; returns whether it changes."""
     from ..syntax.formatter import format_plan
     from ..syntax.limits import load
 
     text = format_plan(load(path))
     if text.encode() == path.read_bytes():
         return False
-    if not only_check:
+    if only_check:
+        print(f"would format {path}")
+    else:
         _replace(path, text)
-    print(f"{'would format' if only_check else 'formatted'} {path}")
+        print(f"formatted {path}")
     return True
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replaces a file, with its mode; of a link, its target."""
+    """Replaces a file and keeps its mode; for a link, replaces its target."""
     target = path.resolve()
     draft = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
@@ -79,9 +81,10 @@ def _standard_input(options: Namespace) -> int:
     content = sys.stdin.buffer.read()
     text = format_plan(_decoded(content))
     if options.check:
-        changed = text.encode() != content
-        sys.stdout.write("would format standard input\n" if changed else "")
-        return PLAN_WRONG if changed else 0
+        if text.encode() == content:
+            return 0
+        sys.stdout.write("would format standard input\n")
+        return PLAN_WRONG
     as_file()
     sys.stdout.write(text)
     return 0
@@ -134,7 +137,9 @@ def _hub_name(path: Path) -> str:
     file.
     """
     match = _HUB.fullmatch(str(path))
-    return match["name"] if match and path.suffix != ".json" else ""
+    if not match or path.suffix == ".json":
+        return ""
+    return match["name"]
 
 
 def _fmt_arguments(parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The command `ir`: a plan's program after a pass, as text, as what the pass changed, or as a
+"""The command `ir`: a plan's program after a pass, as text, as the changes of the pass, or as a
 graph.
 """
 
@@ -40,16 +40,15 @@ def ir(options: Namespace) -> None:
 
 
 def _show_change(options: Namespace, program: "Program") -> None:
-    """The lines of IR text that a pass has changed, with those around them."""
+    """The lines of IR text that a pass has changed, with the lines around them."""
     from difflib import unified_diff
 
     from ..ir.printer import print_ir
     from ..passes import PASS_NAMES
 
     before = PASS_NAMES[max(PASS_NAMES.index(program.after) - 1, 0)]
-    old, new = (
-        print_ir(each).splitlines() for each in (load(options.plan, before).program, program)
-    )
+    old = print_ir(load(options.plan, before).program).splitlines()
+    new = print_ir(program).splitlines()
     lines = unified_diff(old, new, f"after {before}", f"after {program.after}", n=2, lineterm="")
     print("\n".join(lines) or f"`{program.after}` changes nothing")
 

@@ -1,5 +1,5 @@
-"""Results kept from one command to the next in the user's cache, by a hash of everything that
-they depend on.
+"""The cache of results, for later commands of the same user, by a hash of everything that they
+depend on.
 """
 
 import os
@@ -15,7 +15,7 @@ from ..syntax.package_data import folder as package_folder
 from ..syntax.user_cache import keep, private_folder
 
 NO_CACHE = "SCALEC_NO_CACHE"
-"""The environment variable that has everything computed anew, as `--no-cache` does."""
+"""The environment variable that turns the cache off, as `--no-cache` does."""
 
 PACKAGES = ("codegen_templates", "compiler", "formats", "grammar")
 """The parts of scalec that a result may depend on."""
@@ -79,8 +79,8 @@ class Results:
             self._drop_oldest(folder)
 
     def _drop_oldest(self, folder: Path) -> None:
-        kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in kept[: -self._most]:
+        oldest_first = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in oldest_first[: -self._most]:
             path.unlink(missing_ok=True)
 
     def _folder(self) -> Path | None:
@@ -90,5 +90,6 @@ class Results:
 def _files() -> Iterator[Path]:
     """Scalec's own files, in one order."""
     for package in PACKAGES:
-        paths = sorted(package_folder(package).rglob("*"))
-        yield from (path for path in paths if path.is_file() and path.suffix != ".pyc")
+        for path in sorted(package_folder(package).rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                yield path

@@ -1,7 +1,7 @@
-"""All that a compile says and writes, kept for the next compile of the same plan.
+"""The cache of compiles: the next compile of the same plan prints and writes the same.
 
-The files depend on the model of a plan, its text and scalec's own files alone; but for a plan with
-functions of its own, whose modules it imports, or with a file of hardware.  Such a plan is compiled
+The files depend on the model of a plan, its text and scalec's own files alone.  A plan with a file
+of hardware, or with functions of its own, whose modules it imports, depends on more: it is compiled
 anew.
 """
 
@@ -51,10 +51,10 @@ def find(key: str) -> Compile | None:
         return None
     try:
         # which runs code: nobody else can write to the user's cache
-        kept = pickle.loads(zlib.decompress(content))
+        result = pickle.loads(zlib.decompress(content))
     except (ValueError, EOFError, zlib.error, pickle.UnpicklingError):
         return None  # cut short by a crash: the plan is compiled
-    return _as_kept(kept) if isinstance(kept, Compile) else None
+    return _as_kept(result) if isinstance(result, Compile) else None
 
 
 def keep(key: str, compile_: Compile) -> None:

@@ -1,4 +1,4 @@
-"""Proofs kept from one command to the next.
+"""The cache of proofs, for later commands.
 
 A proof depends on the IR, before any placement and after the last pass, and on scalec's own code.
 A proof that failed is not kept.

@@ -47,12 +47,14 @@ _EARLY = 60
 
 
 def _check_time(time: str, grace: int) -> None:
-    """UsageError unless a job has time to train before it is signalled: it would be put back
-    for ever.
+    """UsageError unless a job has time to train before Slurm signals it.
+
+    Such a job would go back into the queue for ever.
     """
     if time.lower() in _NO_LIMIT:
         return
-    if (limit := seconds(time)) is None:
+    limit = seconds(time)
+    if limit is None:
         raise UsageError(f"`--time {time}` is not a time of Slurm's: write H:M:S or D-H:M:S")
     if limit < grace + _EARLY:
         early = f"Slurm signals {grace} s before the end, and up to {_EARLY} s earlier"
@@ -65,17 +67,17 @@ def seconds(time: str) -> int | None:
     """The seconds of a time as Slurm reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None of
     anything else.
     """
-    days, dash, rest = time.rpartition("-")
-    parts = rest.split(":")
-    if (
-        not all(part.isascii() and part.isdigit() for part in (*parts, *([days] if dash else [])))
-        or len(parts) > 3
-    ):
+    days, dash, clock = time.rpartition("-")
+    parts = clock.split(":")
+    numbers = [days, *parts] if dash else parts
+    if len(parts) > 3 or not all(number.isascii() and number.isdigit() for number in numbers):
         return None
+    # minutes come first, unless there are days or all three parts
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return 86_400 * int(days or 0) + sum(
-        int(part) * unit for part, unit in zip(parts, units, strict=False)
-    )
+    total = 86_400 * int(days or 0)
+    for part, unit in zip(parts, units, strict=False):
+        total += int(part) * unit
+    return total
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -39,25 +39,25 @@ def loads(options: Namespace) -> None:
     """`scalec loads`."""
     from ..reports.expert_load import MARK, read, svg, text
 
-    found = read_run(
+    run = read_run(
         options.run, read, "loads of experts: the plan has no `route`, or no step is logged yet"
     )
     if options.svg is None:
-        show(text(found))
+        show(text(run))
     else:
-        put(options.svg, svg(found), "svg", MARK)
+        put(options.svg, svg(run), "svg", MARK)
 
 
 def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
     """The result of `read` for the name and the log of a run; None means that it `lacks`
     something.  UsageError.
 
-    The last line may be cut off, of a run that goes on or was ended.
+    The last line is left out where it is cut off: the run goes on, or was ended.
     """
     path = run / "log.jsonl" if run.is_dir() else run
     try:
         text = path.read_text(encoding="utf-8")
-        found = read(path.resolve().parent.name, text[: text.rfind("\n") + 1])
+        result = read(path.resolve().parent.name, text[: text.rfind("\n") + 1])
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise UsageError(
@@ -67,9 +67,9 @@ def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
         raise UsageError(
             f"`{path}` is no log of a run: a line of it is no record of a step"
         ) from error
-    if found is None:
+    if result is None:
         raise UsageError(f"`{path}` has no {lacks}")
-    return found
+    return result
 
 
 def _log_arguments(parser: ArgumentParser) -> None:

@@ -1,5 +1,5 @@
-"""Plans that differ from another in a few settings: the changes that there are, and such a plan
-compiled, unproved.
+"""Plans that differ from another in a few settings: lists the changes, and compiles such a plan
+without a proof.
 
 Non-goals: which change is worth it (`remedies`, `advice`).
 """
@@ -41,7 +41,7 @@ BUCKETS = ("32MiB", "128MiB", "512MiB")
 
 @frozen
 class Change:
-    """A section of a plan and what it sets; `told` says it shorter, where that is long."""
+    """A section of a plan and its settings; `told` is shorter, where they are long."""
 
     section: str
     content: str
@@ -64,15 +64,14 @@ class Changed:
 
     @property
     def sections(self) -> dict[str, str]:
-        """The sections over those of the plan."""
+        """The sections that override sections of the plan."""
         return _sections(self.changes)
 
 
 def changed(source: Source, changes: Sequence[Change]) -> Changed | None:
     """A plan with some changes; None where they make no plan."""
-    text = "\n".join(
-        f"{section} {{ {content} }}" for section, content in _sections(changes).items()
-    )
+    sections = _sections(changes).items()
+    text = "\n".join(f"{section} {{ {content} }}" for section, content in sections)
     try:
         model = resolve(source, Source("changes", text))
         *_, program = passed(model)
@@ -82,18 +81,19 @@ def changed(source: Source, changes: Sequence[Change]) -> Changed | None:
 
 
 def _sections(changes: Sequence[Change]) -> dict[str, str]:
-    """The contents of sections."""
-    found = dict[str, str]()
-    for each in changes:
-        found[each.section] = (
-            f"{found[each.section]}  {each.content}" if each.section in found else each.content
-        )
-    return found
+    """The contents of sections, by name."""
+    contents = dict[str, str]()
+    for change in changes:
+        if change.section in contents:
+            contents[change.section] += f"  {change.content}"
+        else:
+            contents[change.section] = change.content
+    return contents
 
 
 def neighbours(model: Program) -> Iterator[Change]:
-    """All changes of one setting of a plan before any placement, those first that often make
-    steps faster.
+    """All changes of one setting of a plan before any placement; changes that often make steps
+    faster come first.
     """
     yield from less_recomputation(model)
     yield from more_recomputation(model)
@@ -119,7 +119,7 @@ def more_recomputation(model: Program) -> Iterator[Change]:
 
 
 def less_recomputation(model: Program) -> Iterator[Change]:
-    """Recomputation in backward of nothing, of what memory asks for, of cheap ops, or of half
+    """Recomputation in backward of nothing, of as much as memory needs, of cheap ops, or of half
     of the layers.
     """
     recompute, room = model.train.recompute, capacity(model)
@@ -129,7 +129,8 @@ def less_recomputation(model: Program) -> Iterator[Change]:
             yield Change("train", f"recompute = {AUTO}(memory={int(TENSORS * room / GIB)}GiB)")
     if recompute.word == "full":
         yield from _selective(model)
-        yield from (Change("train", f"recompute = every(2, {dim})") for dim in _innermost(model))
+        for dim in _innermost(model):
+            yield Change("train", f"recompute = every(2, {dim})")
 
 
 def smaller_microbatches(model: Program) -> Iterator[Change]:
@@ -147,57 +148,64 @@ def _selective(model: Program) -> Iterator[Change]:
 
 
 def _innermost(model: Program) -> list[str]:
-    """The dims of repeats without repeats."""
-    return [
-        *dict.fromkeys(
-            it.dim for it in walk_regions(model.region.body) if it.dim and not regions_in(it.body)
-        )
-    ]
+    """The dims of repeats without repeats, each once."""
+    regions = walk_regions(model.region.body)
+    dims = [region.dim for region in regions if region.dim and not regions_in(region.body)]
+    return [*dict.fromkeys(dims)]
 
 
 def data_axes(model: Program) -> tuple[str, ...]:
     """The axes over which a batch lies, in the mesh's order."""
-    own = {claim.axis for claim in model.claims if claim.dim == BATCH}
-    return tuple(axis.name for axis in model.axes if axis.name in own)
+    batch_axes = {claim.axis for claim in model.claims if claim.dim == BATCH}
+    return tuple(axis.name for axis in model.axes if axis.name in batch_axes)
 
 
 def more_sharding(model: Program) -> Iterator[Change]:
     """Stages of ZeRO over all axes of data; a pipeline reduces gradients once a step, so it has
     no second.
     """
-    now, axes = _state(model), data_axes(model)
+    state, axes = _state(model), data_axes(model)
     rules = {"zero 1": "optimizer", "zero 2": "gradients", "zero 3": "parameters"}
     if model.pipeline:
         rules = {"zero 1": "optimizer", "parameters, optimizer": "parameters"}
-    for rule, kind in rules.items() if now else ():
-        if axes and getattr(now, kind) != axes:
+    for rule, kind in rules.items() if state else ():
+        if axes and getattr(state, kind) != axes:
             yield Change("state", f"{rule} over {', '.join(axes)}")
 
 
 def less_sharding(model: Program) -> Iterator[Change]:
     """Lower stages of ZeRO over the same axes."""
-    now = _state(model)
-    if now and now.optimizer:
-        axes = ", ".join(now.optimizer)
-        stages = [0, 1, 2] if now.parameters else [0, 1] if now.gradients else [0]
-        for stage in reversed(stages):
-            if stage < 2 or not model.pipeline:
-                yield Change("state", f"zero {stage} over {axes}")
+    state = _state(model)
+    if not state or not state.optimizer:
+        return
+    stage = 1
+    if state.parameters:
+        stage = 3
+    elif state.gradients:
+        stage = 2
+    for lower in reversed(range(stage)):
+        if lower < 2 or not model.pipeline:
+            yield Change("state", f"zero {lower} over {', '.join(state.optimizer)}")
 
 
 def _state(model: Program) -> StateAxes | None:
     """How state is shared out; None where groups of parameters have rules of their own."""
-    return None if len(model.state) > 1 else model.state[0] if model.state else StateAxes()
+    if len(model.state) > 1:
+        return None
+    return model.state[0] if model.state else StateAxes()
 
 
 def flows(model: Program) -> Iterator[Change]:
     """Gradients reduced in half the bytes, buckets of other sizes, gathers earlier or later."""
     yield from _narrow_sums(model)
     if data_axes(model):
-        yield from (Change("state", f"bucket = {size}") for size in BUCKETS)
+        for size in BUCKETS:
+            yield Change("state", f"bucket = {size}")
     if any(state.parameters for state in model.state):
-        ahead = model.flow.prefetch
-        yield from (Change("state", f"prefetch = {it}") for it in (ahead + 1, ahead - 1) if it >= 0)
+        prefetch = model.flow.prefetch
+        yield Change("state", f"prefetch = {prefetch + 1}")
+        if prefetch:
+            yield Change("state", f"prefetch = {prefetch - 1}")
 
 
 def _narrow_sums(model: Program) -> Iterator[Change]:
@@ -210,64 +218,68 @@ def _narrow_sums(model: Program) -> Iterator[Change]:
 
 def sequence_parallelism(model: Program) -> Iterator[Change]:
     """The sequence over an axis of tensor parallelism too, or no longer."""
-    of = {axis.name: [it for it in model.claims if it.axis == axis.name] for axis in model.axes}
-    for axis, claims in of.items():
-        dims = [it.dim for it in claims]
-        if SEQUENCE in dims and not {*dims} <= {*DATA_DIMS}:
-            without = [it for it in model.claims if (it.dim, it.axis) != (SEQUENCE, axis)]
+    for axis in dict.fromkeys(axis.name for axis in model.axes):
+        claims = [claim for claim in model.claims if claim.axis == axis]
+        dims = {claim.dim for claim in claims}
+        if SEQUENCE in dims and not dims <= {*DATA_DIMS}:
+            without = [
+                claim for claim in model.claims if (claim.dim, claim.axis) != (SEQUENCE, axis)
+            ]
             yield Change("shard", _rules(model, without), f"shard without `{SEQUENCE} over {axis}`")
-        elif dims and not {*dims} & {*DATA_DIMS}:
-            last = max(it.rank for it in model.claims) + 1
+        elif dims and dims.isdisjoint(DATA_DIMS):
+            last = max(claim.rank for claim in model.claims) + 1
             more = [*model.claims, evolve(claims[0], rank=last, dim=SEQUENCE)]
             yield Change("shard", _rules(model, more), f"shard with `{SEQUENCE} over {axis}`")
 
 
 def strategies(model: Program) -> Iterator[Change]:
-    """Other ways by which attention gets the keys of a sequence that lies over an axis of its
-    own.
-    """
+    """Other ways of attention to get the keys of a sequence that lies over an axis of its own."""
     for claim in model.claims:
-        others = {it.dim for it in model.claims if it.axis == claim.axis} - {SEQUENCE}
-        for via in () if claim.dim != SEQUENCE or others else STRATEGIES:
+        dims = {other.dim for other in model.claims if other.axis == claim.axis}
+        if claim.dim != SEQUENCE or dims != {SEQUENCE}:
+            continue
+        for via in STRATEGIES:
             if via != claim.via:
-                rules = _rules(
-                    model, [evolve(it, via=via) if it is claim else it for it in model.claims]
-                )
-                yield Change("shard", rules, f"shard with `{SEQUENCE} over {claim.axis} via {via}`")
+                changed_claim = evolve(claim, via=via)
+                claims = [changed_claim if other is claim else other for other in model.claims]
+                words = f"shard with `{SEQUENCE} over {claim.axis} via {via}`"
+                yield Change("shard", _rules(model, claims), words)
 
 
 def _rules(model: Program, claims: Sequence[Claim]) -> str:
-    """The rules of `shard` from which these claims are read, and those that cut a pipeline."""
-    rules = (
-        [f"{', '.join(model.pipeline.dims)} over {model.pipeline.axis}"] if model.pipeline else []
-    )
-    for _, of_rule in groupby(sorted(claims, key=lambda it: it.rank), key=lambda it: it.rank):
-        own = [*of_rule]
-        dims, axes = (dict.fromkeys(getattr(it, name) for it in own) for name in ("dim", "axis"))
-        rules.append(f"{', '.join(dims)} over {', '.join(axes)}{how_claimed(own[0])}")
+    """The rules of `shard` that make these claims, and the rule that cuts a pipeline."""
+    rules = list[str]()
+    if model.pipeline:
+        rules.append(f"{', '.join(model.pipeline.dims)} over {model.pipeline.axis}")
+    by_rank = sorted(claims, key=lambda claim: claim.rank)
+    for _, group in groupby(by_rank, key=lambda claim: claim.rank):
+        rule_claims = [*group]
+        dims = dict.fromkeys(claim.dim for claim in rule_claims)
+        axes = dict.fromkeys(claim.axis for claim in rule_claims)
+        rules.append(f"{', '.join(dims)} over {', '.join(axes)}{how_claimed(rule_claims[0])}")
     return "  ".join(rules)
 
 
 def schedules(model: Program) -> Iterator[Change]:
     """Other named schedules of a pipeline."""
-    if (pipeline := model.pipeline) and not pipeline.settings.stages:
-        now = pipeline.settings.schedule
-        own = f"{now.kind}(chunks={now.chunks or 2})"
-        yield from (
-            Change("pipeline", f"schedule = {it}") for it in SCHEDULES if it not in (now.kind, own)
-        )
+    pipeline = model.pipeline
+    if not pipeline or pipeline.settings.stages:
+        return
+    current = pipeline.settings.schedule
+    for schedule in SCHEDULES:
+        if schedule not in (current.kind, f"{current.kind}(chunks={current.chunks or 2})"):
+            yield Change("pipeline", f"schedule = {schedule}")
 
 
 def meshes(model: Program) -> Iterator[Change]:
-    """Twice the ranks along an axis, of those along another."""
+    """Twice the ranks along one axis, half the ranks along another."""
     if model.pipeline and (model.pipeline.given or model.pipeline.settings.stages):
         return
+    sizes = {axis.name: axis.size for axis in model.axes}
     for more, less in permutations([axis for axis in model.axes if axis.size > 1], 2):
         if less.size % 2 == 0:
-            sizes = {axis.name: axis.size for axis in model.axes}
-            yield Change(
-                "mesh", mesh(sizes | {more.name: 2 * more.size, less.name: less.size // 2})
-            )
+            changes = {more.name: 2 * more.size, less.name: less.size // 2}
+            yield Change("mesh", mesh(sizes | changes))
 
 
 def mesh(sizes: dict[str, int]) -> str:
@@ -276,24 +288,25 @@ def mesh(sizes: dict[str, int]) -> str:
 
 
 def more_stages(model: Program) -> Iterator[Change]:
-    """Twice and four times the ranks along a pipeline's axis, of those along an axis of data."""
+    """Two and four times the ranks along a pipeline's axis, and as many times fewer along an axis
+    of data.
+    """
     pipeline = model.pipeline
     if not pipeline or pipeline.given or pipeline.settings.stages:
         return
+    sizes = {axis.name: axis.size for axis in model.axes}
+    names = data_axes(model)
     for times in (2, 4):
-        data = next(
-            (axis for axis in model.axes if axis.name in data_axes(model) and axis.size > times),
-            None,
-        )
+        data = next((axis for axis in model.axes if axis.name in names and axis.size > times), None)
         if data and data.size % times == 0:
-            sizes = {axis.name: axis.size for axis in model.axes}
-            more = {pipeline.axis: sizes[pipeline.axis] * times, data.name: data.size // times}
-            yield Change("mesh", mesh(sizes | more))
+            changes = {pipeline.axis: sizes[pipeline.axis] * times, data.name: data.size // times}
+            yield Change("mesh", mesh(sizes | changes))
 
 
 def implementations(model: Program) -> Iterator[Change]:
     """Other kernels; logits and gathered activations that are saved, not made twice."""
-    yield Change("train", f"kernels = {TORCH if model.train.kernels == TRITON else TRITON}")
+    kernels = TORCH if model.train.kernels == TRITON else TRITON
+    yield Change("train", f"kernels = {kernels}")
     if model.train.logits == CHUNK:
         yield Change("train", f"logits = {SAVE}")
     if model.train.gathered != SAVE:

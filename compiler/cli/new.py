@@ -1,4 +1,4 @@
-"""The command `new`: a first plan for this machine, which it looks at and asks nothing."""
+"""The command `new`: a first plan for this machine; it looks at the machine and asks nothing."""
 
 import os
 import re
@@ -25,8 +25,8 @@ NEAR = 1.5
 """A model has at most this many times as many parameters as it should, or as few."""
 
 SPLIT = 20
-"""Files from which on one of them is as little as is held out; of a single file, its last part
-is.
+"""The least number of files of which one is small enough to hold out; of a single file, its last
+part is held out.
 """
 
 
@@ -37,8 +37,10 @@ class Machine(NamedTuple):
     gpus: tuple[str, ...]
 
     def __str__(self) -> str:
-        cores = f"{self.cores} CPU core{'s' * (self.cores != 1)}"
-        return f"{len(self.gpus)} x {self.gpus[0]}" if self.gpus else f"{cores} and no GPU"
+        if self.gpus:
+            return f"{len(self.gpus)} x {self.gpus[0]}"
+        plural = "" if self.cores == 1 else "s"
+        return f"{self.cores} CPU core{plural} and no GPU"
 
     @property
     def ranks(self) -> int:
@@ -52,10 +54,14 @@ class Machine(NamedTuple):
         """The GPU as plans call it; "" where they have no name for it."""
         from ..config.gpus import GPUS
 
-        words = re.split(r"[^a-z0-9]+", self.gpus[0].lower()) if self.gpus else []
-        found = [name for name in GPUS if name.split("_")[0] in words]
-        known = (name for name in found if name.split("_")[-1] in words or name.endswith("_sxm"))
-        return next(known, found[0] if found else "")
+        if not self.gpus:
+            return ""
+        words = re.split(r"[^a-z0-9]+", self.gpus[0].lower())
+        names = [name for name in GPUS if name.split("_")[0] in words]
+        for name in names:
+            if name.split("_")[-1] in words or name.endswith("_sxm"):
+                return name
+        return names[0] if names else ""
 
 
 def new(options: Namespace) -> None:
@@ -84,17 +90,17 @@ def this_machine() -> Machine:
     """The machine that this process runs on."""
     import subprocess
 
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        said: str = subprocess.run(
+        answer: str = subprocess.run(
             ask, capture_output=True, text=True, timeout=20, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        said = ""
-    return Machine(cores, tuple(name.strip() for name in said.splitlines() if name.strip()))
+        answer = ""
+    return Machine(cores, tuple(name.strip() for name in answer.splitlines() if name.strip()))
 
 
 def data(files: list[str] | None, mask: str = "") -> str:
@@ -106,19 +112,22 @@ def data(files: list[str] | None, mask: str = "") -> str:
     from ..config.values import TEXT
 
     if not files:
-        own = '# text of your own: files = ["notes/*.txt"]'
-        return f"data text {{ files = [python_stdlib]  holdout = 5%  {mask} }} {own}"
-    found = {
-        each: [path for path in glob(each, recursive=True) if Path(path).is_file()]
-        for each in files
-    }
-    for each, paths in found.items():
+        note = '# text of your own: files = ["notes/*.txt"]'
+        return f"data text {{ files = [python_stdlib]  holdout = 5%  {mask} }} {note}"
+    all_paths = set[str]()
+    for pattern in files:
+        paths = [path for path in glob(pattern, recursive=True) if Path(path).is_file()]
         if not any(Path(path).stat().st_size for path in paths):
-            raise UsageError(f"`{each}` is no file that holds anything, looked for in {Path.cwd()}")
-    count = len({path for paths in found.values() for path in paths})
-    held = "holdout = 5%" if count == 1 or count >= SPLIT else ""
-    note = "" if held else " # holdout = 5% would keep whole files for validation, one at least"
-    return f"data text {{ files = [{', '.join(map(TEXT.show, files))}]  {held}  {mask} }}{note}"
+            raise UsageError(
+                f"`{pattern}` is no file that holds anything, looked for in {Path.cwd()}"
+            )
+        all_paths.update(paths)
+    holdout, note = "holdout = 5%", ""
+    if 1 < len(all_paths) < SPLIT:
+        holdout = ""
+        note = " # holdout = 5% would keep whole files for validation, one at least"
+    names = ", ".join(map(TEXT.show, files))
+    return f"data text {{ files = [{names}]  {holdout}  {mask} }}{note}"
 
 
 def _scaled(model: Path, size: int | None, seq: int, machine: Machine) -> dict[str, Any]:
@@ -128,21 +137,21 @@ def _scaled(model: Path, size: int | None, seq: int, machine: Machine) -> dict[s
     """
     from .scaled import model_of
 
-    wanted = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
-    of_plan = model_of(model, seq)
-    scaled = of_plan.sized(wanted)
+    target = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
+    shipped = model_of(model, seq)
+    scaled = shipped.sized(target)
     if scaled is None:
         raise UsageError(
             f"the model of `{model.stem}` cannot be made smaller: write `use` and its dims yourself"
         )
-    if not wanted / NEAR < scaled.parameters < wanted * NEAR:
+    if not target / NEAR < scaled.parameters < target * NEAR:
         raise UsageError(
             f"no sizes of `{model.stem}` are near that: the nearest have {scaled.parameters:,}"
             " parameters"
         )
-    mask = "masked = 15%  mask_token = 0" if of_plan.is_bidirectional else ""
+    mask = "masked = 15%  mask_token = 0" if shipped.is_bidirectional else ""
     return {
-        "used": of_plan.used,
+        "used": shipped.used,
         "dims": scaled.dims,
         "parameters": f"{scaled.parameters:,}",
         "mask": mask,
@@ -156,7 +165,10 @@ def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict
     from ..syntax.package_data import filled
     from ..syntax.source import Source
 
-    words: dict[str, Any] = {"used": "", **(LARGE if machine.gpus else SMALL), **model}
+    sizes, batch = SMALL, 16
+    if machine.gpus:
+        sizes, batch = LARGE, 16 * machine.ranks
+    words: dict[str, Any] = {"used": "", **sizes, **model}
     plan, run = shlex.quote(str(path)), shlex.quote(f"runs/{run_word(str(path))}")
     soon = "" if model else ", in about a minute"
     commands = {
@@ -174,7 +186,7 @@ def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict
         gpu=machine.gpu,
         gpus=machine.gpus,
         data=data(files, model.get("mask", "")),
-        batch=16 * machine.ranks if machine.gpus else 16,
+        batch=batch,
         **words,
     )
     return format_plan(Source(str(path), text))

@@ -1,8 +1,9 @@
-"""The functions of a plan's own ops, tried in a process of its own before a plan that calls them is
-trusted.
+"""Trials of the functions of a plan's own ops, in a process of their own, before scalec trusts the
+plan.
 
-Purpose: starts `scalec.testing.op_trial`, ends it where a function hangs, and says what was seen at
-the plan's line.  Non-goals: the checks.  This process imports neither torch nor the user's modules.
+Purpose: starts `scalec.testing.op_trial`, ends it where a function hangs, and reports its outcomes
+at the plan's lines.  Non-goals: the checks.  This process imports neither torch nor the user's
+modules.
 """
 
 import json
@@ -65,7 +66,7 @@ class TrialProcess:
 
         request = {
             "folder": str(folder.resolve()),
-            "signatures": [asdict(each) for each in signatures],
+            "signatures": [asdict(signature) for signature in signatures],
         }
         with suppress(BrokenPipeError):  # it has ended: there will be no answer
             stream = self._stream(self._process.stdin)
@@ -76,8 +77,8 @@ class TrialProcess:
         """The next answer; None if none comes in time, or the process has ended."""
         stream, deadline = self._stream(self._process.stdout), monotonic() + seconds
         while b"\n" not in self._unread:
-            left = max(deadline - monotonic(), 0)
-            ready, _, _ = select.select([stream], [], [], left)
+            seconds_left = max(deadline - monotonic(), 0)
+            ready, _, _ = select.select([stream], [], [], seconds_left)
             part = os.read(stream.fileno(), 1 << 16) if ready else b""
             if not part:
                 return None
@@ -109,7 +110,7 @@ class TrialProcess:
 
 
 class Trials:
-    """Tries the functions of a plan; `reason` says why none is tried, if so."""
+    """Tries the functions of a plan; where it tries none, `reason` says why."""
 
     def __init__(self, reason: str, process: TrialProcess | None, seconds: float = SECONDS) -> None:
         self.reason, self._process, self._seconds = reason, process, seconds
@@ -133,27 +134,27 @@ class Trials:
 
         calls = trial_signatures(model)
         if self.reason or not calls:
-            return TriedFunctions((), dict.fromkeys((each.function for each in calls), self.reason))
-        declared = _Declarations(source)
-        named = [declared.named(each) for each in calls]
-        outcomes = self._outcomes(folder or Path(source.path).parent, named)
+            functions = [signature.function for signature in calls]
+            return TriedFunctions((), dict.fromkeys(functions, self.reason))
+        declarations = _Declarations(source)
+        signatures = [declarations.named(signature) for signature in calls]
+        outcomes = self._outcomes(folder or Path(source.path).parent, signatures)
         # by function: other calls of it would only say the same of other dims
-        mistakes = dict[str, PlanError]()
+        mistakes, untried = dict[str, PlanError](), dict[str, str]()
         for (signature, op), outcome in zip(calls.items(), outcomes, strict=True):
+            function = signature.function
             if "seen" in outcome:
-                mistakes.setdefault(signature.function, declared.mistake(signature, op, outcome))
+                mistakes.setdefault(function, declarations.mistake(signature, op, outcome))
+            if "cannot" in outcome:
+                untried[function] = outcome["cannot"]
         _raise_all(mistakes.values())
-        untried = {
-            signature.function: outcome["cannot"]
-            for signature, outcome in zip(calls, outcomes, strict=True)
-            if "cannot" in outcome
-        }
         tried = [signature for signature in calls if signature.function not in untried]
         return TriedFunctions(tried_functions(tried), untried)
 
     def _outcomes(self, folder: Path, signatures: "Sequence[TrialSignature]") -> list[Outcome]:
-        """The outcome of each function; a process that one of them ends or keeps is followed by
-        another.
+        """The outcome of each function.
+
+        Where a function ends its process or hangs, another process tries the functions after it.
         """
         outcomes = list[Outcome]()
         while len(outcomes) < len(signatures):
@@ -161,15 +162,15 @@ class Trials:
             self._process = process
             process.send(folder, signatures[len(outcomes) :])
             if process.read_answer(IMPORT_SECONDS) is None:
-                left = len(signatures) - len(outcomes)
-                outcomes += [{"cannot": "torch cannot be imported"}] * left
+                missing = len(signatures) - len(outcomes)
+                outcomes += [{"cannot": "torch cannot be imported"}] * missing
                 break
             outcomes += self._read_outcomes(process, len(signatures) - len(outcomes))
             self.end()
         return outcomes
 
     def _read_outcomes(self, process: TrialProcess, count: int) -> list[Outcome]:
-        """The outcomes of one process: of all functions, or up to the one that it did not
+        """The outcomes of one process: of all functions, or up to the function that it did not
         survive.
         """
         outcomes = list[Outcome]()
@@ -179,9 +180,8 @@ class Trials:
                 outcomes.append(_lost(process.has_ended, self._seconds))
                 break
             if "ended" in answer:
-                outcomes.append(
-                    {key: str(value) for key, value in answer.items() if key != "ended"}
-                )
+                del answer["ended"]
+                outcomes.append({key: str(value) for key, value in answer.items()})
         return outcomes
 
 
@@ -201,8 +201,10 @@ def _lost(has_ended: bool, seconds: float) -> Outcome:
 
 
 class TriedFunctions:
-    """The functions that were tried, for the certificate, and those that were not, each with
-    the reason.
+    """The functions of a plan.
+
+    tried    functions that were tried, for the certificate
+    untried  by function that was not tried, the reason
     """
 
     def __init__(self, tried: "Sequence[Tried]", untried: dict[str, str]) -> None:
@@ -212,9 +214,8 @@ class TriedFunctions:
         """Lines that name all; "" for a plan that has none."""
         lines = list[str]()
         if self.tried:
-            lines.append(
-                f"tried: {', '.join(each.function for each in self.tried)}, on random numbers"
-            )
+            names = ", ".join(trial.function for trial in self.tried)
+            lines.append(f"tried: {names}, on random numbers")
         for function, reason in sorted(self.untried.items()):
             lines.append(f"not tried: {function}, since {reason}")
         return "\n".join(lines)
@@ -235,7 +236,8 @@ def trials(path: Path, wanted: bool) -> Generator[Trials]:
     if find_spec("torch") is None:
         yield Trials("torch is not installed", None)
         return
-    running = Trials("", TrialProcess() if _has_own_ops(path) else None)
+    process = TrialProcess() if _has_own_ops(path) else None
+    running = Trials("", process)
     try:
         yield running
     finally:
@@ -257,7 +259,7 @@ def _has_own_ops(path: Path) -> bool:
 
 
 class _Declarations:
-    """The plan's `op`s, for the names and the places of what they say; IR text has none."""
+    """The plan's `op`s, for their names and places in the text; IR text has none."""
 
     def __init__(self, source: "Source") -> None:
         from ..frontend.load_plan import gather
@@ -278,8 +280,9 @@ class _Declarations:
         return evolve(signature, names=names)
 
     def _of(self, signature: "TrialSignature") -> "UserOp | None":
-        """The `op` that a call is of: two may have one function, with other dims of it in
-        `over`.
+        """The `op` that a call belongs to.
+
+        Two may have one function, and differ in the dims in `over`.
         """
         for declared in self._declared:
             if declared.function.value == signature.function and _fits(declared, signature):
@@ -287,7 +290,7 @@ class _Declarations:
         return None
 
     def mistake(self, signature: "TrialSignature", op: "Op", outcome: Outcome) -> "PlanError":
-        """The error of a function that is not what the plan says, at the word that says it."""
+        """The error for a function that differs from the plan, at the plan's word about it."""
         from ..syntax.diagnostics import wrong
 
         module, _, name = signature.function.partition(":")
@@ -310,7 +313,7 @@ class _Declarations:
 
 
 def _fits(declared: "UserOp", signature: "TrialSignature") -> bool:
-    """Whether a call can be of an `op`, by its tensors, its results, and what is linear in it."""
+    """Whether a call can belong to an `op`, by its tensors, its results and its linear operands."""
     from ..ops.user import LEAD
 
     tensors = [operand for operand in declared.operands if operand.dims]
@@ -329,9 +332,9 @@ def _leading(declared: "UserOp", signature: "TrialSignature") -> int:
     from ..ops.user import LEAD
 
     tensors = [operand.dims for operand in declared.operands if operand.dims]
-    for dims, meant in zip(tensors, signature.operands, strict=True):
+    for dims, call_dims in zip(tensors, signature.operands, strict=True):
         if any(name.name == LEAD for name in dims):
-            return len(meant) - len(dims) + 1
+            return len(call_dims) - len(dims) + 1
     return 0
 
 
@@ -340,9 +343,10 @@ def _along(declared: "UserOp", signature: "TrialSignature", dim: str) -> "Name":
     from ..ops.user import LEAD
 
     tensors = [operand.dims for operand in declared.operands if operand.dims]
-    for dims, given in zip(tensors, signature.operands, strict=True):
-        named = [name for name in dims if name.name != LEAD]
-        matching = dict(zip(reversed(given), reversed(named), strict=False))
+    for dims, call_dims in zip(tensors, signature.operands, strict=True):
+        # `..` stands for the first dims of the call, so that names match from the end
+        names = [name for name in dims if name.name != LEAD]
+        matching = dict(zip(reversed(call_dims), reversed(names), strict=False))
         if dim in matching:
             return next(name for name in declared.along if name.name == matching[dim].name)
     return next(name for name in declared.along if name.name == LEAD)
@@ -352,7 +356,7 @@ def _raise_all(mistakes: "Iterable[PlanError]") -> None:
     """Raises one error with all mistakes, each once."""
     from ..syntax.diagnostics import Diagnostics
 
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     for mistake in mistakes:
-        found.add(mistake)
-    found.check()
+        diagnostics.add(mistake)
+    diagnostics.check()

@@ -1,7 +1,7 @@
 """Output of commands: reports, diagnostics, files; exit statuses.
 
-Standard streams take any text, in whatever encoding, though nobody reads it to the end.  Files are
-made whole or not at all, and never over what scalec did not write.
+Standard streams take any text, in whatever encoding, even where nobody reads it to the end.  Files
+are made whole or not at all, and never over files that scalec did not write.
 """
 
 import os
@@ -59,7 +59,9 @@ def streams() -> Generator[None]:
     BrokenPipeError.
     """
     register_error("plain", _plain)
-    sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
+    # a program without a terminal may start scalec without streams
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="plain")
@@ -72,14 +74,15 @@ def streams() -> Generator[None]:
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     assert isinstance(error, UnicodeEncodeError), "cli: a handler for what is written"
-    text = error.object[error.start : error.end]
-    shown = (PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in text)
-    return "".join(shown), error.end
+    replacement = ""
+    for sign in error.object[error.start : error.end]:
+        replacement += PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode()
+    return replacement, error.end
 
 
 def as_file() -> None:
-    """Has standard output be UTF-8 where it goes to a file or a program: as a file, such text
-    is read back.
+    """Makes standard output UTF-8 where it goes to a file or a program: scalec reads its files as
+    UTF-8.
     """
     stream: Any = sys.stdout
     if not stream.isatty() and hasattr(stream, "reconfigure"):
@@ -87,7 +90,7 @@ def as_file() -> None:
 
 
 def abandon() -> None:
-    """Has both streams lead nowhere: Python writes what is left in them when it ends."""
+    """Makes both streams lead nowhere: Python writes the rest of their buffers when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
@@ -105,7 +108,7 @@ STYLES = (
     # the head of a table: columns, above another line
     r"(?:\A|\n\n)(?P<bold>[^\n]*\S {2,}\S[^\n]*)(?=\n\S)",
 )
-"""Words that are set apart, by the name of the style; later ones add to earlier ones."""
+"""Patterns of words that have a style, which the group names; later ones add to earlier ones."""
 
 
 def show(text: str) -> None:
@@ -124,10 +127,10 @@ def styled(text: str) -> "Text":
     """The same text with styles."""
     from rich.text import Text
 
-    found = Text(text)
+    result = Text(text)
     for pattern in STYLES:
-        found.highlight_regex(pattern)
-    return found
+        result.highlight_regex(pattern)
+    return result
 
 
 TEXT = "text"
@@ -144,37 +147,40 @@ def format_argument(parser: ArgumentParser) -> None:
     )
 
 
-def tell(found: "Sequence[Diagnostic]", form: str = TEXT) -> None:
+def tell(diagnostics: "Sequence[Diagnostic]", form: str = TEXT) -> None:
     """Prints diagnostics: for people on standard error, for machines on standard output."""
     if form == TEXT:
         from ..syntax.diagnostics import render, wants_colour
 
         colour = wants_colour(sys.stderr)
-        sys.stderr.write("".join(f"{render(each, colour=colour)}\n\n" for each in found))
+        texts = [f"{render(diagnostic, colour=colour)}\n\n" for diagnostic in diagnostics]
+        sys.stderr.write("".join(texts))
         return
     from ..reports.diagnostic_formats import FORMATS
 
     as_file()
-    sys.stdout.write(FORMATS[form](found))
+    sys.stdout.write(FORMATS[form](diagnostics))
 
 
 # ---- files
 
 
-def put(path: Path, text: str, form: str, mark: str, told: TextIO | None = None) -> None:
-    """Writes a file over none, or over one with the mark, and says so on `told`, by default
+def put(path: Path, text: str, form: str, mark: str, stream: TextIO | None = None) -> None:
+    """Writes a new file, or replaces one with the mark, and says so on `stream`, by default
     standard output.
 
     Raises UsageError; `form` is the option that names the file.
     """
     check_replaceable(path, text, form, mark)
     replace(path, text, form)
-    print(f"wrote {path}", file=told)
+    print(f"wrote {path}", file=stream)
 
 
 def check_replaceable(path: Path, text: str, form: str, mark: str) -> None:
-    """Only files with the mark are replaced.  Rows have no room for it, and are there to be edited:
-    they never are.
+    """Checks that a file is new, or has the mark of scalec's files.
+
+    Rows of a schedule have no room for the mark, and are there to be edited: files with other rows
+    are never replaced.
 
     Raises UsageError; `form` is the option that names the file.
     """

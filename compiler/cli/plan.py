@@ -32,22 +32,22 @@ def plan(options: Namespace) -> int:
         return _sweep(options, file)
     goal, kept = _goal(options, file), keeps(options.keep)
     folder = options.output.parent if options.output else file.folder
-    it = planned(file, goal, kept, options.top, folder, _tell)
-    if not it.shown:
-        raise UsageError(_empty(it.found, options))
+    result = planned(file, goal, kept, options.top, folder, _tell)
+    if not result.shown:
+        raise UsageError(_empty(result.found, options))
     if options.json:
         import json
 
-        print(json.dumps(as_json(it), indent=1))
+        print(json.dumps(as_json(result), indent=1))
     else:
-        show(print_plans(it))
-    if options.output and it.text:
-        put(options.output, it.text, "output", MARK, sys.stderr)
-    return 0 if it.found.fitting else PLAN_WRONG
+        show(print_plans(result))
+    if options.output and result.text:
+        put(options.output, result.text, "output", MARK, sys.stderr)
+    return 0 if result.found.fitting else PLAN_WRONG
 
 
 def _tell(line: str) -> None:
-    """Says what the search does, beside its result, which may go to a file."""
+    """Prints a line about the search on standard error; the result may go to a file."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -62,7 +62,7 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
             raise UsageError(f"--sweep has no `{name}`: {_no_axis(name, file)}")
     points = swept(
         file,
-        lambda at: _goal(Namespace(**{**vars(options), **at}), file),
+        lambda values: _goal(Namespace(**{**vars(options), **values}), file),
         keeps(options.keep),
         axes,
         _tell,
@@ -71,28 +71,29 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
     files = {"csv": (options.csv, table, table.splitlines()[0])}
     if options.svg:
         title = f"{options.model.stem}: the best plans by {' and '.join(axes)}"
-        fixed = {
+        goal_values = {
             "gpus": goal.gpus,
             "global_batch": goal.global_batch,
             "seq": goal.seq,
             "cluster": goal.hardware.name,
         }
-        told = ", ".join(f"{name} {value}" for name, value in fixed.items() if name not in axes)
-        files["svg"] = options.svg, svg(points, title, f"{told}; by {goal.hardware.source}"), DRAWN
+        fixed = [f"{name} {value}" for name, value in goal_values.items() if name not in axes]
+        source = f"{', '.join(fixed)}; by {goal.hardware.source}"
+        files["svg"] = options.svg, svg(points, title, source), DRAWN
     for form, (path, text, mark) in files.items():
         if path:
             put(path, text, form, mark, sys.stderr)
     print(table, end="")
-    return 0 if any(it.best for it in points) else PLAN_WRONG
+    return 0 if any(point.best for point in points) else PLAN_WRONG
 
 
 def _no_axis(name: str, file: "ModelFile") -> str:
     from ..syntax.diagnostics import did_you_mean, listing
     from .planner.sweep import DEGREES, GOALS
 
-    known = (*GOALS, *DEGREES, *file.sizes)
+    axes = (*GOALS, *DEGREES, *file.sizes)
     dims = "" if file.sizes else ", and of a file with a model alone the sizes of its dims"
-    return did_you_mean(name, known) or f"it takes {listing(known)}{dims}"
+    return did_you_mean(name, axes) or f"it takes {listing(axes)}{dims}"
 
 
 def swept_axes(text: str) -> dict[str, list[int | str]]:
@@ -103,24 +104,25 @@ def swept_axes(text: str) -> dict[str, list[int | str]]:
     """
     axes = dict[str, list[int | str]]()
     for part in text.split(","):
-        name, _, said = part.strip().partition("=")
-        low, dots, high = said.partition("..")
-        words = [low, high] if dots else said.split(":")
-        if name != "cluster" and not all(
-            word.isascii() and word.isdigit() and int(word) for word in words
-        ):
-            raise UsageError(
-                f"--sweep takes one or two of NAME=8..64 or NAME=8:16:24, not `{part.strip()}`"
-            )
-        numbers = [*map(int, words)] if name != "cluster" else []
-        if dots and numbers:
-            numbers = [numbers[0] << at for at in range(64) if numbers[0] << at <= numbers[1]]
-            if not numbers:
-                raise UsageError(f"--sweep {part.strip()}: the first number is above the last")
-        axes[name] = [*numbers] or [*words]
+        name, _, values = part.strip().partition("=")
+        low, dots, high = values.partition("..")
+        words = [low, high] if dots else values.split(":")
+        axes[name] = [*words] if name == "cluster" else _axis_numbers(part.strip(), words, dots)
     if len(axes) > 2:
         raise UsageError(f"--sweep has {len(axes)} axes; a picture has two")
     return axes
+
+
+def _axis_numbers(part: str, words: list[str], dots: str) -> list[int | str]:
+    """The numbers of an axis: its first and last one, with `dots` between them, or all."""
+    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+        raise UsageError(f"--sweep takes one or two of NAME=8..64 or NAME=8:16:24, not `{part}`")
+    if not dots:
+        return [int(word) for word in words]
+    first, last = map(int, words)
+    if first > last:
+        raise UsageError(f"--sweep {part}: the first number is above the last")
+    return [first << doublings for doublings in range(64) if first << doublings <= last]
 
 
 def _goal(options: Namespace, file: "ModelFile") -> "Goal":
@@ -129,21 +131,22 @@ def _goal(options: Namespace, file: "ModelFile") -> "Goal":
     for name in EXAMPLES:
         if not getattr(options, name):
             raise UsageError(f"give --{name}, as in {EXAMPLES[name]}")
-    gpus, path = options.gpus, Path(options.cluster) if options.cluster.endswith(".toml") else None
+    gpus = options.gpus
+    path = Path(options.cluster) if options.cluster.endswith(".toml") else None
     hardware = _hardware(options.cluster, path, options.gpus_per_node)
     if gpus > hardware.ranks_per_node and gpus % hardware.ranks_per_node:
         raise UsageError(
             f"{gpus} GPUs are no whole number of nodes of {hardware.ranks_per_node}: see"
             " --gpus-per-node"
         )
-    sizes = {"global_batch": options.global_batch, "seq": options.seq}
-    said = {name: given or file.said(name) for name, given in sizes.items()}
-    for name, value in said.items():
-        if value is None:
+    global_batch = options.global_batch or file.said("global_batch")
+    seq = options.seq or file.said("seq")
+    for name, size in (("global_batch", global_batch), ("seq", seq)):
+        if size is None:
             raise UsageError(
                 f"`{options.model}` does not say `{name}`: give --{name.replace('_', '-')}"
             )
-    return Goal(gpus, hardware, said["global_batch"] or 0, said["seq"] or 0, path)
+    return Goal(gpus, hardware, global_batch or 0, seq or 0, path)
 
 
 def _hardware(cluster: str, path: Path | None, per_node: int | None) -> "Hardware":
@@ -154,11 +157,11 @@ def _hardware(cluster: str, path: Path | None, per_node: int | None) -> "Hardwar
     from ..config.gpus import GPUS, help_for_gpu
     from ..syntax.diagnostics import listing
 
-    found = load(path) if path else named(cluster)
-    if found is None:
+    hardware = load(path) if path else named(cluster)
+    if hardware is None:
         help = help_for_gpu(cluster) or f"known GPUs: {listing(GPUS)}; a file ends in .toml"
         raise UsageError(f"--cluster: there is no GPU `{cluster}`: {help}")
-    return evolve(found, ranks_per_node=per_node or max(found.ranks_per_node, 1))
+    return evolve(hardware, ranks_per_node=per_node or max(hardware.ranks_per_node, 1))
 
 
 def keeps(text: str) -> dict[str, object]:
@@ -186,25 +189,26 @@ def keeps(text: str) -> dict[str, object]:
             raise UsageError(f"--keep sets `{name}` to `{value}`, which is not a whole number")
         if name in words and value not in words[name]:
             raise UsageError(f"--keep sets `{name}` to `{value}`; it takes {listing(words[name])}")
-        kept[name] = int(value) if name in numbers else value == "on" if name in FLAGS else value
+        if name in numbers:
+            kept[name] = int(value)
+        else:
+            kept[name] = value == "on" if name in FLAGS else value
     return kept
 
 
-def _empty(found: "Found", options: Namespace) -> str:
-    """Why there is no plan at all: the step of thinning that left none, or what is wrong with
-    those that were tried.
+def _empty(result: "Found", options: Namespace) -> str:
+    """Why there is no plan at all: the step of thinning that left none, or the mistake in a plan
+    that was tried.
     """
-    left = found.left
+    left = result.left
     if not left[0][1]:
+        if not options.keep:
+            return "no choices"
+        return f"no choice has {options.keep}: {options.gpus} GPUs have no such degrees"
+    if result.failed:
+        first = result.failed[0]
         return (
-            f"no choice has {options.keep}: {options.gpus} GPUs have no such degrees"
-            if options.keep
-            else "no choices"
-        )
-    if found.failed:
-        return (
-            f"no plan compiles of {len(found.failed)} that were tried;"
-            f" {found.failed[0].choice}: {found.failed[0].why}"
+            f"no plan compiles of {len(result.failed)} that were tried; {first.choice}: {first.why}"
         )
     (_, before), (step, _) = next(pair for pair in pairwise(left) if not pair[1][1])
     kept = f"; --keep {options.keep}" if options.keep else ""

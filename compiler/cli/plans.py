@@ -32,16 +32,12 @@ def plans(options: Namespace) -> None:
     lines = list(table([*heads, ("", "", "", ""), *models], "lrrl"))
     command = "scalec check scalec:llama3_8b"
     use = 'use "scalec:models/llama.scale" { dims { layers = 2 } }'
-    show(
-        "\n".join(
-            [
-                *lines,
-                "",
-                f"a command takes a name for a plan: {command}",
-                f"a plan uses a model: {use}",
-            ]
-        )
-    )
+    lines += [
+        "",
+        f"a command takes a name for a plan: {command}",
+        f"a plan uses a model: {use}",
+    ]
+    show("\n".join(lines))
 
 
 def _row(name: str, path: Path, is_model: bool) -> Row:
@@ -52,11 +48,14 @@ def _row(name: str, path: Path, is_model: bool) -> Row:
     from ..syntax.source import Source
 
     source = load(path)
-    program = resolve(
-        Source("model.scale", f'use "{name}" {run_of(seq=8)}') if is_model else source
-    )
-    ranks = "" if is_model else _ranks(program)
-    grows = is_model and any(SEQUENCE in param.type.dims for param in program.params)
+    if is_model:
+        program = resolve(Source("model.scale", f'use "{name}" {run_of(seq=8)}'))
+        ranks = ""
+        grows = any(SEQUENCE in param.type.dims for param in program.params)
+    else:
+        program = resolve(source)
+        ranks = _ranks(program)
+        grows = False
     count = "by its seq" if grows else f"{parameter_count(program):,}"
     return name.removesuffix(".scale"), count, ranks, about(source.text)
 

@@ -22,64 +22,65 @@ if TYPE_CHECKING:
 def recheck(folder: Path) -> str:
     """The result, in lines.
 
-    Raises PlanError where the folder says anything else, UsageError if it is none.
+    Raises PlanError where a file differs from the plan's, UsageError if it is no output folder.
     """
     from ..analysis.certificate import NOT_EVALUATED
     from ..emit.user_ops import copied
     from ..reports.summary import headline
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
 
-    written, script = (
-        _account(folder / "plan.json"),
-        load(folder / "train.py", most=MAX_WRITTEN_BYTES),
-    )
-    plan = _plan(folder, written)
+    account = _account(folder / "plan.json")
+    script = load(folder / "train.py", most=MAX_WRITTEN_BYTES)
+    plan = _plan(folder, account)
     proof = plan.proved()
-    emit, check = _target(written)
+    emit, check = _target(account)
     matched, modules = _matched(script, plan, check), copied(plan.program, folder)
-    _compare_modules(modules, written)
-    unverified = _values(written) == NOT_EVALUATED
-    made = emit(
+    _compare_modules(modules, account)
+    is_unverified = _values(account) == NOT_EVALUATED
+    certified = None
+    if not is_unverified:
+        certified = evolve(proof, kept=_was_kept(account))
+    files = emit(
         plan.program,
         plan.source,
         plan.model,
-        None if unverified else evolve(proof, kept=_was_kept(written)),
+        certified,
         {name: module.text for name, module in modules.items()},
-        _tried(plan, folder, written),
+        _tried(plan, folder, account),
     )
-    account = json.loads(made["plan.json"])
-    _compare(folder / "plan.json", written, account)
-    _compare_text(script, made["train.py"])
-    files = sorted({*made} - {"train.py", "plan.json", *modules})
-    for name in files:
-        _compare_text(load(folder / name, most=MAX_WRITTEN_BYTES), made[name])
-    said = (
-        f"equal  {folder}: {headline(plan.program)}\n\n{proof.lines()}\n"
-        f"train.py  {matched} ops, each matched to the IR, and every line as written"
-        + "".join(f"\n{name}  as written" for name in files)
-        + "".join(f"\n{name}  as copied" for name in modules)
-    )
-    return said + (
-        "\n\nit was compiled with --no-verify, and says so; the step was evaluated now"
-        if unverified
-        else ""
-    )
+    _compare(folder / "plan.json", account, json.loads(files["plan.json"]))
+    _compare_text(script, files["train.py"])
+    names = sorted({*files} - {"train.py", "plan.json", *modules})
+    for name in names:
+        _compare_text(load(folder / name, most=MAX_WRITTEN_BYTES), files[name])
+    lines = [
+        f"equal  {folder}: {headline(plan.program)}",
+        "",
+        proof.lines(),
+        f"train.py  {matched} ops, each matched to the IR, and every line as written",
+    ]
+    lines += [f"{name}  as written" for name in names]
+    lines += [f"{name}  as copied" for name in modules]
+    if is_unverified:
+        words = "it was compiled with --no-verify, and says so; the step was evaluated now"
+        lines += ["", words]
+    return "\n".join(lines)
 
 
 def compiled(folder: Path) -> Plan:
     """The plan of an output folder, as its plan.json has it.
 
-    Raises UsageError if it is none, PlanError.
+    Raises UsageError if it is no output folder, PlanError if its plan does not compile.
     """
     return _plan(folder, _account(folder / "plan.json"))
 
 
-def _plan(folder: Path, written: dict[str, Any]) -> Plan:
+def _plan(folder: Path, account: dict[str, Any]) -> Plan:
     from ..passes import lower
     from ..syntax.source import Source
 
-    model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
-    return Plan(Source(written["plan"], ""), model, lower(model))
+    model = read(Source(str(folder / "plan.json"), "\n".join(account["model"]) + "\n"))
+    return Plan(Source(account["plan"], ""), model, lower(model))
 
 
 def _account(path: Path) -> dict[str, Any]:
@@ -97,16 +98,17 @@ def _account(path: Path) -> dict[str, Any]:
 
 def _has_model(account: dict[str, Any]) -> bool:
     lines = account.get("model")
-    whole = isinstance(lines, list) and all(
-        isinstance(line, str) for line in cast("list[Any]", lines)
-    )
-    return whole and isinstance(account.get("plan"), str)
+    if not isinstance(lines, list) or not isinstance(account.get("plan"), str):
+        return False
+    return all(isinstance(line, str) for line in cast("list[Any]", lines))
 
 
 def _values(account: dict[str, Any]) -> object:
     """The certificate's statements about the step's values."""
-    said: Any = account.get("certificate")
-    return cast("dict[str, Any]", said).get("values") if isinstance(said, dict) else None
+    certificate: Any = account.get("certificate")
+    if not isinstance(certificate, dict):
+        return None
+    return cast("dict[str, Any]", certificate).get("values")
 
 
 def _was_kept(account: dict[str, Any]) -> bool:
@@ -115,10 +117,10 @@ def _was_kept(account: dict[str, Any]) -> bool:
     return isinstance(values, dict) and "evaluated" in values
 
 
-def _tried(plan: Plan, folder: Path, written: dict[str, Any]) -> "tuple[Tried, ...]":
+def _tried(plan: Plan, folder: Path, account: dict[str, Any]) -> "tuple[Tried, ...]":
     """The functions that the certificate says were tried, tried once more."""
-    said: Any = written.get("certificate")
-    if not isinstance(said, dict) or "tried" not in said:
+    certificate: Any = account.get("certificate")
+    if not isinstance(certificate, dict) or "tried" not in certificate:
         return ()
     need("torch", "trying the plan's functions")
     with trials(folder / "train.py", wanted=True) as trial:
@@ -149,31 +151,35 @@ def _matched(script: "Source", plan: Plan, check: Check) -> int:
         _refuse("train.py is not the plan's", script.whole(), str(error))
 
 
-def _compare(path: Path, written: dict[str, Any], made: dict[str, Any]) -> None:
+def _compare(path: Path, account: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compares a plan.json with the one that this scalec would write, but for the version."""
     from ..syntax.source import Source
 
-    changed = [
-        key for key in made | written if key != "written_by" and made.get(key) != written.get(key)
-    ]
-    if changed:
-        other = written.get("written_by") != made["written_by"]
-        help = f"{written.get('written_by')} wrote it: compile the plan again" if other else ""
-        _refuse(
-            "plan.json is not the plan's",
-            Source(str(path), "").whole(),
-            f"it differs under {', '.join(changed)}",
-            help,
-        )
+    changed = list[str]()
+    for key in expected | account:
+        if key != "written_by" and expected.get(key) != account.get(key):
+            changed.append(key)
+    if not changed:
+        return
+    help = ""
+    if account.get("written_by") != expected["written_by"]:
+        help = f"{account.get('written_by')} wrote it: compile the plan again"
+    _refuse(
+        "plan.json is not the plan's",
+        Source(str(path), "").whole(),
+        f"it differs under {', '.join(changed)}",
+        help,
+    )
 
 
-def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any]) -> None:
+def _compare_modules(modules: "Mapping[str, Source]", account: dict[str, Any]) -> None:
     """Compares the modules with the hashes of their copies, before any of them is run."""
     from ..emit.plan_json import digest
 
-    hashes: Any = written.get("modules")
-    known = cast("dict[str, Any]", hashes) if isinstance(hashes, dict) else {}
+    hashes: Any = account.get("modules")
+    digests = cast("dict[str, Any]", hashes) if isinstance(hashes, dict) else {}
     for name, module in modules.items():
-        if known.get(name) != digest(module.text):
+        if digests.get(name) != digest(module.text):
             why = "it is not the copy that was made when the plan was compiled"
             _refuse(
                 f"{name} is not the plan's",
@@ -183,28 +189,32 @@ def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any]) -
             )
 
 
-def _compare_text(script: "Source", made: str) -> None:
+def _compare_text(script: "Source", expected: str) -> None:
     """Compares comments and layout too; code was matched before."""
-    if script.text == made:
+    if script.text == expected:
         return
-    pairs = zip_longest(script.text.split("\n"), made.split("\n"), fillvalue="")
-    at = next(at for at, (found, expected) in enumerate(pairs) if found != expected)
-    lines = made.split("\n")
-    expected = "the plan's has ended"
-    if at < len(lines):
-        line = lines[at] if len(lines[at]) <= 120 else f"{lines[at][:119]}…"
-        expected = f"the plan's is `{line}`"
+    lines, number = expected.split("\n"), 0
+    for line, expected_line in zip_longest(script.text.split("\n"), lines, fillvalue=""):
+        if line != expected_line:
+            break
+        number += 1
+    why = "the plan's has ended"
+    if number < len(lines):
+        line = lines[number]
+        if len(line) > 120:
+            line = f"{line[:119]}…"
+        why = f"the plan's is `{line}`"
     _refuse(
         f"{Path(script.path).name} is not the plan's",
-        _line(script, at),
-        expected,
+        _line(script, number),
+        why,
         "compile the plan again",
     )
 
 
-def _line(source: "Source", at: int) -> "Span":
+def _line(source: "Source", number: int) -> "Span":
     """One line, counted from 0; the end of a text that is shorter."""
-    lines = source.text.split("\n")[: at + 1]
+    lines = source.text.split("\n")[: number + 1]
     end = sum(map(len, lines)) + len(lines) - 1
     return source.span(end - len(lines[-1]), end)
 

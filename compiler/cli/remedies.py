@@ -1,7 +1,8 @@
 """Changes that would make a plan fit its GPU, each compiled and counted.
 
-For each kind of change (recomputation, microbatches, sharded state, stages) the mildest that is
-enough, or else the one that leaves least; where none is, the best with others on top of it.
+For each kind of change (recomputation, microbatches, sharded state, stages), the remedy is the
+mildest change that is enough, or else the change that leaves least.  Where no change is enough,
+the best change is tried with others on top of it.
 """
 
 from collections.abc import Iterator
@@ -30,29 +31,29 @@ from .neighbours import (
 ELSE = "shard parameters over more ranks, as `vocab, heads, ffn over tp` does, or shorten `seq`"
 
 WORTH = 0.98
-"""A change that leaves more than this part of what a rank needs is none worth making."""
+"""A change is not worth making if a rank still needs more than this part of the memory."""
 
 DEEPEST = 3
 """How many changes are made together."""
 
 
 def too_large(program: Program, model: Program, source: Source) -> Diagnostic | None:
-    """The warning that a plan does not fit its GPU, with what would help; `model` is what its text
-    was resolved to.
+    """The warning that a plan does not fit its GPU, with changes that would help.
 
-    An elastic plan is taken at its least size, at which a rank needs most.
+    `model` is the program before any placement.  An elastic plan is taken at its least size, where
+    a rank needs most.
     """
     least = smallest(program)
-    now = account(least)
-    if fits(least, now) is not False:
+    memory = account(least)
+    if fits(least, memory) is not False:
         return None
-    begun = _Remedy(Changed((), model, program), now.needs, fits=False)
-    return warning(least, now, _help(begun, source))
+    unchanged = _Remedy(Changed((), model, program), memory.needs, fits=False)
+    return warning(least, memory, _help(unchanged, source))
 
 
 @frozen
 class _Remedy:
-    """A plan with some changes, and what a rank of it needs."""
+    """A plan with some changes, and the bytes that a rank of it needs."""
 
     plan: Changed
     needs: float
@@ -60,70 +61,80 @@ class _Remedy:
 
     def __str__(self) -> str:
         changes = " with ".join(f"`{change}`" for change in self.plan.changes)
-        return f"{changes} needs {self.needs / GIB:,.1f} GiB{', which fits' if self.fits else ''}"
+        verdict = ", which fits" if self.fits else ""
+        return f"{changes} needs {self.needs / GIB:,.1f} GiB{verdict}"
 
     def with_change(self, change: Change, source: Source) -> "_Remedy | None":
         """This one and a change more; None where that makes no plan."""
         plan = changed(source, (*self.plan.changes, change))
         if plan is None:
             return None
-        found = account(smallest(plan.program))
-        return _Remedy(plan, found.needs, bool(fits(plan.program, found)))
+        memory = account(smallest(plan.program))
+        return _Remedy(plan, memory.needs, bool(fits(plan.program, memory)))
 
 
-def _help(now: _Remedy, source: Source) -> str:
+def _help(current: _Remedy, source: Source) -> str:
     """Each kind of change by itself, the best first; if none is enough, the best with more on
     top.
     """
     if is_ir(source.text):
         return ELSE
-    if (bound := _bound(now)) and (kept := now.with_change(bound, source)):
-        return str(kept)
-    together = evolve(now, plan=evolve(now.plan, changes=(bound,)), needs=inf) if bound else now
-    found = alone = _best(together, source)
-    while found:
-        together = found[0]
+    together, bound = current, _bound(current)
+    if bound:
+        remedy = current.with_change(bound, source)
+        if remedy:
+            return str(remedy)
+        together = evolve(current, plan=evolve(current.plan, changes=(bound,)), needs=inf)
+    remedies = alone = _best(together, source)
+    while remedies:
+        together = remedies[0]
         enough = together.fits or len(together.plan.changes) == DEEPEST
-        found = [] if enough else _best(together, source)
+        remedies = [] if enough else _best(together, source)
     lines = [str(remedy) for remedy in (*alone, together)] if alone else []
     return "\n".join(dict.fromkeys(lines if together.fits else [*lines, ELSE]))
 
 
-def _best(now: _Remedy, source: Source) -> list[_Remedy]:
+def _best(current: _Remedy, source: Source) -> list[_Remedy]:
     """The best of each kind of change, best first; more stages, whose rows take long, if
     nothing else is enough.
     """
-    model = now.plan.model
-    kinds = (more_recomputation(model), smaller_microbatches(model), more_sharding(model))
-    found = [remedy for changes in kinds for remedy in _mildest(now, changes, source)]
-    if not any(remedy.fits for remedy in found):
-        found += _mildest(now, more_stages(model), source)
-    return sorted(found, key=lambda it: it.needs)
+    model = current.plan.model
+    remedies = list[_Remedy]()
+    for changes in (
+        more_recomputation(model),
+        smaller_microbatches(model),
+        more_sharding(model),
+    ):
+        remedies += _mildest(current, changes, source)
+    if not any(remedy.fits for remedy in remedies):
+        remedies += _mildest(current, more_stages(model), source)
+    return sorted(remedies, key=lambda remedy: remedy.needs)
 
 
-def _mildest(now: _Remedy, changes: Iterator[Change], source: Source) -> list[_Remedy]:
-    """The first change that is enough, or the one that leaves least; none if none is worth it."""
+def _mildest(current: _Remedy, changes: Iterator[Change], source: Source) -> list[_Remedy]:
+    """The first change that is enough, or else the change that leaves least; an empty list where
+    no change is worth making.
+    """
     tried: list[_Remedy] = []
     for change in changes:
-        remedy = now.with_change(change, source)
-        if remedy and remedy.needs < WORTH * now.needs:
+        remedy = current.with_change(change, source)
+        if remedy and remedy.needs < WORTH * current.needs:
             tried.append(remedy)
             if remedy.fits:
                 return [remedy]
-    return [min(tried, key=lambda it: it.needs)] if tried else []
+    return [min(tried, key=lambda remedy: remedy.needs)] if tried else []
 
 
-def _bound(now: _Remedy) -> Change | None:
-    """Rows that keep to what the GPU has, where the compiler makes them: without that, it takes
-    what makes them fast.
+def _bound(current: _Remedy) -> Change | None:
+    """The setting that keeps rows of a pipeline within the GPU's memory, where the compiler makes
+    them: without it, the compiler makes the fastest rows.
 
-    A plan for which there are no such rows is found to be none before any are looked for.
+    The compiler sees early, before it looks for rows, that a plan can have no such rows.
     """
-    pipeline, room = now.plan.model.pipeline, capacity(now.plan.program)
+    pipeline, room = current.plan.model.pipeline, capacity(current.plan.program)
     if not pipeline or pipeline.settings.schedule.kind != AUTO or room is None:
         return None
     chunks = pipeline.settings.schedule.chunks
-    most = (room - account(now.plan.program).reserve) // GIB
-    return Change(
-        "pipeline", f"schedule = auto({f'chunks={chunks}, ' if chunks else ''}memory={most}GiB)"
-    )
+    prefix = f"chunks={chunks}, " if chunks else ""
+    most = (room - account(current.plan.program).reserve) // GIB
+    return Change("pipeline", f"schedule = auto({prefix}memory={most}GiB)")

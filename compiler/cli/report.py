@@ -29,33 +29,36 @@ def report(options: Namespace) -> None:
 
 
 def subject(path: Path, *, proved: bool, cached: bool = False, advised: bool = False) -> "Subject":
-    """A plan as a report takes it.
+    """The subject of a report for a plan.
 
-    If `cached`, its proof is the one that an earlier command kept; if `advised`, faster plans are
-    looked for.
+    If `cached`, its proof is the one that an earlier command kept; if `advised`, the subject has
+    the faster neighbours of the plan.
     """
     from ..reports.html import Subject
 
     plan = load(path)
     proof = plan.proved(cached=cached) if proved else None
-    found = Subject(plan.source, plan.model, plan.program, proof=proof)
-    return _with_neighbours(found) if advised and found.time else found
+    result = Subject(plan.source, plan.model, plan.program, proof=proof)
+    if advised and result.time:
+        return _with_neighbours(result)
+    return result
 
 
-def _with_neighbours(of: "Subject") -> "Subject":
+def _with_neighbours(subject: "Subject") -> "Subject":
     from attrs import evolve
 
     from .advice import advised
 
-    assert of.time is not None, "report: advice on a time that is not known"
-    return evolve(of, neighbours=advised(of.time, of.model, of.source).neighbours)
+    assert subject.time is not None, "report: advice on a time that is not known"
+    report = advised(subject.time, subject.model, subject.source)
+    return evolve(subject, neighbours=report.neighbours)
 
 
 def _tokens(text: str) -> float:
     """A number with a letter for thousands, millions and so on."""
     letter = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}.get(text[-1:].upper())
     try:
-        number = float(text[:-1] if letter else text.replace("_", "")) * (letter or 1)
+        number = float(text[:-1]) * letter if letter else float(text.replace("_", ""))
     except ValueError:
         number = 0.0
     if not 0 < number < 1e18:

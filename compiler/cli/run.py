@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..reports.summary import Launch
 
 _CHOSEN = {"--resume", "--resume-anyway", "--export"}
-"""Options of train.py that say themselves what to go on with."""
+"""Options of train.py that themselves name the checkpoint to go on with."""
 
 
 _HELP = {"-h", "--help"}
@@ -38,8 +38,12 @@ def run(options: Namespace) -> None:
         return
     is_compiled = options.plan.suffix == ".py"
     with trials(options.plan, options.try_functions and not is_compiled) as trial:
-        plan = None if is_compiled else resolved(options.plan)
-        how = launch(plan[1]) if plan else _compiled(options.plan)
+        plan = None
+        if is_compiled:
+            how = _compiled(options.plan)
+        else:
+            plan = resolved(options.plan)
+            how = launch(plan[1])
         if how.nodes > 1:
             raise UsageError(_several_nodes(options.plan, how.nodes))
         need("torch", "training")
@@ -50,15 +54,17 @@ def run(options: Namespace) -> None:
     torchrun([*how.options(), *restarts, str(script), *words], how.ranks_per_node)
 
 
-def _check_places(rest: Sequence[str]) -> None:
-    """UsageError where the run is to write to a place whose package is not installed: before
-    anything is compiled.
+def _check_places(arguments: Sequence[str]) -> None:
+    """UsageError where the run is to write to a place whose package is not installed.
+
+    It comes before anything is compiled.
     """
     from importlib.util import find_spec
 
-    after = rest[rest.index("--log-to") + 1 :] if "--log-to" in rest else ()
-    places = takewhile(PLACES.__contains__, after)
-    for place in places:
+    if "--log-to" not in arguments:
+        return
+    words = arguments[arguments.index("--log-to") + 1 :]
+    for place in takewhile(PLACES.__contains__, words):
         if find_spec(place) is None:
             raise UsageError(
                 f"--log-to {place} needs the package {place}: pip install 'scalec[{place}]'"
@@ -66,7 +72,7 @@ def _check_places(rest: Sequence[str]) -> None:
 
 
 def _show_help(plan: Path) -> None:
-    """Has one process print the options of train.py; of a plan, as its program would."""
+    """Starts train.py to print its options, in one process; compiles a plan for that."""
     import subprocess
     from tempfile import TemporaryDirectory
 
@@ -90,8 +96,8 @@ def _several_nodes(plan: Path, nodes: int) -> str:
     )
 
 
-def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:
-    """The words for train.py, which goes on with its run unless it is told otherwise.
+def _words(arguments: Sequence[str], anew: bool, restarts: int) -> list[str]:
+    """The words for train.py, which goes on with its run unless the user says otherwise.
 
     Raises UsageError.
     """
@@ -99,8 +105,8 @@ def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:
         raise UsageError(
             "each restart would begin anew: --anew and --max-restarts do not go together"
         )
-    chosen = anew or not _CHOSEN.isdisjoint(word.partition("=")[0] for word in rest)
-    return [*rest] if chosen else ["--resume", "auto", *rest]
+    chosen = anew or not _CHOSEN.isdisjoint(word.partition("=")[0] for word in arguments)
+    return [*arguments] if chosen else ["--resume", "auto", *arguments]
 
 
 def _compiled(script: Path) -> "Launch":
@@ -115,9 +121,9 @@ def _compiled(script: Path) -> "Launch":
     if not script.is_file():
         raise UsageError(f"there is no `{script}`: `scalec compile` writes it")
     try:
-        said: dict[str, Any] = json.loads(account.read_bytes())
-        nodes = int(said["settings"]["cluster"]["nodes"])
-        return Launch(nodes, prod(said["mesh"].values()) // nodes, nodes)
+        content: dict[str, Any] = json.loads(account.read_bytes())
+        nodes = int(content["settings"]["cluster"]["nodes"])
+        return Launch(nodes, prod(content["mesh"].values()) // nodes, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"`{account}`, which `scalec compile` writes beside train.py, cannot be read"

@@ -1,7 +1,7 @@
 """A model that comes with scalec at another number of parameters, for `scalec new --from`.
 
 All widths shrink alike, layers by the root of that, and heads keep their groups.  Experts, and
-whatever else counts parts of a layer, stay as they are.  The vocabulary is that of bytes.
+whatever else counts parts of a layer, stay as they are.  The vocabulary is the 256 bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ CHECKED = "validate"
 """The pass that finds heads that `rope` cannot rotate."""
 
 NARROWEST = 16
-"""All widths but those of heads are multiples of this."""
+"""All widths, except the widths of heads, are multiples of this."""
 
 WIDEST_HEAD = 64
 """A head of a smaller model is no wider."""
@@ -86,7 +86,7 @@ class ModelOfPlan:
                 above = candidate
                 break
             below = candidate or below
-        near = [self._with_layers(each, target) for each in (below, above) if each]
+        near = [self._with_layers(scaled, target) for scaled in (below, above) if scaled]
         return min(near, key=lambda scaled: abs(scaled.parameters - target), default=None)
 
     def _widths(self) -> Iterator[dict[str, int]]:
@@ -101,10 +101,10 @@ class ModelOfPlan:
         scale = hidden / self.dims["hidden"]
         widest = max(WIDEST_HEAD, 2 * self.rotary)
         head_dim = min(self.dims.get(HEAD_DIM, self.dims["hidden"] // self.dims[HEADS]), widest)
-        few = _groups(hidden, shared, groups, head_dim)
-        sizes = {"vocab": BYTES, "hidden": hidden, HEADS: shared * few}
+        few_groups = _groups(hidden, shared, groups, head_dim)
+        sizes = {"vocab": BYTES, "hidden": hidden, HEADS: shared * few_groups}
         if GROUPS in self.dims:
-            sizes[GROUPS] = few
+            sizes[GROUPS] = few_groups
         for name, size in self.dims.items():
             if name in DEPTHS:
                 sizes[name] = max(2, round(size * sqrt(scale)))
@@ -127,20 +127,22 @@ class ModelOfPlan:
         deeper = self._counted({**scaled.dims, depth: layers + 1}) if layers else None
         if deeper is None:
             return scaled
-        wanted = layers + round(
+        target_layers = layers + round(
             (target - scaled.parameters) / (deeper.parameters - scaled.parameters)
         )
-        within = max(1, layers // MOST_TIMES, min(wanted, MOST_TIMES * layers))
-        other = self._counted({**scaled.dims, depth: within})
-        return min((scaled, other or scaled), key=lambda each: abs(each.parameters - target))
+        within = max(1, layers // MOST_TIMES, min(target_layers, MOST_TIMES * layers))
+        other = self._counted({**scaled.dims, depth: within}) or scaled
+        if abs(other.parameters - target) < abs(scaled.parameters - target):
+            return other
+        return scaled
 
 
 def _groups(hidden: int, shared: int, groups: int, head_dim: int) -> int:
-    """The most groups of heads, a power of two, whose heads are no narrower than wanted."""
-    few = 1
-    while 2 * few <= min(groups, 8) and hidden // (shared * 2 * few) >= head_dim:
-        few *= 2
-    return few
+    """The most groups of heads, a power of two, with heads of at least `head_dim`."""
+    count = 1
+    while 2 * count <= min(groups, 8) and hidden // (shared * 2 * count) >= head_dim:
+        count *= 2
+    return count
 
 
 def model_of(path: Path, seq: int) -> ModelOfPlan:
@@ -156,17 +158,16 @@ def model_of(path: Path, seq: int) -> ModelOfPlan:
 
 def _numbers(model: tree.Model, kind: str) -> dict[str, int]:
     """The settings of a section of a model that are whole numbers."""
-    sections = (
-        part for part in model.body if isinstance(part, tree.Section) and part.kind.name == kind
-    )
-    entries = (entry for section in sections for entry in section.entries)
     numbers = dict[str, int]()
-    for entry in entries:
-        match entry:
-            case tree.Setting(
-                key=tree.Name(name=name), value=tree.Number(value=int() as number, unit="")
-            ):
-                numbers[name] = number
-            case _:
-                pass
+    for section in model.body:
+        if not isinstance(section, tree.Section) or section.kind.name != kind:
+            continue
+        for entry in section.entries:
+            match entry:
+                case tree.Setting(
+                    key=tree.Name(name=name), value=tree.Number(value=int() as number, unit="")
+                ):
+                    numbers[name] = number
+                case _:
+                    pass
     return numbers

@@ -33,15 +33,19 @@ _WITHIN = (0.001, 1000)
 
 def schedule(options: Namespace) -> None:
     """`scalec schedule`."""
-    given = times(options.times)
+    overrides = times(options.times)
     program = load(options.plan).program
     if program.pipeline is None:
         what = (
             "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
         )
         raise UsageError(f"`{options.plan}` has no pipeline, so nothing to draw: {what}")
-    picture = _picture(program, options.unit, given)
-    paths = {form: path for form in FORMS if (path := getattr(options, form)) is not None}
+    picture = _picture(program, options.unit, overrides)
+    paths = dict[str, Path]()
+    for form in FORMS:
+        path = getattr(options, form)
+        if path is not None:
+            paths[form] = path
     _check_apart(paths)
     table = _table(picture, program)
     if paths:
@@ -78,7 +82,7 @@ def _grid(picture: "Picture") -> str:
 
 
 def _write(picture: "Picture", table: str, paths: dict[str, Path]) -> None:
-    """All files, or none if one of them cannot be replaced."""
+    """Writes all files, or no file if one of them cannot be replaced."""
     from ..reports.schedule.picture import MARK
 
     texts = {form: _text(form, picture, table) for form in paths}
@@ -101,14 +105,15 @@ def _text(form: str, picture: "Picture", table: str) -> str:
         return trace(picture)
     from ..reports.schedule.rows import html, svg
 
-    return svg(picture, table) if form == "svg" else html(picture, table)
+    draw = svg if form == "svg" else html
+    return draw(picture, table)
 
 
 def times(text: str) -> dict[str, float]:
     """The times that `--times` sets.  Raises UsageError."""
     from ..syntax.diagnostics import listing
 
-    given: dict[str, float] = {}
+    overrides: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
         if name not in TIMES:
@@ -116,10 +121,10 @@ def times(text: str) -> dict[str, float]:
                 f"--times has no `{name}`; it takes {listing(TIMES)}, as in --times"
                 " f=1,b=1,w=1,comm=0.1"
             )
-        if name in given:
+        if name in overrides:
             raise UsageError(f"--times sets `{name}` twice")
-        given[name] = _time(name, value)
-    return given
+        overrides[name] = _time(name, value)
+    return overrides
 
 
 def _time(name: str, value: str) -> float:
@@ -136,24 +141,21 @@ def _time(name: str, value: str) -> float:
     return time
 
 
-def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Picture":
-    """All stages alike, or as long as they are estimated to take, but for the times that are
-    given.
-    """
+def _picture(program: "Program", unit: bool, overrides: dict[str, float]) -> "Picture":
+    """All stages alike, or as long as they are estimated to take, except for `overrides`."""
     from ..analysis.stage_schedule import estimated
     from ..reports.schedule.picture import of_plan
     from ..schedules.timeline import Times
 
     pipeline = program.pipeline
     assert pipeline, "schedule: no pipeline"
-    times = (
-        Times.uniform(len(pipeline.stage_to_rank))
-        if unit
-        else estimated(program, pipeline).rounded()
-    )
-    for name, time in given.items():
+    if unit:
+        times = Times.uniform(len(pipeline.stage_to_rank))
+    else:
+        times = estimated(program, pipeline).rounded()
+    for name, time in overrides.items():
         times = times.uniform_in(TIMES[name], time)
-    unit_of_time = "" if unit or given else "forwards of the most expensive stage"
+    unit_of_time = "" if unit or overrides else "forwards of the most expensive stage"
     return of_plan(program, times, unit_of_time)
 
 

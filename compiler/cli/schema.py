@@ -14,9 +14,10 @@ def schema(options: Namespace) -> None:
     from ..config.schema import settings_schema
     from ..emit.plan_schema import plan_schema
 
-    found = {"settings": settings_schema, "plan": plan_schema}[options.of]()
+    make_schema = {"settings": settings_schema, "plan": plan_schema}[options.of]
+    content = make_schema()
     as_file()
-    print(json.dumps(found, indent=2, ensure_ascii=False))
+    print(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -18,11 +18,12 @@ def verify(options: Namespace) -> int:
     chosen = [mode for mode in modes if getattr(options, mode)]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other: choose one")
-    if len(options.plans) > (1 if chosen else 2):
+    first, *others = options.plans
+    if len(others) > 1 or (others and chosen):
         raise UsageError("verify takes one plan, or two to compare")
     if chosen:
-        return modes[chosen[0]](options.plans[0])
-    return _plan(options.plans[0]) if len(options.plans) == 1 else _two(*options.plans)
+        return modes[chosen[0]](first)
+    return _two(first, others[0]) if others else _plan(first)
 
 
 def _plan(path: Path) -> int:
@@ -60,9 +61,9 @@ def _audit(path: Path) -> int:
 
     plan = load(path)
     plan.proved()
-    found = audit(plan.program, plan.model)
-    show("\n".join(found.lines()))
-    return 0 if found.passed else PLAN_WRONG
+    result = audit(plan.program, plan.model)
+    show("\n".join(result.lines()))
+    return 0 if result.passed else PLAN_WRONG
 
 
 def _recorded(folder: Path) -> int:
@@ -70,11 +71,11 @@ def _recorded(folder: Path) -> int:
     from ..proof.recorded.files import RecordError
 
     try:
-        found = compare(folder)
+        comparison = compare(folder)
     except RecordError as error:
         raise UsageError(str(error)) from error
-    show(found.lines())
-    return 0 if found.equal else PLAN_WRONG
+    show(comparison.lines())
+    return 0 if comparison.equal else PLAN_WRONG
 
 
 def _recheck(folder: Path) -> int:

@@ -15,7 +15,7 @@ from ...frontend.calls import signature
 from ...frontend.routes import CALL
 from ...frontend.sharding import HOW, ZERO
 from ...ir import STATES
-from ...ops import OPS, OpDef
+from ...ops import OPS, Attribute, OpDef
 from .document import Document
 from .hover import op_named, takes
 from .mentions import DECLARING, SECTIONS, Kind, part_of
@@ -37,7 +37,7 @@ class Item:
 
 @frozen
 class _Frame:
-    """An open bracket: the words before it, in the bracket around it, and those in it."""
+    """An open bracket: the words before it, in the bracket around it, and the words in it."""
 
     opens: str
     before: Sequence[str]
@@ -45,34 +45,45 @@ class _Frame:
 
 
 def complete(document: Document, line: int, column: int) -> list[Item]:
-    """The words for a place; one that has begun there is left to the editor."""
+    """The words for a place; the editor filters them by the word that begins there."""
     text = document.source.text[: offset(document.source.text, line, column)]
-    begun = re.search(r"\w*$", text)
-    frames = _frames(text[: begun.start()] if begun else text)
+    prefix = re.search(r"\w*$", text)
+    frames = _frames(text[: prefix.start()] if prefix else text)
     if frames is None:
         return []
-    here = _Here(document, frames, fresh=bool(re.search(r"(?:^|\n)[ \t]*\w*$", text)))
-    return [*{item.label: item for item in here.items()}.values()]
+    is_fresh = bool(re.search(r"(?:^|\n)[ \t]*\w*$", text))
+    items = _Here(document, frames, fresh=is_fresh).items()
+    return [*{item.label: item for item in items}.values()]
 
 
 def call_at(document: Document, line: int, column: int) -> tuple[OpDef, list[str], int] | None:
-    """The op in whose call a place is, the words of its signature, and which of them is given
-    there.
+    """The op of the call around a place, the words of its signature, and the index of the argument
+    at the place.
     """
-    for frame in reversed(
-        _frames(document.source.text[: offset(document.source.text, line, column)]) or ()
-    ):
-        if frame.opens == "(" and frame.before and (entry := op_named(frame.before[-1])):
+    text = document.source.text
+    for frame in reversed(_frames(text[: offset(text, line, column)]) or ()):
+        if frame.opens != "(" or not frame.before:
+            continue
+        entry = op_named(frame.before[-1])
+        if entry:
             words = signature(entry).partition("(")[2][:-1].split(", ")
-            keys, many = [word.partition("=")[0] for word in words], frame.words.count(",")
-            key = frame.words[-2] if frame.words[-1:] == ["="] else ""
-            return entry, words, keys.index(key) if key in keys else min(many, len(keys) - 1)
+            return entry, words, _argument(frame.words, words)
     return None
 
 
+def _argument(written: Sequence[str], signature: Sequence[str]) -> int:
+    """The index in a signature of the argument that comes after the written words of a call."""
+    keys = [word.partition("=")[0] for word in signature]
+    key = written[-2] if written[-1:] == ["="] else ""
+    if key in keys:
+        return keys.index(key)
+    return min(written.count(","), len(keys) - 1)
+
+
 def _frames(text: str) -> list[_Frame] | None:
-    """The brackets that are open at the end of a text, the outermost first; None within a
-    string or comment.
+    """The brackets that are open at the end of a text, the outermost first.
+
+    None where the text ends within a string or comment.
     """
     frames, last = [_Frame("", (), [])], ""
     for match in WORDS.finditer(text):
@@ -95,64 +106,77 @@ class _Here:
         self._words = frames[-1].words
         *_, self._key, self._last = ("", "", *self._words)
         heads = [_head(frame) for frame in frames[1:] if frame.opens == "{"]
-        self._path, self._heading = [kind for kind, _ in heads], heads[-1][1] if heads else ""
-        self._of: type[Settings] | None = None
+        self._path = [kind for kind, _ in heads]
+        self._heading = heads[-1][1] if heads else ""
+        self._settings: type[Settings] | None = None
         for kind in self._path:
-            self._of = part_of(self._of, kind) or SECTIONS.get(kind)
+            self._settings = part_of(self._settings, kind) or SECTIONS.get(kind)
 
     def items(self) -> Iterator[Item]:
         """All words that make sense."""
-        frame, section = self._frames[-1], self._path[-1] if self._path else ""
+        frame = self._frames[-1]
+        section = self._path[-1] if self._path else ""
         if frame.opens == "(":
             yield from self._in_call(frame.before[-1] if frame.before else "")
         elif frame.opens == "[":
             yield from self._in_list()
         elif not self._path:
             yield from self._sections(*ITEMS)
-        elif section in ("shard", "state") and (section == "shard" or self._last != "="):
+        elif section == "shard" or (section == "state" and self._last != "="):
             yield from self._in_rules(section)
-        elif self._of:
-            yield from self._in_settings(self._of, self._heading)
-        elif section == "mesh":
-            yield from (
-                Item(name, Kind.AXIS, f"usual for {what}")
-                for name, what in AXES.items()
-                if self._last != "="
-            )
+        elif self._settings:
+            yield from self._in_settings(self._settings, self._heading)
+        elif section == "use" or section in DECLARING:
+            yield from self._in_declarations(section)
+        else:
+            yield from self._in_model()
+
+    def _in_declarations(self, section: str) -> Iterator[Item]:
+        """The author's own names, and sections that set them for a file that is used."""
+        if section == "mesh":
+            if self._last != "=":
+                for name, what in AXES.items():
+                    yield Item(name, Kind.AXIS, f"usual for {what}")
         elif section == "use":
             yield from self._sections("dims", "const", "mesh", "shard", "names")
-        elif section in DECLARING:
-            yield from self._named(
-                *((Kind.DIM, Kind.CONST) if self._last == "=" else (DECLARING[section],))
-            )
-        elif self._last in ("repeat", "to"):
+        elif self._last == "=":
+            yield from self._named(Kind.DIM, Kind.CONST)
+        else:
+            yield from self._named(DECLARING[section])
+
+    def _in_model(self) -> Iterator[Item]:
+        """Statements, and what follows their first words."""
+        if self._last in ("repeat", "to"):
             yield from self._named(Kind.DIM)
         elif self._last == "~":
-            yield from (Item(word, Kind.OP, doc=FUNCTIONS[word]) for word in INITIAL)
+            for word in INITIAL:
+                yield Item(word, Kind.OP, doc=FUNCTIONS[word])
         elif self._last == "by":
             yield Item(CALL.plan_name, Kind.OP, signature(CALL), CALL.doc)
         else:
-            yield from (
-                Item(word, Kind.SECTION, doc=doc) for word, doc in STATEMENTS.items() if self._fresh
-            )
+            if self._fresh:
+                for word, doc in STATEMENTS.items():
+                    yield Item(word, Kind.SECTION, doc=doc)
             yield from self._in_expression()
 
     def _sections(self, *others: str) -> Iterator[Item]:
         """Sections of settings, and other words."""
-        yield from (Item(word, Kind.SECTION, doc=MEANINGS[word]) for word in others)
-        yield from (
-            Item(name, Kind.SECTION, doc=cleandoc(of.__doc__ or ""))
-            for name, of in SECTIONS.items()
-        )
+        for word in others:
+            yield Item(word, Kind.SECTION, doc=MEANINGS[word])
+        for name, settings in SECTIONS.items():
+            yield Item(name, Kind.SECTION, doc=cleandoc(settings.__doc__ or ""))
 
     def _named(self, *kinds: Kind) -> Iterator[Item]:
         """The names of the last text that was a plan."""
         program = self._document.facts.program if self._document.facts else self._document.model
-        sizes = {dim.name: f"{dim.size:,}" for dim in program.dims} if program else {}
-        sizes |= {axis.name: f"{axis.size:,}" for axis in program.axes} if program else {}
-        for it in self._document.syntax.mentions if self._document.syntax else ():
-            if it.kind in kinds:
-                yield Item(it.name, it.kind, sizes.get(it.name, it.kind.said))
+        sizes = dict[str, str]()
+        if program:
+            sizes |= {dim.name: f"{dim.size:,}" for dim in program.dims}
+            sizes |= {axis.name: f"{axis.size:,}" for axis in program.axes}
+        for mention in self._document.mentions:
+            if mention.kind in kinds:
+                detail = sizes.get(mention.name, mention.kind.said)
+                yield Item(mention.name, mention.kind, detail)
 
     def _in_expression(self) -> Iterator[Item]:
         yield from self._named(Kind.VALUE, Kind.PARAM, Kind.CONST, Kind.OP)
@@ -162,65 +186,82 @@ class _Here:
 
     def _in_call(self, name: str) -> Iterator[Item]:
         before = self._frames[-1].before
-        if self._of and len(before) > 2 and before[-2] == "=":
-            yield from self._in_settings(part_of(self._of, before[-3]) or self._of, name)
+        if self._settings and len(before) > 2 and before[-2] == "=":
+            settings = part_of(self._settings, before[-3]) or self._settings
+            yield from self._in_settings(settings, name)
             return
+        attributes = dict[str, Attribute]()
         entry = op_named(name)
-        attributes = {it.name: it for it in entry.attributes if not it.implied} if entry else {}
+        for attribute in entry.attributes if entry else ():
+            if not attribute.implied:
+                attributes[attribute.name] = attribute
         if self._last == "=" and (attribute := attributes.get(self._key)):
-            yield from (Item(choice, Kind.WORD) for choice in attribute.choices)
+            for choice in attribute.choices:
+                yield Item(choice, Kind.WORD)
             yield from self._named(Kind.DIM if attribute.dims else Kind.CONST)
             return
-        yield from (
-            Item(f"{it.name}=", Kind.ARGUMENT, ", ".join(it.choices) or it.dims)
-            for it in attributes.values()
-        )
+        for attribute in attributes.values():
+            detail = ", ".join(attribute.choices) or attribute.dims
+            yield Item(f"{attribute.name}=", Kind.ARGUMENT, detail)
         yield from self._in_expression()
 
     def _in_list(self) -> Iterator[Item]:
         """Dims of a parameter or of `split`; among settings files."""
-        if self._of:
+        if self._settings:
             yield Item(STDLIB, Kind.WORD, doc="the source of Python's standard library")
         else:
             yield from self._named(Kind.DIM)
 
     def _in_rules(self, section: str) -> Iterator[Item]:
         """Dims or state, `over`, axes, and how."""
-        words = self._words
-        start = max((at for at, word in enumerate(words) if word in ("over", *HOW)), default=-1)
-        rest = words[start + 1 :]
-        while start >= 0 and rest[1:2] == [","]:  # the first of several axes
-            rest = rest[2:]
+        words, start = self._words, -1
+        for index, word in enumerate(words):
+            if word == "over" or word in HOW:
+                start = index
+        following = words[start + 1 :]
+        while start >= 0 and following[1:2] == [","]:  # the first of several axes
+            following = following[2:]
         if self._last in HOW:
-            yield from (Item(word, Kind.WORD) for word in HOW[self._last])
-        elif start >= 0 and words[start] == "over" and not rest:
+            for word in HOW[self._last]:
+                yield Item(word, Kind.WORD)
+        elif start >= 0 and words[start] == "over" and not following:
             yield from self._named(Kind.AXIS)
         else:
-            after_axes = start >= 0 and rest == [self._last]
-            after_dims = self._last not in ("", ",", "}") and not after_axes
-            yield from (Item(word, Kind.WORD) for word in ("over",) if after_dims)
-            yield from (Item(word, Kind.WORD) for word in HOW if after_axes and section == "shard")
-            yield from self._named(Kind.DIM) if section == "shard" else ()
-            yield from (Item(word, Kind.WORD) for word in (*STATES, ZERO) if section == "state")
-            yield from self._in_settings(self._of) if self._of else ()
+            is_after_axes = start >= 0 and following == [self._last]
+            yield from self._in_rule(section, is_after_axes)
 
-    def _in_settings(self, of: type[Settings], heading: str = "") -> Iterator[Item]:
+    def _in_rule(self, section: str, is_after_axes: bool) -> Iterator[Item]:
+        """The next word of a rule, or the first of the next one."""
+        if not is_after_axes and self._last not in ("", ",", "}"):
+            yield Item("over", Kind.WORD)
+        if section == "shard":
+            if is_after_axes:
+                for word in HOW:
+                    yield Item(word, Kind.WORD)
+            yield from self._named(Kind.DIM)
+        else:
+            for word in (*STATES, ZERO):
+                yield Item(word, Kind.WORD)
+        if self._settings:
+            yield from self._in_settings(self._settings)
+
+    def _in_settings(self, settings: type[Settings], heading: str = "") -> Iterator[Item]:
+        fields = fields_of(settings)
         if self._last == "=":
-            yield from (
-                each for field in fields_of(of) if field.key == self._key for each in _values(field)
-            )
+            for field in fields:
+                if field.key == self._key:
+                    yield from _values(field)
             return
-        begun = next((field for field in fields_of(of) if field.key == self._last), None)
-        if begun and isinstance(begun.what, Part) and begun.what.form != "call":
-            yield from _values(begun)  # the name of a section
+        last_field = next((field for field in fields if field.key == self._last), None)
+        if last_field and isinstance(last_field.what, Part) and last_field.what.form != "call":
+            yield from _values(last_field)  # the name of a section
             return
-        given = {
-            word
-            for word, after in zip(self._words, self._words[1:], strict=False)
-            if after in ("=", "every")
-        }
-        for field in fields_of(of):
-            if field.key not in given and (not heading or field.belongs(heading)):
+        keys = set[str]()
+        for word, following in zip(self._words, self._words[1:], strict=False):
+            if following in ("=", "every"):
+                keys.add(word)
+        for field in fields:
+            if field.key not in keys and (not heading or field.belongs(heading)):
                 yield Item(field.key, Kind.SETTING, takes(field), field.doc or _doc(field))
 
 
@@ -231,32 +272,32 @@ def _doc(field: Field) -> str:
 def _values(field: Field) -> Iterator[Item]:
     """The words that a setting takes."""
     if isinstance(field.what, Part):
-        yield from (
-            Item(word, Kind.WORD, doc=_doc(field)) for word in heading_of(field.what.of)[1] or ()
-        )
+        for word in heading_of(field.what.of)[1] or ():
+            yield Item(word, Kind.WORD, doc=_doc(field))
     elif field.key == "gpu":
-        yield from (Item(word, Kind.WORD) for word in GPUS)
+        for word in GPUS:
+            yield Item(word, Kind.WORD)
     elif field.what.takes.startswith("one of"):
-        yield from (
-            Item(word, Kind.WORD, doc=field.doc)
-            for word in re.findall("`([^`]+)`", field.what.takes)
-        )
+        for word in re.findall("`([^`]+)`", field.what.takes):
+            yield Item(word, Kind.WORD, doc=field.doc)
 
 
 def _head(frame: _Frame) -> tuple[str, str]:
-    """The word that begins a section or item, of the words before its brace, and the name after
-    it, "" for none.
+    """By the words before a brace: the word that begins a section or item, and the name after it,
+    "" for none.
     """
     before = frame.before
     if before and before[-1] == ")":
         return next((word for word in reversed(before) if word in ("model", "route")), ""), ""
     if before and before[-1].startswith('"'):
         return "use", ""
-    names: list[str] = []
+    names: list[str] = []  # the last one first
     for word in reversed(before):
         if not word.isidentifier():
             break
         names.append(word)
-    known = {*SECTIONS, *DECLARING, "shard", "repeat", "optimizer", "data", "set", "group"}
-    at = next((at for at, name in enumerate(names[:4]) if name in known), -1)
-    return (names[at], names[at - 1] if at else "") if at >= 0 else ("", "")
+    openers = {*SECTIONS, *DECLARING, "shard", "repeat", "optimizer", "data", "set", "group"}
+    for index, name in enumerate(names[:4]):
+        if name in openers:
+            return name, names[index - 1] if index else ""
+    return "", ""

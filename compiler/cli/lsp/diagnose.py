@@ -23,28 +23,28 @@ class Told:
 
 
 def told(document: Document) -> list[Told]:
-    """The mistakes and warnings of a document; those in a file that it uses are at the place
-    that names that.
+    """The mistakes and warnings of a document.
+
+    A diagnostic in a file that the document uses is at the place that names the file.
     """
-    return [_told(document, each) for each in (*document.mistakes, *document.later)]
+    return [_told(document, diagnostic) for diagnostic in (*document.mistakes, *document.later)]
 
 
-def _told(document: Document, it: Diagnostic) -> Told:
-    notes = tuple(note for note in it.notes if note.span)
-    span = it.span
+def _told(document: Document, diagnostic: Diagnostic) -> Told:
+    notes = tuple(note for note in diagnostic.notes if note.span)
+    span = diagnostic.span
     if span.path != document.source.path:
-        notes, span = (Note(span, it.label or it.message), *notes), _use(document)
-    return Told(it, span, full_text(it), notes)
+        notes = (Note(span, diagnostic.label or diagnostic.message), *notes)
+        span = _use(document)
+    return Told(diagnostic, span, full_text(diagnostic), notes)
 
 
 def _use(document: Document) -> Span:
     """The first place that names another file."""
-    used = (
-        [it.span for it in document.syntax.mentions if it.kind is Kind.FILE]
-        if document.syntax
-        else []
-    )
-    return (document.here(used[0]) if used else None) or document.source.whole()
+    for mention in document.mentions:
+        if mention.kind is Kind.FILE:
+            return document.here(mention.span) or document.source.whole()
+    return document.source.whole()
 
 
 @frozen
@@ -57,11 +57,13 @@ class Action:
 
 
 def actions(document: Document, first: int, last: int) -> Iterator[Action]:
-    """The edits for what is wrong in these lines."""
-    for each in told(document):
-        if each.span.line <= last and first <= max(each.span.end_line, each.span.line):
-            for fix in fixes(each.of):
-                title = (
-                    f"write `{fix.text}`" if fix.text else f"leave `{fix.span.words.strip()}` out"
-                )
-                yield Action(title, each, fix)
+    """The edits for diagnostics in the lines from `first` to `last`."""
+    for diagnostic in told(document):
+        span = diagnostic.span
+        if span.line > last or max(span.end_line, span.line) < first:
+            continue
+        for fix in fixes(diagnostic.of):
+            title = f"leave `{fix.span.words.strip()}` out"
+            if fix.text:
+                title = f"write `{fix.text}`"
+            yield Action(title, diagnostic, fix)

@@ -1,8 +1,9 @@
 """A document as it is typed: its text now, the last text that was a plan, and the last one that
 made a program.
 
-Purpose: diagnostics at once, facts of the compiled step after a pause; facts that an edit leaves
-true stay.  All functions are pure but for files that a plan uses.  Non-goals: the protocol.
+Purpose: diagnostics at once, facts of the compiled step after a pause.  Facts that an edit leaves
+true stay.  All functions are pure, except that they read the files that a plan uses.  Non-goals:
+the protocol.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,12 +44,15 @@ STAND_IN = Source(
     "train { seq = 64  global_batch = 1  microbatch = 1  steps = 1  optimizer sgd { lr = 1 }"
     " data text { files = [python_stdlib] } }",
 )
-"""Settings by which a file that has a model alone is read."""
+"""Settings for reading a file that has a model alone."""
 
 
 @frozen
 class Syntax:
-    """The last text that was a plan, with the files that it uses: its own comes first."""
+    """The last text that was a plan, with the files that it uses.
+
+    plans  the syntax trees of all files; the tree of the document itself comes first
+    """
 
     plans: tuple[tree.Plan, ...]
 
@@ -60,15 +64,14 @@ class Syntax:
     @property
     def is_model(self) -> bool:
         """Whether the document has a model alone, which other files use."""
-        kinds = {section.kind.name for section in self.plans[0].sections()}
-        return any(isinstance(item, tree.Model) for item in self.plans[0].items) and not kinds & {
-            "train",
-            "mesh",
-        }
+        document = self.plans[0]
+        kinds = {section.kind.name for section in document.sections()}
+        has_model = any(isinstance(item, tree.Model) for item in document.items)
+        return has_model and not kinds & {"train", "mesh"}
 
     @cached_property
     def mentions(self) -> tuple[Mention, ...]:
-        """All names, those of the document first."""
+        """All names; names in the document come first."""
         return mentions(self.plans)
 
 
@@ -77,10 +80,10 @@ class Facts:
     """The step of the last text that made a program.
 
     model    the program without placements
-    placed   the program in which each value has its placement
+    placed   the program where each value has its placement
     program  the program after the last pass
     timing   its time; None where the speed of the plan's GPU is not known
-    warnings what the compiler advises
+    warnings the compiler's advice
     """
 
     source: Source
@@ -128,8 +131,11 @@ class Timing:
 
 @frozen
 class Document:
-    """A document: `syntax` and `facts` may be of earlier texts than `source`; `model` is None
-    where this makes none.
+    """A document.
+
+    syntax  may be of an earlier text than `source`
+    facts   may be of an earlier text than `source`
+    model   None where `source` makes no model
     """
 
     source: Source
@@ -138,7 +144,7 @@ class Document:
     model: Program | None = None
     mistakes: tuple[Diagnostic, ...] = ()
     last_compiled: tuple[Source, tuple[Diagnostic, ...]] | None = None
-    """The text that was compiled last, and all that was found then."""
+    """The text that was compiled last, and all diagnostics of that compile."""
 
     @property
     def is_current(self) -> bool:
@@ -151,12 +157,22 @@ class Document:
 
     @property
     def is_model(self) -> bool:
-        """Whether it has a model alone, of which no sizes of data are known."""
+        """Whether it has a model alone, so that the sizes of its data are not known."""
         return self.syntax is not None and self.syntax.is_model
+
+    @property
+    def plans(self) -> tuple[tree.Plan, ...]:
+        """The syntax trees of the document and of the files that it uses."""
+        return self.syntax.plans if self.syntax else ()
+
+    @property
+    def mentions(self) -> tuple[Mention, ...]:
+        """The names in the last text that was a plan, and in the files that it uses."""
+        return self.syntax.mentions if self.syntax else ()
 
     @cached_property
     def _moved(self) -> "Moved":
-        """From the text of the syntax to that of now."""
+        """From the text of the syntax to the text as it is now."""
         assert self.syntax, "lsp: a place without syntax"
         return Moved(self.syntax.source, self.source)
 
@@ -164,56 +180,56 @@ class Document:
         """The name at a place of the text as it is now, by the last text that was a plan."""
         if not self.syntax:
             return None
-        if not (place := self._moved.before(line, column)):
+        place = self._moved.before(line, column)
+        if not place:
             return None
-        path = self.source.path
-        return next(
-            (mention for mention in self.syntax.mentions if mention.is_at(path, *place)), None
-        )
+        for mention in self.syntax.mentions:
+            if mention.is_at(self.source.path, *place):
+                return mention
+        return None
 
     def of_file(self, source: Source) -> "Document | None":
-        """This plan as seen from a file that it uses, with this text; None where it uses none
-        such.
-        """
-        plans = self.syntax.plans if self.syntax else ()
-        own = [
-            plan
-            for plan in plans
-            if same_file(plan.span.path, source.path) and plan.span.text == source.text
-        ]
-        if not own:
+        """This plan as seen from a file that it uses; None where it uses no file with this text."""
+        plans = self.plans
+        for plan in plans:
+            if same_file(plan.span.path, source.path) and plan.span.text == source.text:
+                break
+        else:
             return None
-        others = (plan for plan in plans if plan is not own[0])
-        syntax = Syntax((own[0], *others))
+        others = (other for other in plans if other is not plan)
         return evolve(
             self,
-            source=source_of(own[0]),
-            syntax=syntax,
+            source=source_of(plan),
+            syntax=Syntax((plan, *others)),
             model=None,
             mistakes=(),
             last_compiled=None,
         )
 
     def here(self, span: Span) -> Span | None:
-        """Where a span of the last syntax is in the text as it is now; None where that was
-        edited away.
+        """Where a span of the last syntax is in the text as it is now.
+
+        None where an edit removed it.
         """
         return span if span.path != self.source.path else self._moved.after(span)
 
     @property
     def later(self) -> Iterator[Diagnostic]:
-        """The mistakes and warnings that compiling found, at their places now; without those
-        that were edited away.
+        """The mistakes and warnings of the last compile, at their places now.
+
+        A diagnostic whose place an edit removed is left out.
         """
-        source, found = self.last_compiled or (self.source, ())
+        source, diagnostics = self.last_compiled or (self.source, ())
         moved = Moved(source, self.source)
-        for it in found:
-            own = it.span.path == source.path == self.source.path
-            if span := moved.after(it.span) if own else it.span:
-                yield evolve(it, span=span)
+        for diagnostic in diagnostics:
+            span: Span | None = diagnostic.span
+            if diagnostic.span.path == source.path == self.source.path:
+                span = moved.after(diagnostic.span)
+            if span:
+                yield evolve(diagnostic, span=span)
 
     def of_facts(self, span: Span) -> Span | None:
-        """Where a span of the last syntax was in the text that the facts are of."""
+        """Where a span of the last syntax was in the text of the facts."""
         if not (self.facts and self.syntax) or span.path != self.facts.source.path:
             return span
         return Moved(self.facts.source, self.syntax.source).back(span)
@@ -239,11 +255,16 @@ def typed(before: Document | None, source: Source, read: Reader = load) -> Docum
         return Document(source)
     mistakes, model, syntax = (), None, before.syntax
     try:
-        found = syntax_of(source, read)
-        syntax = found if is_whole(source) or not syntax else syntax
-        model = validate(resolve(source, STAND_IN if found.is_model else None, read, look_ahead))
+        new_syntax = syntax_of(source, read)
+        if is_whole(source) or not syntax:
+            syntax = new_syntax
+        settings = STAND_IN if new_syntax.is_model else None
+        model = validate(resolve(source, settings, read, look_ahead))
     except PlanError as error:
-        mistakes = tuple(each for each in error.diagnostics if each.span.path != STAND_IN.path)
+        # The author did not write STAND_IN, and cannot mend mistakes in it.
+        mistakes = tuple(
+            mistake for mistake in error.diagnostics if mistake.span.path != STAND_IN.path
+        )
     return evolve(before, source=source, syntax=syntax, model=model, mistakes=mistakes)
 
 
@@ -267,28 +288,29 @@ def _files(source: Source, read: Reader) -> Iterator[tree.Plan]:
     seen, pending = {source.path}, [source]
     while pending:
         current = pending.pop(0)
-        yield (plan := read_plan(current).plan)
+        plan = read_plan(current).plan
+        yield plan
         for use in plan.items:
+            if not isinstance(use, tree.Use):
+                continue
             with suppress(PlanError):
-                if (
-                    isinstance(use, tree.Use)
-                    and (found := opened(use, current, read)).path not in seen
-                ):
-                    seen.add(found.path)
-                    read_plan(found)
-                    pending.append(found)
+                used = opened(use, current, read)
+                if used.path not in seen:
+                    seen.add(used.path)
+                    read_plan(used)
+                    pending.append(used)
 
 
 # ---- after a pause
 
 
 class Overtaken(Exception):
-    """The text has changed: what was being found out is of no use."""
+    """The text has changed, so that the result of the compile is of no use."""
 
 
 def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -> Document:
-    """The document with the facts of its step and all of its warnings, or with mistakes that the
-    passes have found.
+    """The document with the facts of its step and all of its warnings, or with the mistakes that
+    the passes report.
 
     Raises Overtaken where it `is_stale` between two passes.
     """
@@ -304,15 +326,15 @@ def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -
 def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Facts:
     placed = [model]
 
-    def seen(program: Program) -> None:
+    def observe(program: Program) -> None:
         if is_stale():
             raise Overtaken
         if program.after == PLACED:
             placed.append(program)
 
-    program = lower(model, seen=seen)
-    on, memory = hardware(program), account(program)
-    timing = Timing(program, on) if on else None
+    program = lower(model, seen=observe)
+    gpu, memory = hardware(program), account(program)
+    timing = Timing(program, gpu) if gpu else None
     warnings = tuple(_warnings(source, program, memory))
     return Facts(source, model, placed[-1], program, of_ranks(program), memory, timing, warnings)
 
@@ -320,10 +342,10 @@ def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Fact
 def _warnings(source: Source, program: Program, memory: Account) -> Iterator[Diagnostic]:
     yield from advice(program)
     least = smallest(program)
-    now = memory if least is program else account(least)
-    if fits(least, now) is False:
+    least_memory = memory if least is program else account(least)
+    if fits(least, least_memory) is False:
         yield too_large(
-            least, now, f"`scalec check {source.path}` finds changes with which it fits"
+            least, least_memory, f"`scalec check {source.path}` finds changes with which it fits"
         )
 
 
@@ -331,17 +353,14 @@ def _facts_left_true(document: Document) -> Facts | None:
     """The facts of an earlier text, if they are true of the text as it is now, and each name and
     warning has its place.
 
-    So they are after an edit in a comment, or of a setting that only the run reads: the warnings
+    They are true after an edit in a comment, or of a setting that only the run reads: the warnings
     are made anew then.
     """
     facts, model = document.facts, document.model
-    if (
-        not facts
-        or not model
-        or document.source.path != facts.source.path
-        or model.cluster.hardware
-    ):
-        return None  # a file of hardware may be another one by now
+    if not facts or not model or document.source.path != facts.source.path:
+        return None
+    if model.cluster.hardware:
+        return None  # the hardware file may have changed since
     if evolve(model, train=with_run(model.train, facts.model.train)) != facts.model:
         return None
     if model.train != facts.model.train:
@@ -356,14 +375,14 @@ def _keep_their_places(document: Document, facts: Facts) -> bool:
     both texts.
     """
     path = document.source.path
-    mentions = document.syntax.mentions if document.syntax else ()
-    if any(document.of_facts(mention.span) is None for mention in mentions):
+    if any(document.of_facts(mention.span) is None for mention in document.mentions):
         return False
     moved = Moved(facts.source, document.source)
-    warned = [
-        span for it in facts.warnings for span in (it.span, *(note.span for note in it.notes))
-    ]
-    return all(moved.after(span) == span for span in warned if span and span.path == path)
+    for warning in facts.warnings:
+        for span in (warning.span, *(note.span for note in warning.notes)):
+            if span and span.path == path and moved.after(span) != span:
+                return False
+    return True
 
 
 def with_run(train: Train, other: Train) -> Train:

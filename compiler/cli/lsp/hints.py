@@ -1,4 +1,4 @@
-"""Collectives beside the lines that cause them, and names coloured by what they name."""
+"""Collectives beside the lines that cause them, and names coloured by their kind."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -15,35 +15,45 @@ BACKWARD = {"backward": "bwd ", "step": "step "}
 
 
 def hints(document: Document, first: int, last: int) -> Iterator[tuple[int, str]]:
-    """For each of these lines that communicates, its number and its collectives in short."""
+    """For each line from `first` to `last` that communicates, its number and its collectives in
+    short.
+    """
     facts = document.facts
     if not facts:
         return
     path, name = document.source.path, PurePath(document.source.path).name
     moved = Moved(facts.source, document.source) if path == facts.source.path else None
-    lines = {it.line for rank in facts.sent for it in rank if it.bytes >= LEAST}
-    for number in sorted(
-        int(line.removeprefix(f"{name}:")) for line in lines if line.startswith(f"{name}:")
-    ):
+    prefix = f"{name}:"
+    numbers = set[int]()
+    for rank in facts.sent:
+        for collective in rank:
+            if collective.bytes >= LEAST and collective.line.startswith(prefix):
+                numbers.add(int(collective.line.removeprefix(prefix)))
+    for number in sorted(numbers):
         place = moved.now(number) if moved else number
         if place and first <= place <= last:
-            found = sent(
+            collectives = sent(
                 facts.sent,
-                lambda it, line=f"{name}:{number}": it.line == line and it.bytes >= LEAST,
+                lambda collective, line=f"{prefix}{number}": (
+                    collective.line == line and collective.bytes >= LEAST
+                ),
             )
-            yield place, " · ".join(map(_short, found))
+            yield place, " · ".join(map(_short, collectives))
 
 
-def _short(it: Sent) -> str:
+def _short(collectives: Sent) -> str:
     """For instance `bwd reduce_scatter tp 256.0 MiB × 126`."""
-    return f"{BACKWARD.get(it.where, '')}{it.op} {'×'.join(it.axes)} {it}"
+    where = BACKWARD.get(collectives.where, "")
+    return f"{where}{collectives.op} {'×'.join(collectives.axes)} {collectives}"
 
 
 def colours(document: Document) -> Iterator[Mention]:
     """The names of the text as it is now, each with its place there, in order."""
     path, end = document.source.path, (0, 0)
-    for it in document.syntax.mentions if document.syntax else ():
-        span = document.here(it.span) if it.span.path == path else None
+    for mention in document.mentions:
+        if mention.span.path != path:
+            continue
+        span = document.here(mention.span)
         if span and span.start >= end:
             end = (span.end_line, span.end_column)
-            yield Mention(it.kind, it.name, span, it.binds)
+            yield Mention(mention.kind, mention.name, span, mention.binds)

@@ -1,10 +1,9 @@
-"""The text for the name under the cursor: its meaning, and what becomes of it on the ranks, as
-Markdown.
+"""The text for the name under the cursor, as Markdown: its meaning, its memory, time and messages
+on the ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from inspect import cleandoc
-from itertools import islice
 from math import prod
 
 import attrs
@@ -18,7 +17,19 @@ from ...config.fields import Field, Part, Settings, fields_of
 from ...config.units import amount, counted
 from ...frontend.calls import signature
 from ...frontend.routes import CALL
-from ...ir import DATA_DIMS, ITEM_BYTES, Op, Param, Program, Region, Type, Value, base, results
+from ...ir import (
+    DATA_DIMS,
+    ITEM_BYTES,
+    Bucket,
+    Op,
+    Param,
+    Program,
+    Region,
+    Type,
+    Value,
+    base,
+    results,
+)
 from ...ir.printer import print_type
 from ...ops import OPS, OpDef
 from ...reports.summary import headline, tokens
@@ -37,7 +48,7 @@ Lines = Iterator[str]
 
 @frozen
 class Hover:
-    """The text for a name, and where that is."""
+    """The text for a name, and the place of the name."""
 
     span: Span
     text: str
@@ -45,7 +56,8 @@ class Hover:
 
 def hover(document: Document, line: int, column: int) -> Hover | None:
     """The text for a place of a document; None where there is nothing to say."""
-    if not (mention := document.mention(line, column)):
+    mention = document.mention(line, column)
+    if not mention:
         return _keyword(document, line, column)
     text = "\n\n".join(filter(None, _said(document, mention)))
     span = document.here(mention.span)
@@ -55,178 +67,211 @@ def hover(document: Document, line: int, column: int) -> Hover | None:
 def _keyword(document: Document, line: int, column: int) -> Hover | None:
     """The text for a word of the language that names nothing."""
     source = document.source
-    at = offset(source.text, line, column)
-    around = next(
-        (
-            it
-            for it in WORDS.finditer(source.text)
-            if it.start() <= at <= it.end() and it[0] in MEANINGS
-        ),
-        None,
-    )
-    return Hover(source.span(*around.span()), MEANINGS[around[0]]) if around else None
+    index = offset(source.text, line, column)
+    for word in WORDS.finditer(source.text):
+        if word.start() <= index <= word.end() and word[0] in MEANINGS:
+            return Hover(source.span(*word.span()), MEANINGS[word[0]])
+    return None
 
 
-def _said(document: Document, it: Mention) -> Lines:
-    facts = document.facts
-    match it.kind:
-        case Kind.VALUE if facts:
-            yield from _of_value(document, facts, it)
-        case Kind.PARAM if facts:
-            for param in _params(document, facts.program, it.name):
-                yield from _of_param(facts, param)
-        case Kind.VALUE | Kind.PARAM if document.model:
-            yield from _unplaced(document, document.model, it)
-        case Kind.CONST if value := constant(document, it.name):
-            yield f"`{it.name} = {value}`"
-        case Kind.DIM if program := facts.program if facts else document.model:
-            yield from (
-                _dim(program, it.name)
-                if facts or it.name not in DATA_DIMS or not document.is_model
-                else ()
-            )
-        case Kind.AXIS if facts:
-            yield from _axis(facts, it.name)
-        case Kind.OP | Kind.WORD if entry := op_named(it.name):
+def _said(document: Document, mention: Mention) -> Lines:
+    match mention.kind:
+        case Kind.VALUE | Kind.PARAM if document.facts or document.model:
+            yield from _tensor(document, mention)
+        case Kind.CONST if value := constant(document, mention.name):
+            yield f"`{mention.name} = {value}`"
+        case Kind.DIM if document.facts:
+            yield from _dim(document.facts.program, mention.name)
+        case Kind.DIM if document.model:
+            # A model alone says nothing of its data: their sizes are those of the stand-in.
+            if mention.name not in DATA_DIMS or not document.is_model:
+                yield from _dim(document.model, mention.name)
+        case Kind.AXIS if document.facts:
+            yield from _axis(document.facts, mention.name)
+        case Kind.OP | Kind.WORD if entry := op_named(mention.name):
             yield f"```\n{signature(entry)}\n```"
-            yield from _of_call(document, facts, it, entry) if facts else ()
+            if document.facts:
+                yield from _of_call(document, document.facts, mention, entry)
             yield entry.doc
-        case Kind.ARGUMENT | Kind.WORD if isinstance(it.of, str) and (entry := op_named(it.of)):
-            yield f"```\n{signature(entry)}\n```"
-            yield entry.doc
-        case Kind.OP if own := _declaration(document, it.name):
-            yield f"```\n{own}\n```"
-        case Kind.SETTING if isinstance(it.of, type):
-            yield from setting(it.of, it.name)
-        case Kind.SECTION | Kind.WORD if isinstance(it.of, type) and it.of is not Settings:
-            yield cleandoc(it.of.__doc__ or "")
-        case Kind.MODEL | Kind.FILE if facts:
-            yield from _whole(facts)
+        case Kind.MODEL | Kind.FILE if document.facts:
+            yield from _whole(document.facts)
         case _:
-            yield MEANINGS.get(it.name, "")
+            yield from _by_syntax(document, mention)
+
+
+def _tensor(document: Document, mention: Mention) -> Lines:
+    """A value or a parameter."""
+    facts = document.facts
+    if not facts:
+        if document.model:
+            yield from _unplaced(document, document.model, mention)
+    elif mention.kind is Kind.VALUE:
+        yield from _of_value(document, facts, mention)
+    else:
+        for param in _params(document, facts.program, mention.name):
+            yield from _of_param(facts, param)
+
+
+def _by_syntax(document: Document, mention: Mention) -> Lines:
+    """A name that needs no program."""
+    owner = mention.of
+    match mention.kind:
+        case Kind.ARGUMENT | Kind.WORD if isinstance(owner, str) and (entry := op_named(owner)):
+            yield f"```\n{signature(entry)}\n```"
+            yield entry.doc
+        case Kind.OP if declaration := _declaration(document, mention.name):
+            yield f"```\n{declaration}\n```"
+        case Kind.SETTING if isinstance(owner, type):
+            yield from setting(owner, mention.name)
+        case Kind.SECTION | Kind.WORD if isinstance(owner, type) and owner is not Settings:
+            yield cleandoc(owner.__doc__ or "")
+        case _:
+            yield MEANINGS.get(mention.name, "")
 
 
 def op_named(name: str) -> OpDef | None:
     """The op that a plan calls by this name."""
-    visible = (entry for entry in (*OPS.values(), CALL) if entry.user_visible or entry is CALL)
-    return next((entry for entry in visible if entry.plan_name == name), None)
+    for entry in OPS.values():
+        if entry.user_visible and entry.plan_name == name:
+            return entry
+    return CALL if CALL.plan_name == name else None
 
 
 def _declaration(document: Document, name: str) -> str:
     """The line of the plan that declares an op of its own; "" where none does."""
-    found = document.syntax.mentions if document.syntax else ()
-    spans = (it.span for it in found if it.binds and (it.kind, it.name) == (Kind.OP, name))
-    return next((span.text.split("\n")[span.line - 1].strip() for span in spans), "")
+    for mention in document.mentions:
+        if mention.binds and (mention.kind, mention.name) == (Kind.OP, name):
+            return mention.span.text.split("\n")[mention.span.line - 1].strip()
+    return ""
 
 
 def constant(document: Document, name: str) -> str:
-    """The words of a constant's value, first those with which a file is used; "" where none is
-    given.
+    """The words of a constant's value; "" where the plan has none.
+
+    A value that a plan gives a constant of a file it uses comes before the file's own.
     """
-    items = [
-        item for plan in (document.syntax.plans if document.syntax else ()) for item in plan.items
-    ]
-    parts = (
-        part
-        for field in ("sections", "body")
-        for item in items
-        for part in getattr(item, field, ())
-    )
-    sections = (
-        part for part in parts if isinstance(part, tree.Section) and part.kind.name == "const"
-    )
-    entries = (
-        entry
-        for section in sections
-        for entry in section.entries
-        if isinstance(entry, tree.Setting)
-    )
-    return next((entry.value.span.words for entry in entries if entry.key.name == name), "")
+    for section in _constants(document):
+        for entry in section.entries:
+            if isinstance(entry, tree.Setting) and entry.key.name == name:
+                return entry.value.span.words
+    return ""
+
+
+def _constants(document: Document) -> Iterator[tree.Section]:
+    """The sections `const`: first the ones in `use`, which override the ones in models."""
+    plans = document.plans
+    for field in ("sections", "body"):
+        for plan in plans:
+            for item in plan.items:
+                for part in getattr(item, field, ()):
+                    if isinstance(part, tree.Section) and part.kind.name == "const":
+                        yield part
 
 
 def _whole(facts: Facts) -> Lines:
     """The plan as a whole: its size, its memory, its time."""
     yield f"{headline(facts.program)}, {tokens(facts.program)}"
-    has = f"; its GPU has {amount(room)}" if (room := capacity(facts.program)) else ""
-    yield f"a rank needs {amount(facts.memory.needs)}{has}"
-    yield f"a step takes {seconds(facts.step.seconds)}" if facts.step else ""
+    room = capacity(facts.program)
+    gpu = f"; its GPU has {amount(room)}" if room else ""
+    yield f"a rank needs {amount(facts.memory.needs)}{gpu}"
+    if facts.step:
+        yield f"a step takes {seconds(facts.step.seconds)}"
 
 
-def setting(of: type[Settings], key: str) -> Lines:
-    """A setting: its kind of value, its meaning."""
-    field = next((field for field in fields_of(of) if field.key == key), None)
-    if field:
-        yield f"`{key}`: {takes(field)}"
-        yield field.doc
-        default = attrs.fields_dict(of)[field.name].default
-        if not isinstance(field.what, Part) and default not in (attrs.NOTHING, None, ""):
-            yield f"by default `{field.what.show(default)}`"
+def setting(settings: type[Settings], key: str) -> Lines:
+    """A setting of a class: its kind of value, its meaning, its default."""
+    for field in fields_of(settings):
+        if field.key == key:
+            break
+    else:
+        return
+    yield f"`{key}`: {takes(field)}"
+    yield field.doc
+    default = attrs.fields_dict(settings)[field.name].default
+    if not isinstance(field.what, Part) and default not in (attrs.NOTHING, None, ""):
+        yield f"by default `{field.what.show(default)}`"
 
 
 def takes(field: Field) -> str:
     """The kind of value that a setting takes, and which sections have it."""
-    of = f", of `{field.variant}`" if field.variant else ", after `every`" if field.every else ""
-    return (f"`{field.what.example}`" if isinstance(field.what, Part) else field.what.takes) + of
+    value = f"`{field.what.example}`" if isinstance(field.what, Part) else field.what.takes
+    if field.variant:
+        return f"{value}, of `{field.variant}`"
+    return f"{value}, after `every`" if field.every else value
 
 
 # ---- values
 
 
-def _of_value(document: Document, facts: Facts, it: Mention) -> Lines:
-    if not (at := document.of_facts(it.span)):
+def _of_value(document: Document, facts: Facts, mention: Mention) -> Lines:
+    name, binds = mention.name, mention.binds
+    span = document.of_facts(mention.span)
+    if not span:
         return
-    placed = value_at(facts.placed.region, it.name, at, it.binds)
-    if value := placed or value_at(facts.model.region, it.name, at, it.binds):
-        yield f"```\n{it.name}: {print_type(value.type)}\n```"
-        yield from (
-            _made(facts, placed)
-            if placed
-            else ("no rank holds it by itself: it is part of a larger op",)
-        )
+    placed = value_at(facts.placed.region, name, span, binds)
+    value = placed or value_at(facts.model.region, name, span, binds)
+    if not value:
+        return
+    yield f"```\n{name}: {print_type(value.type)}\n```"
+    if placed:
+        yield from _made(facts, placed)
+    else:
+        yield "no rank holds it by itself: it is part of a larger op"
 
 
-def _unplaced(document: Document, model: Program, it: Mention) -> Lines:
+def _unplaced(document: Document, model: Program, mention: Mention) -> Lines:
     """The dims of a name where no step is known."""
-    of = next((param.type for param in _params(document, model, it.name)), None)
-    value = None if of else value_at(model.region, it.name, it.span, it.binds)
-    if type := value.type if value else of:
-        yield f"```\n{it.name}: [{', '.join(type.dims)}]\n```"
+    param = next(_params(document, model, mention.name), None)
+    named = param or value_at(model.region, mention.name, mention.span, mention.binds)
+    if named:
+        yield f"```\n{mention.name}: [{', '.join(named.type.dims)}]\n```"
 
 
-def _of_call(document: Document, facts: Facts, it: Mention, entry: OpDef) -> Lines:
+def _of_call(document: Document, facts: Facts, mention: Mention, entry: OpDef) -> Lines:
     """The result of a call, which may have no name."""
-    at = document.of_facts(it.span)
-    place = at and (entry.name, at.path, at.start)
-    ops = (op for op in facts.placed.ops if (op.kind, op.span.path, op.span.start) == place)
-    for op in islice(ops, 1):
-        yield f"gives `{print_type(op.outputs[0].type)}`"
-        yield from _made(facts, op.outputs[0])
+    span = document.of_facts(mention.span)
+    place = span and (entry.name, span.path, span.start)
+    for op in facts.placed.ops:
+        if (op.kind, op.span.path, op.span.start) == place:
+            yield f"gives `{print_type(op.outputs[0].type)}`"
+            yield from _made(facts, op.outputs[0])
+            return
 
 
 def _made(facts: Facts, value: Value) -> Lines:
     """All that is known of a value with a placement."""
     yield _on_a_rank(facts.placed, value.type)
-    kept = [each for each in facts.memory.kept if each.what == value.name]
-    if kept:
-        layers = f", {amount(kept[0].bytes)} of each layer" * (kept[0].layers > 1)
-        yield (
-            f"kept for backward: {amount(sum(each.total for each in kept))} of a microbatch{layers}"
-        )
-    if maker := facts.makers.get(value.name):
+    saved = [tensor for tensor in facts.memory.kept if tensor.what == value.name]
+    if saved:
+        total = amount(sum(tensor.total for tensor in saved))
+        layers = f", {amount(saved[0].bytes)} of each layer" if saved[0].layers > 1 else ""
+        yield f"kept for backward: {total} of a microbatch{layers}"
+    maker = facts.makers.get(value.name)
+    if maker:
+        line = str(maker.span)
         yield from _seconds(facts, maker)
-        yield _sent(facts, lambda it: it.line == str(maker.span))
+        yield _sent(facts, lambda collective: collective.line == line)
 
 
-def value_at(region: Region, name: str, at: Span, binds: bool) -> Value | None:
-    """The value that a name has at a place, or is given there."""
-    found = [it for it in _bound(region) if base(it[0].name) == name and it[1].path == at.path]
-    after = [value for value, span, _ in found if binds and span.start >= at.start]
-    before = (value for value, _, since in reversed(found) if since <= at.start)
-    return after[0] if after else next(before, None)
+def value_at(region: Region, name: str, place: Span, binds: bool) -> Value | None:
+    """The value that a name has at a place; where it `binds`, the value that it gets there."""
+    bound = [
+        (value, span, since)
+        for value, span, since in _bound(region)
+        if base(value.name) == name and span.path == place.path
+    ]
+    if binds:
+        for value, span, _ in bound:
+            if span.start >= place.start:
+                return value
+    for value, _, since in reversed(bound):
+        if since <= place.start:
+            return value
+    return None
 
 
 def _bound(region: Region) -> Iterator[tuple[Value, Span, tuple[int, int]]]:
-    """Each value, the place of what makes it, and from where on its name means it."""
+    """Each value, the place of its statement, and the place from where its name means it."""
     for arg in region.args:
         yield arg.value, region.span, region.span.start
     for stmt in region.body:
@@ -236,25 +281,25 @@ def _bound(region: Region) -> Iterator[tuple[Value, Span, tuple[int, int]]]:
             yield value, stmt.span, (stmt.span.end_line, stmt.span.end_column)
 
 
-def _on_a_rank(program: Program, of: Type) -> str:
-    shape = program.local_shape(of)
-    size = amount(int(prod(shape)) * ITEM_BYTES[of.dtype])
-    places = [f"{place} over `{axis}`" for axis, place in of.places]
-    shown = " × ".join(f"{int(each):,}" for each in shape) or "a number"
-    return (
-        f"on a rank: {shown} of {of.dtype}, {size}; {', '.join(places) or 'the same on all ranks'}"
-    )
+def _on_a_rank(program: Program, type: Type) -> str:
+    shape = program.local_shape(type)
+    size = amount(int(prod(shape)) * ITEM_BYTES[type.dtype])
+    places = ", ".join(f"{place} over `{axis}`" for axis, place in type.places)
+    lengths = " × ".join(f"{int(length):,}" for length in shape) or "a number"
+    return f"on a rank: {lengths} of {type.dtype}, {size}; {places or 'the same on all ranks'}"
 
 
 def _seconds(facts: Facts, maker: Op) -> Lines:
     """The time of an op, and of all that its line does in backward."""
-    own = [
-        row for row in facts.rows if row.where == "forward" and row.name == maker.outputs[0].name
-    ]
-    backward = [row for row in facts.rows if (row.where, row.line) == ("backward", str(maker.span))]
-    if facts.step and own:
-        took = f"`{maker.kind}` takes {_summed(own)} of the {seconds(facts.step.seconds)} of a step"
-        yield f"{took}, backward of {maker.span} {_summed(backward)}"
+    name, line = maker.outputs[0].name, str(maker.span)
+    forward = [row for row in facts.rows if row.where == "forward" and row.name == name]
+    backward = [row for row in facts.rows if row.where == "backward" and row.line == line]
+    if facts.step and forward:
+        step = seconds(facts.step.seconds)
+        yield (
+            f"`{maker.kind}` takes {_summed(forward)} of the {step} of a step,"
+            f" backward of {maker.span} {_summed(backward)}"
+        )
 
 
 def _summed(rows: Sequence[OpRow]) -> str:
@@ -263,15 +308,15 @@ def _summed(rows: Sequence[OpRow]) -> str:
 
 def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
     """A list, for instance of `all_gather` over tp, 32.0 MiB × 126, forward, 37.4 ms."""
-    took = {row.name: sum(row.sends.values()) for row in facts.rows}
-    found = [
-        (it, sum(took.get(name, 0) for name in it.values) * (it.values <= took.keys()))
-        for it in sent(facts.sent, wanted)
-    ]
-    lines = (
-        f"- `{it.op}` over {' × '.join(it.axes)}, {it}, {it.where}" + f", {seconds(t)}" * bool(t)
-        for it, t in found
-    )
+    seconds_by_name = {row.name: sum(row.sends.values()) for row in facts.rows}
+    lines = list[str]()
+    for alike in sent(facts.sent, wanted):
+        line = f"- `{alike.op}` over {' × '.join(alike.axes)}, {alike}, {alike.where}"
+        if alike.values <= seconds_by_name.keys():
+            time = sum(seconds_by_name[name] for name in alike.values)
+            if time:
+                line += f", {seconds(time)}"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -280,46 +325,50 @@ def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
 
 def _params(document: Document, program: Program, name: str) -> Iterator[Param]:
     """A parameter; where branches of a repeat have one each, all of them."""
-    found = document.syntax.mentions if document.syntax else ()
-    bound = next(
-        (it.span for it in found if it.binds and (it.kind, it.name) == (Kind.PARAM, name)), None
-    )
-    place = document.of_facts(bound) if bound else None
+    place = None
+    for mention in document.mentions:
+        if mention.binds and (mention.kind, mention.name) == (Kind.PARAM, name):
+            place = document.of_facts(mention.span)
+            break
     for param in program.stored:
-        if param.name == name or (
-            place and (param.span.path, param.span.start) == (place.path, place.start)
-        ):
+        is_there = place and (param.span.path, param.span.start) == (place.path, place.start)
+        if param.name == name or is_there:
             yield param
 
 
 def _of_param(facts: Facts, param: Param) -> Lines:
     program, name = facts.program, param.name
+    elements = counted(prod(map(program.valid, param.type.dims)), "element")
     yield f"```\n{name}: {print_type(param.type)}\n```"
-    yield (
-        f"{counted(prod(map(program.valid, param.type.dims)), 'element')};"
-        f" {_on_a_rank(program, param.type)}"
-    )
-    bucket = next((bucket for bucket in program.buckets if name in bucket.params), None)
-    if bucket:
-        bytes = next((each for each in facts.memory.buckets if each.name == bucket.name), None)
-        held = f": {amount(bytes.total)} of state on a rank" if bytes else ""
-        shared = f", shared out over {' × '.join(bucket.shard_axes)}" if bucket.shard_axes else ""
-        yield (
-            f"in bucket `{bucket.name}` with"
-            f" {counted(len(bucket.params) - 1, 'other')}{held}{shared}"
-        )
-        yield _sent(facts, lambda it: it.bucket == bucket.name)
+    yield f"{elements}; {_on_a_rank(program, param.type)}"
+    for bucket in program.buckets:
+        if name in bucket.params:
+            yield from _bucket(facts, bucket)
+            return
+
+
+def _bucket(facts: Facts, bucket: Bucket) -> Lines:
+    """The bucket of a parameter: its state on a rank, its collectives."""
+    state, shared = "", ""
+    for bytes in facts.memory.buckets:
+        if bytes.name == bucket.name:
+            state = f": {amount(bytes.total)} of state on a rank"
+            break
+    if bucket.shard_axes:
+        shared = f", shared out over {' × '.join(bucket.shard_axes)}"
+    others = counted(len(bucket.params) - 1, "other")
+    yield f"in bucket `{bucket.name}` with {others}{state}{shared}"
+    yield _sent(facts, lambda collective: collective.bucket == bucket.name)
 
 
 def _dim(program: Program, name: str) -> Lines:
     dim = next((dim for dim in program.dims if dim.name == name), None)
     if not dim:
         return
-    padded = f", {dim.size - dim.valid:,} of them padding" if dim.valid < dim.size else ""
-    yield f"`{name}` = {dim.size:,}{padded}"
-    axes = list(
-        dict.fromkeys(claim.axis for claim in program.claims if claim.dim == name and claim.split)
-    )
+    padding = f", {dim.size - dim.valid:,} of them padding" if dim.valid < dim.size else ""
+    yield f"`{name}` = {dim.size:,}{padding}"
+    claims = [claim for claim in program.claims if claim.dim == name and claim.split]
+    axes = dict.fromkeys(claim.axis for claim in claims)
     if axes:
         sizes = " × ".join(f"`{axis}` = {program.axis(axis).size:,}" for axis in axes)
         yield f"sharded over {sizes}"
@@ -328,20 +377,19 @@ def _dim(program: Program, name: str) -> Lines:
 def _axis(facts: Facts, name: str) -> Lines:
     program = facts.program
     axes = [axis for axis in program.axes if axis.parent == name]
+    names = {axis.name for axis in axes}
     yield " × ".join(f"`{axis.name}` = {axis.size:,}" for axis in axes)
-    dims = dict.fromkeys(
-        claim.dim for claim in program.claims if claim.axis in {axis.name for axis in axes}
-    )
+    dims = dict.fromkeys(claim.dim for claim in program.claims if claim.axis in names)
     if dims:
         yield f"shards {listing(dims)}"
-    over = sent(facts.sent, lambda it: not {axis.name for axis in axes}.isdisjoint(it.axes))
-    count, into = sum(it.count for it in over), amount(sum(it.bytes for it in over))
-    yield f"{counted(count, 'collective')} of a step, into which a rank puts {into}"
+    collectives = sent(facts.sent, lambda collective: not names.isdisjoint(collective.axes))
+    count = sum(alike.count for alike in collectives)
+    bytes = amount(sum(alike.bytes for alike in collectives))
+    yield f"{counted(count, 'collective')} of a step, into which a rank puts {bytes}"
     if facts.step:
-        own = {axis.name for axis in axes}
-        took = sum(time for among, time in facts.step.sent.items() if own & {*among})
-        waits = facts.step.kinds.items()
-        waited = sum(
-            time for kind, time in waits if own & {*kind.removeprefix(EXPOSED).split(" × ")}
-        )
-        yield f"they take {seconds(took)}; for {seconds(waited)} the GPU waits"
+        sends = [time for among, time in facts.step.sent.items() if not names.isdisjoint(among)]
+        waits = list[float]()
+        for kind, time in facts.step.kinds.items():
+            if not names.isdisjoint(kind.removeprefix(EXPOSED).split(" × ")):
+                waits.append(time)
+        yield f"they take {seconds(sum(sends))}; for {seconds(sum(waits))} the GPU waits"

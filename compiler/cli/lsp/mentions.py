@@ -1,4 +1,4 @@
-"""The names in a plan and the files that it uses: each mention with what it names.
+"""The names in a plan and the files that it uses: each mention of a name with its kind.
 
 Purpose: definitions, references, renaming, colours and hovers, from syntax alone.  Non-goals:
 whether names are right.
@@ -18,7 +18,7 @@ from ...config.settings import Flow, StateGroup
 from ...syntax import tree
 from ...syntax.source import Span
 
-SECTIONS: dict[str, type[Settings]] = {of.SECTION: of for of in schema.SECTIONS}
+SECTIONS: dict[str, type[Settings]] = {settings.SECTION: settings for settings in schema.SECTIONS}
 """The sections of a plan that are settings, by name."""
 
 
@@ -53,9 +53,10 @@ Of = type[Settings] | str | None
 
 @frozen
 class Mention:
-    """A name at a place; `binds` where it is given its meaning there.
+    """A name at a place.
 
-    of  the class of settings or the op that a setting, a word or an argument belongs to
+    binds  whether the name gets its meaning there
+    of     the class of settings or the op that a setting, a word or an argument belongs to
     """
 
     kind: Kind
@@ -72,22 +73,27 @@ class Mention:
 
 def mentions(plans: Sequence[tree.Plan]) -> tuple[Mention, ...]:
     """The names in files that make up one plan, file by file in their order."""
-    found = [each for plan in plans for item in plan.items for each in _of(item, None)]
-    known = dict.fromkeys(("batch", "seq", "microbatches"), Kind.DIM)
-    known |= {
-        it.name: it.kind
-        for it in found
-        if it.binds and it.kind is not Kind.AXIS and it.kind in RENAMED
-    }
-    found = [evolve(it, kind=_kind(it, known)) if it.kind is Kind.WORD else it for it in found]
-    return tuple(sorted(found, key=lambda it: (it.span.path != plans[0].span.path, it.span.start)))
+    names = list[Mention]()
+    for plan in plans:
+        for item in plan.items:
+            names += _of(item, None)
+    kinds: dict[str, Kind] = dict.fromkeys(("batch", "seq", "microbatches"), Kind.DIM)
+    for mention in names:
+        if mention.binds and mention.kind is not Kind.AXIS and mention.kind in RENAMED:
+            kinds[mention.name] = mention.kind
+    for index, mention in enumerate(names):
+        if mention.kind is Kind.WORD:
+            names[index] = evolve(mention, kind=_kind(mention, kinds))
+    path = plans[0].span.path
+    return tuple(sorted(names, key=lambda name: (name.span.path != path, name.span.start)))
 
 
-def _kind(word: Mention, known: Mapping[str, Kind]) -> Kind:
-    """The kind of thing that a word names; among settings the words of the language come first,
-    but for dims.
+def _kind(word: Mention, kinds: Mapping[str, Kind]) -> Kind:
+    """The kind of thing that a word names.
+
+    Among settings, words of the language come before names of the plan, except for dims.
     """
-    kind = known.get(word.name, Kind.WORD)
+    kind = kinds.get(word.name, Kind.WORD)
     return kind if kind is Kind.DIM or not isinstance(word.of, type) else Kind.WORD
 
 
@@ -118,101 +124,132 @@ DECLARING = {"dims": Kind.DIM, "const": Kind.CONST, "mesh": Kind.AXIS, "names": 
 """The sections whose keys are the author's own names."""
 
 
-def _of(node: Any, of: Of) -> Iterator[Mention]:
-    """The names in a node of a section or call `of`."""
+def _of(node: Any, owner: Of) -> Iterator[Mention]:
+    """The names in a node of a section or call `owner`."""
     match node:
         case tree.Name(name=name):
-            yield Mention(Kind.WORD, name, node.span, of=of)
-        case tree.Use(path=path, sections=sections):
-            yield Mention(Kind.FILE, path.value, path.span)
-            for each in sections:  # which override what is bound in the file
-                yield from (
-                    evolve(it, binds=it.binds and it.kind is Kind.AXIS) for it in _of(each, None)
-                )
+            yield Mention(Kind.WORD, name, node.span, of=owner)
+        case tree.Use():
+            yield from _use(node)
         case tree.UserOp(name=name):
             yield Mention(Kind.OP, name.name, name.span, binds=True)
-        case tree.Section(kind=kind) if own := DECLARING.get(kind.name):
-            yield Mention(Kind.SECTION, kind.name, kind.span)
-            for entry in node.entries:
-                yield from _declared(entry, own)
-        case tree.Section(kind=kind):
-            yield from _section(
-                node, part_of(of, kind.name) if isinstance(of, type) else SECTIONS.get(kind.name)
-            )
-        case tree.Setting(key=key, value=value):
-            inner = part_of(of, key.name) if isinstance(of, type) else None
-            yield Mention(
-                Kind.SETTING if isinstance(of, type) else Kind.ARGUMENT, key.name, key.span, of=of
-            )
-            yield from _of(value, inner or of)
-        case tree.Call(name=name) if isinstance(of, type):
-            yield Mention(Kind.WORD, name.name, name.span, of=of)
-            yield from _fields(node, of, leaving="name")
-        case tree.Call(name=name):
-            yield from _fields(node, name.name)
-        case tree.Rule(dims=dims):
-            yield from (
-                Mention(Kind.WORD, dim.name, dim.span) for dim in dims if dim.span.words == dim.name
-            )
-            # `zero 1` means dims that it does not name
-            yield from _fields(node, of, leaving="dims")
+        case tree.Section():
+            yield from _in_section(node, owner)
+        case tree.Setting():
+            yield from _setting(node, owner)
+        case tree.Call():
+            yield from _call(node, owner)
+        case tree.Rule():
+            yield from _rule(node, owner)
         case _ if attrs.has(node.__class__):
-            yield from _fields(node, of)
+            yield from _fields(node, owner)
         case _:
             pass
 
 
-def _fields(node: Any, of: Of, leaving: str = "") -> Iterator[Mention]:
-    for each in attrs.fields(node.__class__):
-        value = getattr(node, each.name)
-        if each.name in ("span", leaving):
+def _use(use: tree.Use) -> Iterator[Mention]:
+    yield Mention(Kind.FILE, use.path.value, use.path.span)
+    for section in use.sections:
+        for mention in _of(section, None):
+            # the file binds the names, and the section overrides their values
+            yield evolve(mention, binds=mention.binds and mention.kind is Kind.AXIS)
+
+
+def _call(call: tree.Call, owner: Of) -> Iterator[Mention]:
+    if isinstance(owner, type):
+        yield Mention(Kind.WORD, call.name.name, call.name.span, of=owner)
+        yield from _fields(call, owner, leaving="name")
+    else:
+        yield from _fields(call, call.name.name)
+
+
+def _rule(rule: tree.Rule, owner: Of) -> Iterator[Mention]:
+    for dim in rule.dims:
+        if dim.span.words == dim.name:  # `zero 1` means dims that it does not name
+            yield Mention(Kind.WORD, dim.name, dim.span)
+    yield from _fields(rule, owner, leaving="dims")
+
+
+def _in_section(section: tree.Section, owner: Of) -> Iterator[Mention]:
+    kind = section.kind
+    declared = DECLARING.get(kind.name)
+    if declared:
+        yield Mention(Kind.SECTION, kind.name, kind.span)
+        for entry in section.entries:
+            yield from _declared(entry, declared)
+    elif isinstance(owner, type):
+        yield from _section(section, part_of(owner, kind.name))
+    else:
+        yield from _section(section, SECTIONS.get(kind.name))
+
+
+def _setting(setting: tree.Setting, owner: Of) -> Iterator[Mention]:
+    key = setting.key
+    if isinstance(owner, type):
+        yield Mention(Kind.SETTING, key.name, key.span, of=owner)
+        yield from _of(setting.value, part_of(owner, key.name) or owner)
+    else:
+        yield Mention(Kind.ARGUMENT, key.name, key.span, of=owner)
+        yield from _of(setting.value, owner)
+
+
+def _fields(node: Any, owner: Of, leaving: str = "") -> Iterator[Mention]:
+    for attribute in attrs.fields(node.__class__):
+        value = getattr(node, attribute.name)
+        if attribute.name in ("span", leaving):
             continue
+        role = ROLES.get((node.__class__, attribute.name))
         for part in cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,)):
-            role = ROLES.get((node.__class__, each.name))
             if role and isinstance(part, tree.Name):
-                yield Mention(role[0], part.name, part.span, role[1])
+                kind, binds = role
+                yield Mention(kind, part.name, part.span, binds)
             else:
-                yield from _of(part, of)
+                yield from _of(part, owner)
 
 
-def _section(section: tree.Section, of: type[Settings] | None) -> Iterator[Mention]:
-    yield Mention(Kind.SECTION, section.kind.name, section.kind.span, of=of)
+def _section(section: tree.Section, settings: type[Settings] | None) -> Iterator[Mention]:
+    yield Mention(Kind.SECTION, section.kind.name, section.kind.span, of=settings)
     if section.name:
-        kind = Kind.WORD if of and heading_of(of)[1] else Kind.SECTION
-        yield Mention(kind, section.name.name, section.name.span, of=of)
+        kind = Kind.WORD if settings and heading_of(settings)[1] else Kind.SECTION
+        yield Mention(kind, section.name.name, section.name.span, of=settings)
     for entry in section.entries:
-        yield from _of(entry, of)
+        yield from _of(entry, settings)
 
 
 def _declared(entry: tree.Entry, kind: Kind) -> Iterator[Mention]:
     if not isinstance(entry, tree.Setting):
         return
-    yield Mention(kind, entry.key.name, entry.key.span, binds=kind is not Kind.PARAM)
-    yield from _in_strings(entry.value) if kind is Kind.PARAM else _of(entry.value, None)
+    is_param = kind is Kind.PARAM
+    yield Mention(kind, entry.key.name, entry.key.span, binds=not is_param)
+    if is_param:
+        yield from _in_strings(entry.value)
+    else:
+        yield from _of(entry.value, None)
 
 
 def _in_strings(value: Any) -> Iterator[Mention]:
-    """The dims of the names of tensors, `"layers.{i}.experts.{experts}.weight"`, and beside
-    these.
-    """
+    """The dims in and beside names of tensors, as `"layers.{i}.experts.{experts}.weight"`."""
     match value:
         case tree.String(span=span):
-            for found in re.finditer(r"\{(\w+)\}", span.words):
-                start, end = (span.column + at for at in found.span(1))
+            for match in re.finditer(r"\{(\w+)\}", span.words):
+                start, end = span.column + match.start(1), span.column + match.end(1)
                 place = Span(span.path, span.line, start, span.line, end, span.text)
-                yield Mention(Kind.WORD, found[1], place, of=Settings)
+                yield Mention(Kind.WORD, match[1], place, of=Settings)
         case tree.Call(args=args, kwargs=kwargs):
-            for each in (*args, *(setting.value for setting in kwargs)):
-                yield from _in_strings(each)
+            for argument in (*args, *(setting.value for setting in kwargs)):
+                yield from _in_strings(argument)
         case _:
             yield from _of(value, None)
 
 
-def part_of(of: type[Settings] | None, key: str) -> type[Settings] | None:
-    """The class of the section `key` within one of this class; None where that is a value, or
-    unknown.
+def part_of(settings: type[Settings] | None, key: str) -> type[Settings] | None:
+    """The class of the section `key` within a section of the class `settings`.
+
+    None where that is a value, or unknown.
     """
-    if of is Flow and key == StateGroup.SECTION:
+    if settings is Flow and key == StateGroup.SECTION:
         return StateGroup
-    parts = (field.what for field in fields_of(of) if field.key == key) if of else ()
-    return next((part.of for part in parts if isinstance(part, Part)), None)
+    for setting in fields_of(settings) if settings else ():
+        if setting.key == key and isinstance(setting.what, Part):
+            return setting.what.of
+    return None

@@ -1,4 +1,4 @@
-"""Places in two versions of a text, one of which was typed after the other."""
+"""Places in two versions of a text: an older one, and one that was typed later."""
 
 import re
 from functools import cached_property, lru_cache
@@ -25,9 +25,9 @@ class Moved:
         return start, _common(old[start:][::-1], new[start:][::-1])
 
     def before(self, line: int, column: int) -> tuple[int, int] | None:
-        """The place of a place of the new text in the old one."""
-        found = self._mapped(self.new, self.old, line, column)
-        return found and (found.line, found.column)
+        """The place in the old text, as line and column, of a place of the new text."""
+        place = self._mapped(self.new, self.old, line, column)
+        return place and (place.line, place.column)
 
     def back(self, span: Span) -> Span | None:
         """The old span of a new one."""
@@ -39,12 +39,14 @@ class Moved:
 
     def now(self, line: int) -> int | None:
         """The number of an old line in the new text."""
-        found = self._mapped(self.old, self.new, line, len(self.old.text))
-        return found and found.line
+        place = self._mapped(self.old, self.new, line, len(self.old.text))
+        return place and place.line
 
     def _both(self, one: Source, other: Source, span: Span) -> Span | None:
-        if not span.line or one.text == other.text:
-            return span if span.line else other.whole()
+        if not span.line:
+            return other.whole()
+        if one.text == other.text:
+            return span
         first = self._mapped(one, other, span.line, span.column, begins=True)
         last = self._mapped(one, other, span.end_line, span.end_column)
         return first.to(last) if first and last else None
@@ -52,33 +54,38 @@ class Moved:
     def _mapped(
         self, one: Source, other: Source, line: int, column: int, *, begins: bool = False
     ) -> Span | None:
-        """A place; where something begins, what was put in just before it is not a part of it."""
+        """The place in `other` of a place of `one`; None where the edit removed it.
+
+        Where something `begins` there, a text that was typed just before it is not a part of it.
+        """
         start, tail = self._edited
-        at = offset(one.text, line, column)
-        is_after = at >= len(one.text) - tail
-        if at > start and not is_after:
+        index = offset(one.text, line, column)
+        is_after = index >= len(one.text) - tail
+        if index > start and not is_after:
             return None
-        at += (len(other.text) - len(one.text)) * (is_after and (begins or at > start))
-        return other.span(at, at)
+        if is_after and (begins or index > start):
+            index += len(other.text) - len(one.text)
+        return other.span(index, index)
 
 
 def _common(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (own, its) in pairs if own != its), min(len(one), len(other)))
+    for index, (character, other_character) in enumerate(zip(one, other, strict=False)):
+        if character != other_character:
+            return index
+    return min(len(one), len(other))
 
 
 def offset(text: str, line: int, column: int) -> int:
-    """The offset of a place; beyond the end of a line, or of the text, that of the end."""
+    """The offset of a place; beyond the end of a line, or of the text, the offset of the end."""
     ends = _line_ends(text)
-    return (
-        min((ends[line - 2] + 1 if line > 1 else 0) + column - 1, ends[line - 1])
-        if line <= len(ends)
-        else len(text)
-    )
+    if line > len(ends):
+        return len(text)
+    start = ends[line - 2] + 1 if line > 1 else 0
+    return min(start + column - 1, ends[line - 1])
 
 
 @lru_cache(maxsize=8)
 def _line_ends(text: str) -> tuple[int, ...]:
     """The offset of the end of each line."""
-    return (*(found.start() for found in re.finditer("\n", text)), len(text))
+    return (*(newline.start() for newline in re.finditer("\n", text)), len(text))

@@ -1,5 +1,5 @@
-"""From a name to its definition, to all its mentions, to another name; from a line to those of
-`train.py`.
+"""From a name to its definition, to all its mentions, to another name; from a line of the plan to
+lines of `train.py`.
 """
 
 import re
@@ -18,31 +18,47 @@ from .mentions import RENAMED, Kind, Mention
 FROM_SETTINGS = {"seq": "seq", "batch": "microbatch", "microbatches": "global_batch"}
 """The settings that give the dims of the data their sizes."""
 
+RESERVED = (*FROM_SETTINGS, "tokens", "labels", "documents", "loss")
+"""Names that have a meaning in all plans."""
+
 
 def definition(document: Document, line: int, column: int) -> Span | None:
-    """Where the name at a place gets its meaning; of a file that is used, its beginning."""
-    if not (document.syntax and (mention := document.mention(line, column))):
+    """Where the name at a place gets its meaning; for the name of a used file, its beginning."""
+    if not document.syntax:
+        return None
+    mention = document.mention(line, column)
+    if not mention:
         return None
     if mention.kind is Kind.FILE:
-        paths = [path for path, use in _used(document) if use.path.span == mention.span]
-        return Span(paths[0], 1, 1, 1, 1) if paths else None
-    bound = [it for it in document.syntax.mentions if it.binds and _same(it, mention)]
+        for path, use in _used(document):
+            if use.path.span == mention.span:
+                return Span(path, 1, 1, 1, 1)
+        return None
+    binding = _binding(document.syntax.mentions, mention)
+    return document.here(binding.span) if binding else None
+
+
+def _binding(mentions: Sequence[Mention], mention: Mention) -> Mention | None:
+    """The mention that gives a name its meaning: for a value, the last one before its use."""
+    bindings = [other for other in mentions if other.binds and _same(other, mention)]
     if mention.kind is Kind.VALUE:
-        before = [
-            it
-            for it in bound
-            if it.span.path == mention.span.path and it.span.start <= mention.span.start
-        ]
-        bound = before[-1:] or bound
-    if not bound and mention.kind is Kind.DIM:
+        for binding in reversed(bindings):
+            span = binding.span
+            if span.path == mention.span.path and span.start <= mention.span.start:
+                return binding
+    if bindings:
+        return bindings[0]
+    if mention.kind is Kind.DIM:
         key = FROM_SETTINGS.get(mention.name)
-        bound = [it for it in document.syntax.mentions if (it.kind, it.name) == (Kind.SETTING, key)]
-    return document.here(bound[0].span) if bound else None
+        for setting in mentions:
+            if (setting.kind, setting.name) == (Kind.SETTING, key):
+                return setting
+    return None
 
 
 def _used(document: Document) -> Iterator[tuple[str, tree.Use]]:
     """The path of each file that a document uses, also by way of another."""
-    for plan in document.syntax.plans if document.syntax else ():
+    for plan in document.plans:
         for use in plan.items:
             if isinstance(use, tree.Use):
                 with suppress(PlanError):
@@ -56,30 +72,34 @@ def _same(one: Mention, other: Mention) -> bool:
 def references(
     documents: Iterable[Document], mention: Mention, *, binding: bool = True
 ) -> list[Span]:
-    """All mentions of a name in documents that share the file that it is bound in, each once."""
-    found: dict[tuple[str, int, int], Span] = {}
+    """All mentions of a name, each once, in documents that share the file that binds it."""
+    spans: dict[tuple[str, int, int], Span] = {}
     for document in documents:
-        for it in document.syntax.mentions if document.syntax else ():
-            if (
-                _same(it, mention)
-                and (binding or not it.binds)
-                and (span := document.here(it.span))
-            ):
-                found.setdefault((realpath(span.path), *span.start), span)
-    return [*found.values()]
+        for other in document.mentions:
+            if not _same(other, mention) or (other.binds and not binding):
+                continue
+            span = document.here(other.span)
+            if span:
+                spans.setdefault((realpath(span.path), *span.start), span)
+    return [*spans.values()]
 
 
 def users(document: Document, mention: Mention, others: Iterable[Document]) -> list[Document]:
-    """The documents for which a name means the same: those that use the file that binds it."""
+    """The documents for which a name means the same: they use the file that binds it."""
     assert document.syntax, "lsp: a mention without syntax"
-    bound = {it.span.path for it in document.syntax.mentions if it.binds and _same(it, mention)}
-    paths = set(map(realpath, bound or {document.source.path}))
-    sharing = (
-        it
-        for it in others
-        if it.syntax and paths & {realpath(plan.span.path) for plan in it.syntax.plans}
-    )
-    return [document, *(other for other in sharing if other.source.path != document.source.path)]
+    binding_paths = {
+        other.span.path
+        for other in document.syntax.mentions
+        if other.binds and _same(other, mention)
+    }
+    paths = set(map(realpath, binding_paths or {document.source.path}))
+    documents = [document]
+    for other in others:
+        if not other.syntax or other.source.path == document.source.path:
+            continue
+        if not paths.isdisjoint(realpath(plan.span.path) for plan in other.syntax.plans):
+            documents.append(other)
+    return documents
 
 
 def renamable(documents: Sequence[Document], mention: Mention) -> list[Span]:
@@ -87,29 +107,22 @@ def renamable(documents: Sequence[Document], mention: Mention) -> list[Span]:
 
     Raises PlanError where it cannot be replaced.
     """
-    at = mention.span
-    if mention.kind not in RENAMED or mention.name in (
-        *FROM_SETTINGS,
-        "tokens",
-        "labels",
-        "documents",
-        "loss",
-    ):
+    span = mention.span
+    if mention.kind not in RENAMED or mention.name in RESERVED:
         raise wrong(
-            "E0215", f"`{mention.name}` is a word of the language", at, "not a name of this plan"
+            "E0215", f"`{mention.name}` is a word of the language", span, "not a name of this plan"
         )
     if not all(document.is_current for document in documents):
-        raise wrong("E0104", "a plan with a syntax error, in which no name can be replaced", at)
-    found = references(documents, mention)
-    shipped = {
-        realpath(path)
-        for it in documents
-        for path, use in _used(it)
-        if use.path.value.startswith(SHIPPED)
-    }
-    if not shipped.isdisjoint(realpath(span.path) for span in found):
-        raise wrong("E0215", f"`{mention.name}` is a name of a file that comes with scalec", at)
-    return found
+        raise wrong("E0104", "a plan with a syntax error, in which no name can be replaced", span)
+    spans = references(documents, mention)
+    shipped = set[str]()
+    for document in documents:
+        for path, use in _used(document):
+            if use.path.value.startswith(SHIPPED):
+                shipped.add(realpath(path))
+    if not shipped.isdisjoint(realpath(span.path) for span in spans):
+        raise wrong("E0215", f"`{mention.name}` is a name of a file that comes with scalec", span)
+    return spans
 
 
 def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[Span]:
@@ -117,25 +130,24 @@ def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[
 
     Raises PlanError where it cannot be, or the other name is taken.
     """
-    found = renamable(documents, mention)
+    spans = renamable(documents, mention)
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,63}", name):
         raise wrong("E0215", f"`{name}` cannot be a name", mention.span)
-    taken = {
-        it.name: it.kind
-        for document in documents
-        if document.syntax
-        for it in document.syntax.mentions
-    }
-    if (kind := taken.get(name)) in RENAMED:
+    kinds_by_name = dict[str, Kind]()
+    for document in documents:
+        for other in document.mentions:
+            kinds_by_name[other.name] = other.kind
+    kind = kinds_by_name.get(name)
+    if kind in RENAMED:
         raise wrong("E0207", f"`{name}` is the name of another {kind.said}", mention.span)
-    return found
+    return spans
 
 
 # ---- the program
 
 
 def emitted(facts: Facts, span: Span) -> tuple[str, list[int]]:
-    """The text of `train.py`, and the lines of it, counted from 1, that come from a line of the
+    """The text of `train.py`, and the numbers, from 1, of its lines that come from a line of the
     plan.
     """
     from ...emit.train_py import train_py

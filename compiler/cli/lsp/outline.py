@@ -37,39 +37,31 @@ class Part:
 
 
 def outline(document: Document) -> Iterator[Part]:
-    """The parts of the last text that was a plan, at their places now; without those that were
-    edited away.
+    """The parts of the last text that was a plan, at their places now.
+
+    A part that an edit removed is left out.
     """
     for item in document.syntax.plans[0].items if document.syntax else ():
         yield from _part(document, item, Kind.SETTING)
 
 
 def _part(document: Document, node: Node, kind: Kind) -> Iterator[Part]:
-    """A node as a part; `kind` is that of the settings around it."""
+    """A node as a part; settings in the section around it are of a `kind`."""
     match node:
         case tree.Bind(names=names):
             name, kind, head = ", ".join(map(str, names)), Kind.VALUE, names[0].span
         case tree.Setting(key=key):
             name, head = key.name, key.span
         case _:
-            name, kind, at = (
-                node.span.words.partition("{")[0].strip(),
-                BLOCKS[node.__class__],
-                node.span,
-            )
-            head = evolve(at, end_line=at.line, end_column=at.column + len(name))
-    own = DECLARING.get(name, Kind.SETTING)
-    inside = [
-        each
-        for field in ("sections", "entries", "body", "others")
-        for each in getattr(node, field, ())
-    ]
+            name = node.span.words.partition("{")[0].strip()
+            kind = BLOCKS[node.__class__]
+            start = node.span
+            head = evolve(start, end_line=start.line, end_column=start.column + len(name))
+    inner_kind = DECLARING.get(name, Kind.SETTING)
+    inner_parts = list[Part]()
+    for field in ("sections", "entries", "body", "others"):
+        for inner in getattr(node, field, ()):
+            inner_parts += _part(document, inner, inner_kind)
     span, head = document.here(node.span), document.here(head)
     if span and head:
-        yield Part(
-            name,
-            kind,
-            span,
-            head,
-            tuple(part for each in inside for part in _part(document, each, own)),
-        )
+        yield Part(name, kind, span, head, tuple(inner_parts))

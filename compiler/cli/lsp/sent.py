@@ -1,5 +1,5 @@
-"""The collectives of a step at a line or over an axis, alike ones together: those of the rank
-that sends most there.
+"""The collectives of a step at a line or over an axis, alike ones together, on the rank that sends
+most there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,12 +30,11 @@ class Sent:
     bytes: int
 
     def __str__(self) -> str:
-        (size, *more), times = sorted(self.sizes), f" × {self.count:,}" if self.count > 1 else ""
-        return (
-            f"{amount(self.bytes)} in {counted(self.count, 'call')}"
-            if more
-            else f"{amount(size)}{times}"
-        )
+        size, *other_sizes = sorted(self.sizes)
+        if other_sizes:
+            return f"{amount(self.bytes)} in {counted(self.count, 'call')}"
+        times = f" × {self.count:,}" if self.count > 1 else ""
+        return f"{amount(size)}{times}"
 
 
 def of_ranks(program: Program) -> Ranks:
@@ -44,17 +43,22 @@ def of_ranks(program: Program) -> Ranks:
 
 
 def sent(ranks: Ranks, wanted: Callable[[Collective], bool]) -> list[Sent]:
-    """The collectives that are wanted, in the order in which they begin."""
-    found = ([each for each in rank if wanted(each)] for rank in ranks)
-    return [*_together(max(found, key=_bytes))]
+    """The wanted collectives of the rank that sends most in them, in the order of their begins."""
+    by_rank = [[*filter(wanted, rank)] for rank in ranks]
+    return [*_together(max(by_rank, key=_bytes))]
 
 
-def _together(found: Sequence[Collective]) -> Iterator[Sent]:
-    for kind in dict.fromkeys((it.op, it.axes, it.where) for it in found):
-        alike = [it for it in found if (it.op, it.axes, it.where) == kind]
-        values, sizes = frozenset(it.value for it in alike), frozenset(it.bytes for it in alike)
-        yield Sent(*kind, values, sizes, sum(it.count for it in alike), _bytes(alike))
+def _together(collectives: Sequence[Collective]) -> Iterator[Sent]:
+    by_kind = dict[tuple[str, tuple[str, ...], str], list[Collective]]()
+    for collective in collectives:
+        kind = (collective.op, collective.axes, collective.where)
+        by_kind.setdefault(kind, []).append(collective)
+    for kind, alike in by_kind.items():
+        values = frozenset(collective.value for collective in alike)
+        sizes = frozenset(collective.bytes for collective in alike)
+        count = sum(collective.count for collective in alike)
+        yield Sent(*kind, values, sizes, count, _bytes(alike))
 
 
-def _bytes(found: Sequence[Collective]) -> int:
-    return sum(it.bytes * it.count for it in found)
+def _bytes(collectives: Sequence[Collective]) -> int:
+    return sum(collective.bytes * collective.count for collective in collectives)

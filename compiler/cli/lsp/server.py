@@ -43,9 +43,10 @@ PLANS = 500
 
 def serve() -> None:
     """Answers an editor on standard input and output until it leaves."""
-    own = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115 (the server closes it)
+    # A print anywhere in scalec goes to standard error, and does not break the protocol.
+    stdout = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115 (the server closes it)
     with TemporaryDirectory(prefix="scalec-lsp-") as folder, redirect_stdout(sys.stderr):
-        Server(Path(folder)).start_io(stdout=own)
+        Server(Path(folder)).start_io(stdout=stdout)
 
 
 class Server(LanguageServer):
@@ -75,46 +76,40 @@ class Server(LanguageServer):
         """Places as this editor counts them."""
         return Wire(lsp.PositionEncodingKind(self.workspace.position_encoding).value, self._uris)
 
-    def read(self, path: Path, at: Span) -> Source:
+    def read(self, path: Path, place: Span) -> Source:
         """A file as the editor has it, or else as it lies on disk.  Raises PlanError."""
-        opened = self.documents.get(str(path.resolve()))
-        return Source(str(path), opened.source.text) if opened else load(path, at)
+        document = self.documents.get(str(path.resolve()))
+        if document:
+            return Source(str(path), document.source.text)
+        return load(path, place)
 
     def document(self, uri: str) -> Document | None:
-        """An open document; of a model that an open plan uses, that plan's view of it."""
+        """An open document; where it is a model that an open plan uses, that plan's view of it."""
         document = self.documents.get(path_of(uri))
         if not document or document.facts:
             return document
-        seen = (
-            other.of_file(document.source)
-            for other in reversed(self.documents.values())
-            if other.facts
-        )
-        return next((each for each in seen if each), document)
+        for other in reversed(self.documents.values()):
+            view = other.of_file(document.source) if other.facts else None
+            if view:
+                return view
+        return document
 
     def others(self) -> Iterator[Document]:
-        """All plans that a name may be in: those that are open, and the others of the editor's
-        folders.
-        """
+        """All plans that a name may be in: the open ones, then others of the editor's folders."""
         yield from self.documents.values()
-        folders = [Path(path_of(folder.uri)) for folder in self.workspace.folders.values()]
-        found = (
-            (path, path.relative_to(folder).parts)
-            for folder in folders
-            for path in folder.rglob("*.scale")
-        )
-        paths = (
-            str(path.resolve())
-            for path, parts in found
-            if not any(part.startswith(".") for part in parts)
-        )
-        for path in sorted({*paths} - self.documents.keys())[:PLANS]:
+        paths = set[str]()
+        for folder in self.workspace.folders.values():
+            root = Path(path_of(folder.uri))
+            for path in root.rglob("*.scale"):
+                if not any(part.startswith(".") for part in path.relative_to(root).parts):
+                    paths.add(str(path.resolve()))
+        for path in sorted(paths - self.documents.keys())[:PLANS]:
             with suppress(PlanError):
                 source = load(Path(path))
                 yield Document(source, syntax_of(source, self.read))
 
     def changed(self, uri: str) -> None:
-        """Takes a new text, says at once what is wrong with it and with plans that use it;
+        """Takes a new text, publishes at once its mistakes and the mistakes of plans that use it;
         compiles after a pause.
         """
         path = path_of(uri)
@@ -124,19 +119,18 @@ class Server(LanguageServer):
 
     def _read_anew(self, path: str) -> None:
         """Reads the open plans that use a file."""
-        for other in list(self.documents.values()):
-            if other.syntax and any(
-                same_file(plan.span.path, path) for plan in other.syntax.plans[1:]
-            ):
-                self._typed(other.source)
+        for document in list(self.documents.values()):
+            used = document.syntax.plans[1:] if document.syntax else ()
+            if any(same_file(plan.span.path, path) for plan in used):
+                self._typed(document.source)
 
     def _typed(self, source: Source) -> None:
-        self.documents[source.path] = document = typed(
-            self.documents.get(source.path), source, self.read
-        )
+        path = source.path
+        document = typed(self.documents.get(path), source, self.read)
+        self.documents[path] = document
         self._publish(document)
-        self._forget_pause(source.path)
-        self._pauses[source.path] = asyncio.get_running_loop().create_task(self._compile(document))
+        self._forget_pause(path)
+        self._pauses[path] = asyncio.get_running_loop().create_task(self._compile(document))
 
     async def _compile(self, document: Document) -> None:
         await asyncio.sleep(PAUSE)
@@ -147,7 +141,7 @@ class Server(LanguageServer):
 
         async with self._compiling:
             try:
-                found = await asyncio.to_thread(compiled, document, is_stale)
+                result = await asyncio.to_thread(compiled, document, is_stale)
             except Overtaken:
                 return
             except Exception:
@@ -155,15 +149,16 @@ class Server(LanguageServer):
                 self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, words))
                 return
         if not is_stale():
-            self.documents[path] = found
-            self._publish(found)
+            self.documents[path] = result
+            self._publish(result)
             workspace = self.client_capabilities.workspace
             if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
                 self.workspace_inlay_hint_refresh(None)
 
     def closed(self, uri: str) -> None:
-        """Forgets a document, of which the editor shows no mistakes any more; those that use it
-        read it from disk.
+        """Forgets a document, so that the editor shows its mistakes no more.
+
+        Open plans that use it read it from disk.
         """
         path = path_of(uri)
         self._forget_pause(path)
@@ -173,26 +168,26 @@ class Server(LanguageServer):
             self._read_anew(path)
 
     def _forget_pause(self, path: str) -> None:
-        """Compiles a document no more."""
+        """Cancels the compile of a document."""
         if pause := self._pauses.pop(path, None):
             pause.cancel()
 
     def _publish(self, document: Document) -> None:
         self._tell(document.source.path, [*map(self.wire.diagnostic, told(document))])
 
-    def _tell(self, path: str, found: list[lsp.Diagnostic]) -> None:
-        """Shows what is wrong with a document, unless the editor was told the same last."""
-        if self._told.get(path) != found:
-            self._told[path] = found
+    def _tell(self, path: str, diagnostics: list[lsp.Diagnostic]) -> None:
+        """Shows the diagnostics of a document, unless the editor shows the same already."""
+        if self._told.get(path) != diagnostics:
+            self._told[path] = diagnostics
             version = self.workspace.get_text_document(self._uris[path]).version
             self.text_document_publish_diagnostics(
-                lsp.PublishDiagnosticsParams(self._uris[path], found, version)
+                lsp.PublishDiagnosticsParams(self._uris[path], diagnostics, version)
             )
 
 
 def _said(take: Callable[[Server, str], None]) -> Callable[[Server, Any], None]:
-    """The handler of what an editor says of a document."""
-    return lambda ls, it: take(ls, it.text_document.uri)
+    """The handler of a notification about a document."""
+    return lambda ls, params: take(ls, params.text_document.uri)
 
 
 # ---- answers about a document
@@ -202,78 +197,90 @@ Answer = Callable[[Document, Any, Server], object]
 
 
 def _asked(answer: Answer) -> Callable[[Server, Any], object]:
-    """The handler of a request about a document; none is about one that is not open."""
+    """The handler of a request about a document; the answer is None where it is not open."""
 
-    def handle(ls: Server, it: Any) -> object:
-        document = ls.document(it.text_document.uri)
-        return answer(document, it, ls) if document else None
+    def handle(ls: Server, params: Any) -> object:
+        document = ls.document(params.text_document.uri)
+        return answer(document, params, ls) if document else None
 
     return handle
 
 
-def on_hover(document: Document, it: lsp.HoverParams, ls: Server) -> lsp.Hover | None:
-    found = hover(document, *ls.wire.place_of(document.source, it.position))
-    return found and lsp.Hover(
-        lsp.MarkupContent(lsp.MarkupKind.Markdown, found.text), ls.wire.range_of(found.span)
+def on_hover(document: Document, params: lsp.HoverParams, ls: Server) -> lsp.Hover | None:
+    place = ls.wire.place_of(document.source, params.position)
+    text = hover(document, *place)
+    return text and lsp.Hover(
+        lsp.MarkupContent(lsp.MarkupKind.Markdown, text.text), ls.wire.range_of(text.span)
     )
 
 
-def on_definition(document: Document, it: lsp.DefinitionParams, ls: Server) -> lsp.Location | None:
-    found = navigate.definition(document, *ls.wire.place_of(document.source, it.position))
-    return found and ls.wire.location(found)
+def on_definition(
+    document: Document, params: lsp.DefinitionParams, ls: Server
+) -> lsp.Location | None:
+    place = ls.wire.place_of(document.source, params.position)
+    span = navigate.definition(document, *place)
+    return span and ls.wire.location(span)
 
 
 def on_implementation(
-    document: Document, it: lsp.ImplementationParams, ls: Server
+    document: Document, params: lsp.ImplementationParams, ls: Server
 ) -> list[lsp.Location]:
     """The lines of `train.py` that come from a line of the plan, in a copy that is only to be
     read.
     """
     if not document.facts:
         return []
-    line, _ = ls.wire.place_of(document.source, it.position)
-    text, lines = navigate.emitted(document.facts, Span(document.source.path, line, 1, line, 1))
+    line, _ = ls.wire.place_of(document.source, params.position)
+    text, numbers = navigate.emitted(document.facts, Span(document.source.path, line, 1, line, 1))
     path = ls.folder / Path(document.facts.source.path).stem / "train.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    return [ls.wire.location(Span(str(path), at, 1, at, 1, text)) for at in lines]
+    return [ls.wire.location(Span(str(path), number, 1, number, 1, text)) for number in numbers]
 
 
 def _mentioned(
-    document: Document, at: lsp.Position, ls: Server
+    document: Document, position: lsp.Position, ls: Server
 ) -> tuple[list[Document], Mention] | None:
-    """The name at a place, and the documents in which it means the same."""
-    mention = document.mention(*ls.wire.place_of(document.source, at))
-    return (navigate.users(document, mention, ls.others()), mention) if mention else None
+    """The documents where the name at a place means the same, and the name."""
+    mention = document.mention(*ls.wire.place_of(document.source, position))
+    if not mention:
+        return None
+    return navigate.users(document, mention, ls.others()), mention
 
 
-def on_references(document: Document, it: lsp.ReferenceParams, ls: Server) -> list[lsp.Location]:
-    found = _mentioned(document, it.position, ls)
-    spans = navigate.references(*found, binding=it.context.include_declaration) if found else []
+def on_references(
+    document: Document, params: lsp.ReferenceParams, ls: Server
+) -> list[lsp.Location]:
+    mentioned = _mentioned(document, params.position, ls)
+    if not mentioned:
+        return []
+    spans = navigate.references(*mentioned, binding=params.context.include_declaration)
     return [*map(ls.wire.location, spans)]
 
 
 def on_prepare_rename(
-    document: Document, it: lsp.PrepareRenameParams, ls: Server
+    document: Document, params: lsp.PrepareRenameParams, ls: Server
 ) -> lsp.Range | None:
     """The name that would be replaced."""
-    if not (found := _mentioned(document, it.position, ls)):
+    mentioned = _mentioned(document, params.position, ls)
+    if not mentioned:
         return None
+    documents, mention = mentioned
     with _refusing():
-        navigate.renamable(*found)
-    span = document.here(found[1].span)
+        navigate.renamable(documents, mention)
+    span = document.here(mention.span)
     return span and ls.wire.range_of(span)
 
 
-def on_rename(document: Document, it: lsp.RenameParams, ls: Server) -> lsp.WorkspaceEdit | None:
-    if not (found := _mentioned(document, it.position, ls)):
+def on_rename(document: Document, params: lsp.RenameParams, ls: Server) -> lsp.WorkspaceEdit | None:
+    mentioned = _mentioned(document, params.position, ls)
+    if not mentioned:
         return None
     edits: dict[str, list[lsp.TextEdit]] = {}
     with _refusing():
-        for span in navigate.renamed(*found, it.new_name):
-            edits.setdefault(ls.wire.uri_of(span.path), []).append(
-                lsp.TextEdit(ls.wire.range_of(span), it.new_name)
-            )
+        for span in navigate.renamed(*mentioned, params.new_name):
+            edit = lsp.TextEdit(ls.wire.range_of(span), params.new_name)
+            edits.setdefault(ls.wire.uri_of(span.path), []).append(edit)
     return lsp.WorkspaceEdit(edits)
 
 
@@ -301,33 +308,34 @@ def on_formatting(
 
 
 def on_code_action(
-    document: Document, it: lsp.CodeActionParams, ls: Server
+    document: Document, params: lsp.CodeActionParams, ls: Server
 ) -> list[lsp.CodeAction]:
-    return [
-        _action(each, ls.wire)
-        for each in actions(document, it.range.start.line + 1, it.range.end.line + 1)
-    ]
+    first, last = params.range.start.line + 1, params.range.end.line + 1
+    return [_action(action, ls.wire) for action in actions(document, first, last)]
 
 
-def _action(it: Action, wire: Wire) -> lsp.CodeAction:
-    edit = lsp.WorkspaceEdit(
-        {wire.uri_of(it.fix.span.path): [lsp.TextEdit(wire.range_of(it.fix.span), it.fix.text)]}
-    )
+def _action(action: Action, wire: Wire) -> lsp.CodeAction:
+    fix = action.fix
+    edits = {wire.uri_of(fix.span.path): [lsp.TextEdit(wire.range_of(fix.span), fix.text)]}
     return lsp.CodeAction(
-        it.title, lsp.CodeActionKind.QuickFix, diagnostics=[wire.diagnostic(it.of)], edit=edit
+        action.title,
+        lsp.CodeActionKind.QuickFix,
+        diagnostics=[wire.diagnostic(action.of)],
+        edit=lsp.WorkspaceEdit(edits),
     )
 
 
-def on_inlay_hint(document: Document, it: lsp.InlayHintParams, ls: Server) -> list[lsp.InlayHint]:
+def on_inlay_hint(
+    document: Document, params: lsp.InlayHintParams, ls: Server
+) -> list[lsp.InlayHint]:
+    first, last = params.range.start.line + 1, params.range.end.line + 1
     lines = document.source.text.split("\n")
-    found = hints(document, it.range.start.line + 1, it.range.end.line + 1)
-    ends = (
-        (Span("", line, 1, line, len(lines[line - 1]) + 1, document.source.text), text)
-        for line, text in found
-    )
-    return [
-        lsp.InlayHint(ls.wire.range_of(span).end, text, padding_left=True) for span, text in ends
-    ]
+    inlays = list[lsp.InlayHint]()
+    for line, text in hints(document, first, last):
+        column = len(lines[line - 1]) + 1
+        span = Span("", line, 1, line, column, document.source.text)
+        inlays.append(lsp.InlayHint(ls.wire.range_of(span).end, text, padding_left=True))
+    return inlays
 
 
 def on_semantic_tokens(
@@ -335,12 +343,14 @@ def on_semantic_tokens(
 ) -> lsp.SemanticTokens:
     """Each name by five numbers, its line and column relative to the one before."""
     data, line, column = list[int](), 0, 0
-    for each in colours(document):
-        at = ls.wire.range_of(each.span)
-        column = at.start.character - (column if at.start.line == line else 0)
-        length, kind = at.end.character - at.start.character, TOKEN_TYPES.index(each.kind.token)
-        data += [at.start.line - line, column, length, kind, int(each.binds)]
-        line, column = at.start.line, at.start.character
+    for mention in colours(document):
+        range = ls.wire.range_of(mention.span)
+        start, length = range.start, range.end.character - range.start.character
+        if start.line != line:
+            column = 0
+        kind = TOKEN_TYPES.index(mention.kind.token)
+        data += [start.line - line, start.character - column, length, kind, int(mention.binds)]
+        line, column = start.line, start.character
     return lsp.SemanticTokens(data)
 
 
@@ -348,26 +358,27 @@ TOKEN_TYPES = sorted({kind.token for kind in Kind})
 
 
 def on_completion(
-    document: Document, it: lsp.CompletionParams, ls: Server
+    document: Document, params: lsp.CompletionParams, ls: Server
 ) -> list[lsp.CompletionItem]:
-    found = complete(document, *ls.wire.place_of(document.source, it.position))
+    place = ls.wire.place_of(document.source, params.position)
     kinds = lsp.CompletionItemKind
     return [
-        lsp.CompletionItem(it.label, None, kinds[it.kind.item], None, it.detail, it.doc)
-        for it in found
+        lsp.CompletionItem(item.label, None, kinds[item.kind.item], None, item.detail, item.doc)
+        for item in complete(document, *place)
     ]
 
 
 def on_signature_help(
-    document: Document, it: lsp.SignatureHelpParams, ls: Server
+    document: Document, params: lsp.SignatureHelpParams, ls: Server
 ) -> lsp.SignatureHelp | None:
-    if not (found := call_at(document, *ls.wire.place_of(document.source, it.position))):
+    call = call_at(document, *ls.wire.place_of(document.source, params.position))
+    if not call:
         return None
-    entry, words, at = found
-    said = lsp.SignatureInformation(
+    entry, words, argument = call
+    information = lsp.SignatureInformation(
         signature(entry), entry.doc, [*map(lsp.ParameterInformation, words)]
     )
-    return lsp.SignatureHelp([said], 0, at)
+    return lsp.SignatureHelp([information], 0, argument)
 
 
 def on_document_symbol(
@@ -376,10 +387,11 @@ def on_document_symbol(
     return [_symbol(part, ls.wire) for part in outline(document)]
 
 
-def _symbol(it: Part, wire: Wire) -> lsp.DocumentSymbol:
-    inside, kind = [_symbol(part, wire) for part in it.parts], lsp.SymbolKind[it.kind.item]
+def _symbol(part: Part, wire: Wire) -> lsp.DocumentSymbol:
+    children = [_symbol(inner, wire) for inner in part.parts]
+    kind = lsp.SymbolKind[part.kind.item]
     return lsp.DocumentSymbol(
-        it.name, kind, wire.range_of(it.span), wire.range_of(it.head), children=inside
+        part.name, kind, wire.range_of(part.span), wire.range_of(part.head), children=children
     )
 
 
@@ -421,4 +433,4 @@ ANSWERS: dict[str, tuple[Answer, object]] = {
         lsp.SemanticTokensLegend(TOKEN_TYPES, [lsp.SemanticTokenModifiers.Definition]),
     ),
 }
-"""The answer to each request about a document, with what the editor is told of it at first."""
+"""The answer to each request about a document, with the options that the server registers."""

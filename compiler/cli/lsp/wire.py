@@ -12,13 +12,13 @@ from ...syntax.source import Source, Span
 from .diagnose import Told
 
 UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
-"""By the name of an encoding, that of Python without a mark of its order, and the bytes of a
-unit.
+"""By the protocol's name of an encoding: Python's name, of the variant without a byte order mark,
+and the bytes of a unit.
 """
 
 
 def path_of(uri: str) -> str:
-    """The path of a document; of one that is no file, its URI."""
+    """The path of a document; for a document that is no file, its URI."""
     path = to_fs_path(uri)
     return str(Path(path).resolve()) if path and uri.startswith("file:") else uri
 
@@ -27,7 +27,8 @@ def path_of(uri: str) -> str:
 class Wire:
     """Places in units of the encoding that server and editor have agreed on.
 
-    uris  those by which the editor has opened documents, by path: a folder that is a link has two
+    uris  by path, the URI that the editor has opened: the file has another one too where its
+          folder is a link
     """
 
     encoding: str
@@ -40,21 +41,22 @@ class Wire:
         whole = str(Path(path).resolve())
         return self.uris.get(whole) or from_fs_path(whole) or path
 
-    def place_of(self, source: Source, at: lsp.Position) -> tuple[int, int]:
+    def place_of(self, source: Source, position: lsp.Position) -> tuple[int, int]:
         """Line and column, from 1, in characters."""
-        (name, bytes), lines = UNITS[self.encoding], source.text.split("\n")
-        line = lines[at.line] if at.line < len(lines) else ""
-        before = line.encode(name, "surrogatepass")[: bytes * at.character]
-        return at.line + 1, len(before.decode(name, "ignore")) + 1
+        name, bytes = UNITS[self.encoding]
+        lines = source.text.split("\n")
+        line = lines[position.line] if position.line < len(lines) else ""
+        before = line.encode(name, "surrogatepass")[: bytes * position.character]
+        return position.line + 1, len(before.decode(name, "ignore")) + 1
 
     def range_of(self, span: Span) -> lsp.Range:
         """The range of a span; of a file as a whole, its first line."""
         lines = span.text.split("\n")
         if not span.line:
             return lsp.Range(lsp.Position(0, 0), self._position(lines[0], 1, len(lines[0]) + 1))
-        text, end_text = (
-            (*lines, "")[min(at - 1, len(lines))] for at in (span.line, span.end_line)
-        )
+        lines.append("")  # a span may end on the line after the last one
+        text = lines[min(span.line, len(lines)) - 1]
+        end_text = lines[min(span.end_line, len(lines)) - 1]
         begin = self._position(text, span.line, span.column)
         return lsp.Range(begin, self._position(end_text, span.end_line, span.end_column))
 
@@ -68,19 +70,21 @@ class Wire:
         """The location of a span."""
         return lsp.Location(self.uri_of(span.path), self.range_of(span))
 
-    def diagnostic(self, it: Told) -> lsp.Diagnostic:
+    def diagnostic(self, diagnostic: Told) -> lsp.Diagnostic:
         """A mistake or a warning, with the places of its notes."""
         notes = [
             lsp.DiagnosticRelatedInformation(self.location(note.span), note.text)
-            for note in it.notes
+            for note in diagnostic.notes
             if note.span
         ]
-        severity = (
-            lsp.DiagnosticSeverity.Error
-            if it.of.severity == "error"
-            else lsp.DiagnosticSeverity.Warning
-        )
-        place = self.range_of(it.span)
+        severity = lsp.DiagnosticSeverity.Warning
+        if diagnostic.of.severity == "error":
+            severity = lsp.DiagnosticSeverity.Error
         return lsp.Diagnostic(
-            place, it.text, severity, it.of.code, source="scalec", related_information=notes
+            self.range_of(diagnostic.span),
+            diagnostic.text,
+            severity,
+            diagnostic.of.code,
+            source="scalec",
+            related_information=notes,
         )

@@ -37,7 +37,7 @@ AXES = {
     "cp": "the sequence",
     "ep": "experts",
 }
-"""Usual names of axes, by what lies over them."""
+"""Usual names of axes, and the things that lie over them."""
 
 FUNCTIONS = {
     "normal": "`normal(0.02)`: normally distributed around 0, with this standard deviation",
@@ -48,7 +48,7 @@ FUNCTIONS = {
 """The functions that are no ops of tensors."""
 
 INITIAL = ("normal", "ones", "zeros")
-"""The words for what parameters begin with."""
+"""The words for the initial values of parameters."""
 
 KEYWORDS = {
     "over": "the axes over which dims or state are sharded: `heads, ffn over tp`",

@@ -1,9 +1,9 @@
-"""Layers of one program each: what a microbatch takes in time and memory, without state, stages and
-their messages.
+"""Cells: the time and memory of a microbatch in the layers of one program, without state, stages
+and their messages.
 
 Many choices have the same layers: they differ in data parallelism, stages and state, which
-`estimate` adds in closed form.  A cell is compiled on as few ranks as have its layers.  Few of a
-space are compiled; the others lie between them.
+`estimate` adds in closed form.  A cell is compiled on as few ranks as have its layers.  Few cells
+of a space are compiled; the others lie between them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,12 @@ class Cell:
 
     forward, backward  of a layer, on average
     weights            the part of backward that makes gradients of weights, which may be put off
-    adds               of a layer's gradients to those of earlier microbatches
+    adds               adding a layer's gradients to the gradients of earlier microbatches
     first, last        forward and backward before the layers, and after them
     kept, later        bytes that a layer keeps for backward, and for the gradients of weights alone
-    other              bytes that there are at most besides
+    other              the most bytes that there are besides
     always             bytes of inputs and tables
-    reserve            that no tensor gets
+    reserve            bytes that no tensor gets
     crossing           bytes that a stage would send to the next
     """
 
@@ -60,29 +60,32 @@ class Cell:
     crossing: float
 
 
-def cell(file: ModelFile, facts: Facts, goal: Goal, of: Choice) -> Cell:
+def cell(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Cell:
     """The cell of a choice.  Raises PlanError."""
-    alone = evolve(of, pp=1, dp=1, zero=0, schedule="", chunks=1, prefetch=1)
+    alone = evolve(choice, pp=1, dp=1, zero=0, schedule="", chunks=1, prefetch=1)
     small = evolve(goal, gpus=alone.gpus, global_batch=alone.replicas * alone.microbatch)
     *_, program = passed(resolve(plan(file, facts, small, alone)))
     return _measured(program, facts, goal)
 
 
 def _measured(program: Program, facts: Facts, goal: Goal) -> Cell:
-    of, layers = prices(program, goal.hardware), facts.layers
-    seconds = partial(seconds_of, program, goal.hardware, of)
+    op_prices, layers = prices(program, goal.hardware), facts.layers
+    seconds = partial(seconds_of, program, goal.hardware, op_prices)
     repeats, before, after = _sides(program.forward.body)
-    again, late, early = _sides(
-        [stmt for stmt in program.backward.body if not _is_of_layers(stmt, facts)]
-    )
-    sums = [stmt for stmt in program.backward.body if _is_of_layers(stmt, facts)]
-    inside = {id(op) for region in repeats for op in walk(region.body)}
+    sums, backward = list[Stmt](), list[Stmt]()
+    for stmt in program.backward.body:
+        if _is_of_layers(stmt, facts):
+            sums.append(stmt)
+        else:
+            backward.append(stmt)
+    backward_repeats, late, early = _sides(backward)
+    layer_ops = {id(op) for region in repeats for op in walk(region.body)}
     memory = account(program)
-    kept = sum(it.total for it in memory.kept if id(it.op) in inside)
+    kept = sum(tensor.total for tensor in memory.kept if id(tensor.op) in layer_ops)
     return Cell(
         forward=seconds(repeats) / layers,
-        backward=seconds(again) / layers,
-        weights=_put_off(program, of, again) / layers,
+        backward=seconds(backward_repeats) / layers,
+        weights=_put_off(program, op_prices, backward_repeats) / layers,
         adds=seconds(sums) / layers,
         first=seconds(before) + seconds(early),
         last=seconds(after) + seconds(late),
@@ -96,10 +99,16 @@ def _measured(program: Program, facts: Facts, goal: Goal) -> Cell:
 
 
 def _sides(body: Sequence[Stmt]) -> tuple[list[Region], list[Stmt], list[Stmt]]:
-    """Repeats, and what is before the first of them and after it."""
-    repeats = [stmt for stmt in body if isinstance(stmt, Region)]
-    at = next((at for at, stmt in enumerate(body) if isinstance(stmt, Region)), len(body))
-    return repeats, [*body[:at]], [stmt for stmt in body[at:] if isinstance(stmt, Op)]
+    """Repeats, and the statements before the first of them and after it."""
+    repeats, before, after = list[Region](), list[Stmt](), list[Stmt]()
+    for stmt in body:
+        if isinstance(stmt, Region):
+            repeats.append(stmt)
+        elif repeats:
+            after.append(stmt)
+        else:
+            before.append(stmt)
+    return repeats, before, after
 
 
 def _is_of_layers(stmt: Stmt, facts: Facts) -> bool:
@@ -109,27 +118,27 @@ def _is_of_layers(stmt: Stmt, facts: Facts) -> bool:
     )
 
 
-def _put_off(program: Program, of: Prices, body: Sequence[Stmt]) -> float:
-    """Seconds of what makes gradients of weights."""
-    inner = (
-        _put_off(program, of, stmt.body) * (program.size(stmt.dim) if stmt.dim else 1)
-        if isinstance(stmt, Region)
-        else sum(seconds for _, seconds in of(stmt).computes) * is_put_off(stmt)
-        for stmt in body
-    )
-    return sum(inner)
+def _put_off(program: Program, op_prices: Prices, body: Sequence[Stmt]) -> float:
+    """Seconds of ops that make gradients of weights."""
+    times = list[float]()
+    for stmt in body:
+        if isinstance(stmt, Region):
+            iterations = program.size(stmt.dim) if stmt.dim else 1
+            times.append(_put_off(program, op_prices, stmt.body) * iterations)
+        elif is_put_off(stmt):
+            times.append(sum(seconds for _, seconds in op_prices(stmt).computes))
+    return sum(times)
 
 
 def _crossing(program: Program, repeats: Sequence[Region]) -> float:
-    """Bytes of what layers hand on."""
-    carried = (
-        (arg.value.type for arg in repeats[0].args if arg.enter is Enter.CARRY) if repeats else ()
-    )
-    return sum(program.elements(type) * ITEM_BYTES[type.dtype] for type in carried)
+    """Bytes of the values that layers hand on."""
+    args = repeats[0].args if repeats else ()
+    types = [arg.value.type for arg in args if arg.enter is Enter.CARRY]
+    return sum(program.elements(type) * ITEM_BYTES[type.dtype] for type in types)
 
 
 ONE, SEVERAL = 1, 4
-"""Microbatches whose cells are compiled: others are on the line through these."""
+"""The microbatches of compiled cells: other cells are on the line through these two."""
 
 
 Key = tuple[tuple[str, int], ...]
@@ -138,49 +147,51 @@ Cells = dict[Key, tuple[float, ...]]
 
 
 def cell_columns(
-    file: ModelFile, facts: Facts, goal: Goal, found: Space, cells: Cells
+    file: ModelFile, facts: Facts, goal: Goal, space: Space, cells: Cells
 ) -> Mapping[str, Column]:
     """Columns by the fields of `Cell`; not a number where no cell can be compiled.
 
-    New `cells` are added.
+    Newly compiled cells are added to `cells`.
     """
-    table = np.stack([found.columns[name] for name in OWN], axis=1)
+    table = np.stack([space.columns[name] for name in OWN], axis=1)
     rows, which = np.unique(table, axis=0, return_inverse=True)
     mixes = [_mix(dict(zip(OWN, map(int, row), strict=True))) for row in rows]
-    needed = [key for key in dict.fromkeys(key for mix in mixes for key in mix) if key not in cells]
-    made = in_two(partial(_numbers, file, facts, goal), [decoded(dict(key)) for key in needed])
-    cells |= dict(zip(needed, made, strict=True))
-    blended = np.stack(
-        [sum(share * np.array(cells[key]) for key, share in mix.items()) for mix in mixes]
-    )
-    return {it.name: blended[which.ravel(), at] for at, it in enumerate(fields(Cell))}
+    needed = dict[Key, None]()
+    for mix in mixes:
+        for key in mix:
+            if key not in cells:
+                needed[key] = None
+    choices = [decoded(dict(key)) for key in needed]
+    compiled = in_two(partial(_numbers, file, facts, goal), choices)
+    cells |= dict(zip(needed, compiled, strict=True))
+    blends = list[Column]()
+    for mix in mixes:
+        blends.append(sum(share * np.array(cells[key]) for key, share in mix.items()))
+    blended = np.stack(blends)
+    return {field.name: blended[which.ravel(), number] for number, field in enumerate(fields(Cell))}
 
 
-def _mix(own: Mapping[str, int]) -> dict[Key, float]:
-    """The cells that are compiled for one that is between them, and their shares."""
-    size, shares = own["microbatch"], dict[Key, float]()
-    far = (size - ONE) / (SEVERAL - ONE)
-    sizes = (
-        {ONE: 1.0}
-        if size == ONE
-        else {SEVERAL: 1.0}
-        if size == SEVERAL
-        else {ONE: 1 - far, SEVERAL: far}
-    )
-    half = own["recompute"] == RECOMPUTE.index(HALF)
-    words = (
-        {RECOMPUTE.index(NONE): 0.5, RECOMPUTE.index(FULL): 0.5}
-        if half
-        else {own["recompute"]: 1.0}
-    )
-    for batch, by in sizes.items():
-        for word, share in words.items():
-            shares[tuple({**own, "microbatch": batch, "recompute": word}.items())] = by * share
+def _mix(values: Mapping[str, int]) -> dict[Key, float]:
+    """The compiled cells that a cell lies between, and their shares, by the values in `OWN`."""
+    size, word = values["microbatch"], values["recompute"]
+    if size in (ONE, SEVERAL):
+        sizes = {size: 1.0}
+    else:
+        share = (size - ONE) / (SEVERAL - ONE)
+        sizes = {ONE: 1 - share, SEVERAL: share}
+    words = {word: 1.0}
+    if word == RECOMPUTE.index(HALF):
+        words = {RECOMPUTE.index(NONE): 0.5, RECOMPUTE.index(FULL): 0.5}
+    shares = dict[Key, float]()
+    for batch, batch_share in sizes.items():
+        for recompute, word_share in words.items():
+            key = {**values, "microbatch": batch, "recompute": recompute}
+            shares[tuple(key.items())] = batch_share * word_share
     return shares
 
 
-def _numbers(file: ModelFile, facts: Facts, goal: Goal, of: Choice) -> tuple[float, ...]:
+def _numbers(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> tuple[float, ...]:
     try:
-        return astuple(cell(file, facts, goal, of))
+        return astuple(cell(file, facts, goal, choice))
     except PlanError:
         return (float("nan"),) * len(fields(Cell))

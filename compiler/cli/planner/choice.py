@@ -23,13 +23,12 @@ WORDS = {True: "on", False: "off"}
 
 @frozen
 class Choice:
-    """Degrees of all axes and settings; those that a plan does not need have the value that says
-    nothing.
+    """Degrees of all axes, and settings; a setting that a plan does not need has its default.
 
     sp        whether `seq` lies over tp too, where nothing else does
-    via       how attention comes by the keys of other ranks of cp; "" without cp
+    via       how attention gets the keys of other ranks of cp; "" without cp
     fold      whether experts lie over tp too
-    zero      over all axes of data
+    zero      ZeRO's stage, over all axes of data
     schedule  of a pipeline; "" without one
     chunks    stages of a rank
     """
@@ -66,7 +65,7 @@ class Choice:
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """The axes whose ranks have different tokens, over which state is shared."""
+        """The axes whose ranks have different tokens: state is shared over them."""
         return tuple(axis for axis in ("dp", "cp", "ep") if axis in self.degrees)
 
     @property
@@ -77,34 +76,37 @@ class Choice:
     @property
     def settings(self) -> dict[str, str]:
         """The choices besides the mesh, by the names that `--keep` takes."""
-        found = {"microbatch": str(self.microbatch)}
+        settings = {"microbatch": str(self.microbatch)}
         if self.data_axes:
-            found["zero"] = str(self.zero)
+            settings["zero"] = str(self.zero)
         if self.pp > 1:
-            found["schedule"] = self.schedule + (
-                f"({self.chunks})" if self.schedule in CHUNKED else ""
-            )
+            settings["schedule"] = self.schedule
+            if self.schedule in CHUNKED:
+                settings["schedule"] += f"({self.chunks})"
         if self.recompute != NONE:
-            found["recompute"] = self.recompute
+            settings["recompute"] = self.recompute
         if self.tp > 1:
-            found["sp"] = WORDS[self.sp]
+            settings["sp"] = WORDS[self.sp]
         if self.cp > 1:
-            found["via"] = self.via
+            settings["via"] = self.via
         if self.ep > 1 and self.tp > 1:
-            found["fold"] = WORDS[self.fold]
+            settings["fold"] = WORDS[self.fold]
         if self.prefetch != 1:
-            found["prefetch"] = str(self.prefetch)
-        return found
+            settings["prefetch"] = str(self.prefetch)
+        return settings
 
     def __str__(self) -> str:
-        return ", ".join((self.mesh, *(f"{name} {value}" for name, value in self.settings.items())))
+        settings = [f"{name} {value}" for name, value in self.settings.items()]
+        return ", ".join((self.mesh, *settings))
 
     def differs(self, other: "Choice") -> dict[str, tuple[object, object]]:
-        """The names whose values are others, with both values."""
-        pairs = {
-            it.name: (getattr(self, it.name), getattr(other, it.name)) for it in fields(Choice)
-        }
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        """The names of fields that differ, with the values of both choices."""
+        differences = dict[str, tuple[object, object]]()
+        for field in fields(Choice):
+            value, other_value = getattr(self, field.name), getattr(other, field.name)
+            if value != other_value:
+                differences[field.name] = (value, other_value)
+        return differences
 
     def matches(self, kept: Mapping[str, object]) -> bool:
         """Whether it has all of these values."""
@@ -116,4 +118,4 @@ class Choice:
 
 
 CHUNKED = ("interleaved_1f1b", "interleaved_zero_bubble")
-"""Schedules of which a plan says how many stages a rank has."""
+"""Schedules that need a number of stages of a rank."""

@@ -1,5 +1,5 @@
-"""A choice compiled: its seconds by the timeline, its bytes by the memory account, and perhaps
-its proof.
+"""A compiled choice: its seconds by the timeline, its bytes by the memory account, and perhaps its
+proof.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,14 @@ from .plan_text import ModelFile, plan
 
 @frozen
 class Priced:
-    """A choice with what its program takes; where a GPU surely cannot hold it, no time: it is
-    infinite.
+    """A choice, and the time and memory of its program.
+
+    The time is infinite where a GPU surely cannot hold the program.
 
     kinds     seconds of a step by kind
     tokens    a second and GPU
-    needs     bytes of the rank that needs most; capacity: bytes of a GPU, None where that is not
-              known
+    needs     bytes of the rank that needs most
+    capacity  bytes of a GPU; None where that is not known
     proved    whether its step is shown to be the single-device step
     ends      the ends of the range of `needs`; None where it has none
     """
@@ -63,7 +64,7 @@ class Priced:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits with room to spare: close to full, time cannot be told."""
+        """Whether it fits with room to spare: close to full, its time cannot be told."""
         return self.full <= FULL and (self.capacity is None or self.high <= self.capacity)
 
     @property
@@ -73,15 +74,13 @@ class Priced:
 
     @property
     def exposed(self) -> float:
-        """The share of a step in which GPUs wait for collectives."""
-        return (
-            sum(seconds for kind, seconds in self.kinds.items() if kind.startswith(EXPOSED))
-            / self.seconds
-        )
+        """The share of a step's time when GPUs wait for collectives."""
+        waits = [time for kind, time in self.kinds.items() if kind.startswith(EXPOSED)]
+        return sum(waits) / self.seconds
 
     @property
     def bubble(self) -> float:
-        """The share of a step in which a rank of a pipeline waits for others."""
+        """The share of a step's time when a rank of a pipeline waits for others."""
         return self.kinds.get(BUBBLE, 0.0) / self.seconds
 
 
@@ -105,29 +104,30 @@ def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Priced |
 def prove(
     file: ModelFile, facts: Facts, goal: Goal, priced: Sequence[Priced]
 ) -> list[Priced | Unpriced]:
-    """Choices compiled with all checks, and proved; equal small cases of them are evaluated
+    """Choices compiled with all checks, and proved; small cases that several share are evaluated
     once.
     """
-    found, known = list[Priced | Unpriced](), list[list[Case]]()
-    for it in priced:
+    results, cases = list[Priced | Unpriced](), list[list[Case]]()
+    for candidate in priced:
         try:
-            model = resolve(plan(file, facts, goal, it.choice))
-            verify_alike(lower(model), model, known)
-            found.append(evolve(it, proved=True))
+            model = resolve(plan(file, facts, goal, candidate.choice))
+            verify_alike(lower(model), model, cases)
+            results.append(evolve(candidate, proved=True))
         except PlanError as error:
-            found.append(_failed(it.choice, error))
-    return found
+            results.append(_failed(candidate.choice, error))
+    return results
 
 
 def _failed(choice: Choice, error: PlanError) -> Unpriced:
-    return Unpriced(choice, f"{error.diagnostics[0].code}: {error.diagnostics[0].message}")
+    first = error.diagnostics[0]
+    return Unpriced(choice, f"{first.code}: {first.message}")
 
 
 def _priced(goal: Goal, choice: Choice, program: Program) -> Priced:
-    counted, room, train = account(program), capacity(program), program.train
-    needs, of = counted.needs, need_range(program, counted)
-    if of.lacks(room):
-        return Priced(choice, inf, {}, 0.0, 0.0, needs, room, ends=(of.low, of.high))
+    memory, room, train = account(program), capacity(program), program.train
+    needs, need = memory.needs, need_range(program, memory)
+    if need.lacks(room):
+        return Priced(choice, inf, {}, 0.0, 0.0, needs, room, ends=(need.low, need.high))
     step = step_time(program, goal.hardware)
     peak = goal.hardware.peak_rate(PRECISIONS[train.precision]) * goal.gpus * step.seconds
     return Priced(
@@ -138,5 +138,5 @@ def _priced(goal: Goal, choice: Choice, program: Program) -> Priced:
         operations.needed(program) / peak,
         needs,
         room,
-        ends=(of.low, of.high),
+        ends=(need.low, need.high),
     )

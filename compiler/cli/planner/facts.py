@@ -1,7 +1,8 @@
-"""The limits of a search: the GPUs that there are, and what a model sets, by its program on one
-rank without passes.
+"""The limits of a search: the GPUs, and the facts of the model, by its program on one rank without
+passes.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from ...ops import roles
 class Goal:
     """A number of GPUs, and the step that they do.
 
-    hardware  one GPU and its links; `ranks_per_node` are the GPUs of a node
-    file      of the cluster; None where data sheets serve
+    hardware      one GPU and its links; `ranks_per_node` are the GPUs of a node
+    global_batch  sequences of a step
+    seq           tokens of a sequence
+    file          the cluster's file; None where the figures are from data sheets
     """
 
     gpus: int
@@ -36,8 +39,8 @@ class Goal:
     @property
     def capacity(self) -> int | None:
         """Bytes of a GPU; None where that is not known."""
-        found = GPUS.get(self.hardware.name)
-        return found.memory * GIB if found else None
+        gpu = GPUS.get(self.hardware.name)
+        return gpu.memory * GIB if gpu else None
 
     @property
     def tokens(self) -> int:
@@ -59,12 +62,11 @@ class Facts:
     @cached_property
     def innermost(self) -> tuple[str, ...]:
         """The dims of its repeats without others inside, as a plan names them."""
-        regions = walk_regions(self.program.region.body)
-        return tuple(
-            dict.fromkeys(
-                self._named(it.dim) for it in regions if it.dim and not regions_in(it.body)
-            )
-        )
+        dims = dict[str, None]()
+        for region in walk_regions(self.program.region.body):
+            if region.dim and not regions_in(region.body):
+                dims[self._named(region.dim)] = None
+        return tuple(dims)
 
     @cached_property
     def layers(self) -> int:
@@ -73,7 +75,7 @@ class Facts:
 
     @cached_property
     def outermost(self) -> tuple[str, ...]:
-        """The dims of its outermost repeats, of which branches cut a plan's dim into several."""
+        """The dims of its outermost repeats; branches cut a plan's dim into several."""
         return tuple(stmt.dim for stmt in self.program.region.body if isinstance(stmt, Region))
 
     def _named(self, dim: str) -> str:
@@ -81,7 +83,7 @@ class Facts:
         which comes first.
         """
         span = self.program.dim(dim).span
-        return next(it.name for it in self.program.dims if it.span == span)
+        return next(other.name for other in self.program.dims if other.span == span)
 
     @cached_property
     def experts(self) -> int:
@@ -91,45 +93,50 @@ class Facts:
     @cached_property
     def heads(self) -> tuple[tuple[str, str], ...]:
         """The dims of query heads and of key/value heads of its kinds of attention."""
-        found = (roles(op, self.program.types) for op in self.program.ops)
-        return tuple(
-            dict.fromkeys((it.heads, it.kv_heads) for it in found if it.key_seq and it.heads)
-        )
+        pairs = dict[tuple[str, str], None]()
+        for op in self.program.ops:
+            op_roles = roles(op, self.program.types)
+            if op_roles.key_seq and op_roles.heads:
+                pairs[op_roles.heads, op_roles.kv_heads] = None
+        return tuple(pairs)
 
     @cached_property
     def tensor_dims(self) -> tuple[str, ...]:
         """The dims that tensor parallelism splits: a vocabulary, heads, inner dims of MLPs; no
         two of one parameter.
         """
-        params = [set(it.type.dims[it.stacked :]) for it in self.program.params]
-        apart = {*DATA_DIMS, *self._width, *self.program.choices}
-        first = [dim for pair in self.heads for dim in pair]
+        dims_by_param = [param.type.dims[param.stacked :] for param in self.program.params]
         classes = [roles(op, self.program.types).classes for op in self.program.ops]
-        inner = [
-            dim
-            for it in self.program.params
-            for dim in it.type.dims[it.stacked :]
-            if dim not in apart
-        ]
-        found = list[str]()
-        for dim in filter(None, dict.fromkeys((*classes, *first, *inner))):
-            using = [own - {dim} for own in params if dim in own]
-            # into an MLP's inner dim, and out of it
-            matrices = [own for own in using if own & self._width]
-            alone = dim in (*first, *classes) or (
-                len(matrices) > 1 and all(own <= self._width for own in using)
-            )
-            if using and alone and not any(own & {*found} for own in using):
-                found.append(dim)
-        return tuple(found)
+        heads = [dim for pair in self.heads for dim in pair]
+        apart = {*DATA_DIMS, *self._width, *self.program.choices}
+        candidates = [*classes, *heads]
+        for dims in dims_by_param:
+            candidates += [dim for dim in dims if dim not in apart]
+        tensor_dims = list[str]()
+        for dim in filter(None, dict.fromkeys(candidates)):
+            # the other dims of each parameter that has this one
+            others = [{*dims} - {dim} for dims in dims_by_param if dim in dims]
+            is_split = dim in heads or dim in classes or self._is_inner(others)
+            if others and is_split and not any(dims & {*tensor_dims} for dims in others):
+                tensor_dims.append(dim)
+        return tuple(tensor_dims)
+
+    def _is_inner(self, others: Sequence[set[str]]) -> bool:
+        """Whether a dim is an MLP's inner one, by the other dims of its parameters: two matrices at
+        least, into it and out of it, and no dims but the width.
+        """
+        matrices = [dims for dims in others if dims & self._width]
+        return len(matrices) > 1 and all(dims <= self._width for dims in others)
 
     @cached_property
     def _width(self) -> set[str]:
-        """The dims of what layers hand on, but for tokens."""
-        regions = (stmt for stmt in self.program.region.body if isinstance(stmt, Region))
-        return {dim for region in regions for it in region.results for dim in it.type.dims} - {
-            *DATA_DIMS
-        }
+        """The dims of the values that layers hand on, except dims of data."""
+        dims = set[str]()
+        for stmt in self.program.region.body:
+            if isinstance(stmt, Region):
+                for result in stmt.results:
+                    dims.update(result.type.dims)
+        return dims - {*DATA_DIMS}
 
     @cached_property
     def selective(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""The text of a plan that says a choice, and the file of its model, or of a plan that uses one.
+"""The text of a plan for a choice, and the file of its model, or of a plan that uses a model.
 
-All plans of a model have the parts of the file's text that no choice says.
+All plans of a model have the parts of the file's text that no choice sets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from .space import is_near
 NAMES, TRAIN, WATCH = "names", "train", "watch"
 
 CHOSEN = ("seq", "global_batch", "microbatch", "recompute")
-"""Settings of `train` that a choice says."""
+"""Settings of `train` that a choice sets."""
 
 RUN = (
     "steps = 100_000  seed = 0  precision = bf16",
@@ -29,13 +29,14 @@ RUN = (
     " 1.0 }",
     'data tokens { files = ["data/*.bin"]  dtype = uint32 }',
 )
-"""The run of a model that has none."""
+"""The lines of `train` for a file without them."""
 
 
 @frozen
 class ModelFile:
-    """A file, whose mesh, rules, state and pipeline are left out; of a model alone, with other
-    sizes of some dims.
+    """A file; its mesh, rules, state and pipeline are left out.
+
+    dims  other sizes of some dims, where the file has a model alone
     """
 
     source: Source
@@ -57,25 +58,18 @@ class ModelFile:
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:
-        """The dims of a model alone, which have other sizes where `dims` says so."""
-        models = (
-            item for item in self._syntax.items if self.is_model and isinstance(item, tree.Model)
-        )
-        sections = (
-            it
-            for model in models
-            for it in model.body
-            if isinstance(it, tree.Section) and it.kind.name == "dims"
-        )
-        return tuple(
-            it.key.name
-            for section in sections
-            for it in section.entries
-            if isinstance(it, tree.Setting)
-        )
+        """The dims of a model alone: `dims` may give other sizes for them."""
+        if not self.is_model:
+            return ()
+        dims = list[str]()
+        for model in self._syntax.items:
+            for section in model.body if isinstance(model, tree.Model) else ():
+                if isinstance(section, tree.Section) and section.kind.name == "dims":
+                    dims += [setting.key.name for setting in _settings(section)]
+        return tuple(dims)
 
     def model(self, folder: Path) -> str:
-        """The file used, or its own model and what it uses, with paths as seen from `folder`.
+        """A `use` of the file, or its own model and its `use`s, with paths as seen from `folder`.
 
         Raises PlanError.
         """
@@ -88,45 +82,53 @@ class ModelFile:
     def _items(self, folder: Path) -> Iterator[str]:
         for item in self._syntax.items:
             if isinstance(item, tree.Use):
-                written = item.path.value
-                path = (
-                    written if written.startswith(SHIPPED) else seen(self.folder / written, folder)
-                )
-                yield _words(item.span).replace(f'"{written}"', f'"{path}"', 1)
+                name = item.path.value
+                path = name if name.startswith(SHIPPED) else seen(self.folder / name, folder)
+                yield _words(item.span).replace(f'"{name}"', f'"{path}"', 1)
             elif not isinstance(item, tree.Section) or item.kind.name in (NAMES, WATCH):
                 yield _words(item.span)
 
     @cached_property
     def run(self) -> tuple[str, ...]:
-        """The lines of `train` but for what a choice says."""
+        """The lines of `train` that no choice sets."""
         section = self._section(TRAIN)
         if section is None:
             return RUN
-        settings = (
-            it
-            for it in section.entries
-            if isinstance(it, tree.Setting) and it.key.name not in CHOSEN
-        )
-        inner = (_words(it.span) for it in section.entries if isinstance(it, tree.Section))
-        return "  ".join(_words(it.span) for it in settings), *inner
+        settings, inner = list[str](), list[str]()
+        for entry in section.entries:
+            if isinstance(entry, tree.Section):
+                inner.append(_words(entry.span))
+            elif isinstance(entry, tree.Setting) and entry.key.name not in CHOSEN:
+                settings.append(_words(entry.span))
+        return "  ".join(settings), *inner
 
     def said(self, name: str) -> int | None:
         """A whole number that its `train` sets."""
         section = self._section(TRAIN)
-        settings = (it for it in section.entries if isinstance(it, tree.Setting)) if section else ()
-        values = (it.value for it in settings if it.key.name == name)
-        return next((int(value.value) for value in values if isinstance(value, tree.Number)), None)
+        for setting in _settings(section) if section else ():
+            if setting.key.name == name and isinstance(setting.value, tree.Number):
+                return int(setting.value.value)
+        return None
 
     def _section(self, kind: str) -> tree.Section | None:
-        return next((it for it in self._syntax.sections() if it.kind.name == kind), None)
+        for section in self._syntax.sections():
+            if section.kind.name == kind:
+                return section
+        return None
 
 
 def _is_names(item: object) -> bool:
     return isinstance(item, tree.Section) and item.kind.name == NAMES
 
 
+def _settings(section: tree.Section) -> Iterator[tree.Setting]:
+    for entry in section.entries:
+        if isinstance(entry, tree.Setting):
+            yield entry
+
+
 def seen(path: Path, start: Path) -> str:
-    """A path as seen from a folder; that of a shipped file as plans name it."""
+    """A path as seen from a folder; the path of a shipped file is as plans name it."""
     plans = folder("plans").resolve()
     if path.resolve().is_relative_to(plans):
         return f"{SHIPPED}{path.resolve().relative_to(plans).as_posix()}"
@@ -154,28 +156,29 @@ def plan(
     goal: Goal,
     choice: Choice,
     notes: Mapping[str, str] | None = None,
-    at: Path | None = None,
+    folder: Path | None = None,
 ) -> Source:
-    """The plan that says a choice, with a comment before each section that has a note, as it
-    lies in a folder.
+    """The plan for a choice, as it lies in a folder, with a comment before each section that has
+    a note.
     """
+    folder = folder or file.folder
     parts = {
-        "": file.model(at or file.folder),
-        "cluster": _cluster(goal, choice, at or file.folder),
+        "": file.model(folder),
+        "cluster": _cluster(goal, choice, folder),
         "mesh": "".join(f"  {axis} = {size}" for axis, size in choice.degrees.items()),
         "shard": "".join(f"\n  {rule}" for rule in _rules(facts, choice)),
         "state": _state(choice),
         "pipeline": f"  schedule = {_schedule(choice)}" if choice.pp > 1 else "",
         "train": _train(file, goal, choice, _recomputation(facts, choice)),
     }
-    return _source(file, parts, notes or {}, at or file.folder)
+    return _source(file, parts, notes or {}, folder)
 
 
 def _source(
-    file: ModelFile, parts: Mapping[str, str], notes: Mapping[str, str], at: Path
+    file: ModelFile, parts: Mapping[str, str], notes: Mapping[str, str], folder: Path
 ) -> Source:
     text = "\n\n".join(_section(name, body, notes) for name, body in parts.items() if body)
-    return Source(str(at / f"{Path(file.source.path).stem}_plan.scale"), f"{text}\n")
+    return Source(str(folder / f"{Path(file.source.path).stem}_plan.scale"), f"{text}\n")
 
 
 def _section(name: str, body: str, notes: Mapping[str, str]) -> str:
@@ -186,27 +189,33 @@ def _section(name: str, body: str, notes: Mapping[str, str]) -> str:
     return f"{comments}{name} {{{body}{end}}}"
 
 
-def _cluster(goal: Goal, choice: Choice, at: Path) -> str:
+def _cluster(goal: Goal, choice: Choice, folder: Path) -> str:
     per_node = min(goal.per_node, choice.gpus)
-    file = f'  hardware = "{seen(goal.file, at)}"' if goal.file else ""
-    far = "" if is_near(goal, choice) else "  weights_across_nodes = on"
-    return (
-        f"  gpu = {goal.hardware.name}  gpus_per_node = {per_node}  nodes ="
-        f" {choice.gpus // per_node}{file}{far}"
-    )
+    text = f"  gpu = {goal.hardware.name}  gpus_per_node = {per_node}"
+    text += f"  nodes = {choice.gpus // per_node}"
+    if goal.file:
+        text += f'  hardware = "{seen(goal.file, folder)}"'
+    if not is_near(goal, choice):
+        text += "  weights_across_nodes = on"
+    return text
 
 
 def _rules(facts: Facts, choice: Choice) -> Iterator[str]:
-    """In order of priority."""
-    here = choice.degrees
+    """The rules of `shard`, in order of priority."""
+    degrees = choice.degrees
     if choice.pp > 1:
         yield f"{', '.join(facts.repeats)} over pp"
-    if experts := [axis for axis in ("ep", *(("tp",) if choice.fold else ())) if axis in here]:
-        yield f"{', '.join(facts.program.choices)} over {', '.join(experts)}"
-    if batch := [axis for axis in ("dp", "ep") if axis in here]:
-        yield f"batch over {', '.join(batch)}"
+    expert_axes = [
+        axis for axis in ("ep", "tp") if axis in degrees and (axis == "ep" or choice.fold)
+    ]
+    if expert_axes:
+        yield f"{', '.join(facts.program.choices)} over {', '.join(expert_axes)}"
+    batch_axes = [axis for axis in ("dp", "ep") if axis in degrees]
+    if batch_axes:
+        yield f"batch over {', '.join(batch_axes)}"
     if choice.cp > 1:
-        yield f"seq over cp {'' if choice.via == 'ulysses' else 'as zigzag '}via {choice.via}"
+        layout = "" if choice.via == "ulysses" else "as zigzag "
+        yield f"seq over cp {layout}via {choice.via}"
     if choice.tp > 1:
         yield f"{', '.join(facts.tensor_dims)} over tp"
         if choice.sp:
@@ -221,26 +230,24 @@ def _state(choice: Choice) -> str:
 
 
 def _schedule(choice: Choice) -> str:
-    return (
-        f"{choice.schedule}(chunks={choice.chunks})"
-        if choice.schedule in CHUNKED
-        else choice.schedule
-    )
+    if choice.schedule in CHUNKED:
+        return f"{choice.schedule}(chunks={choice.chunks})"
+    return choice.schedule
 
 
-def _train(file: ModelFile, goal: Goal, choice: Choice, again: str) -> str:
+def _train(file: ModelFile, goal: Goal, choice: Choice, recomputation: str) -> str:
     sizes = (
         f"seq = {goal.seq}  global_batch = {goal.global_batch}  microbatch = {choice.microbatch}"
     )
-    return "".join(f"\n  {line}" for line in (f"{sizes}{again}", *file.run))
+    return "".join(f"\n  {line}" for line in (f"{sizes}{recomputation}", *file.run))
 
 
 def _recomputation(facts: Facts, choice: Choice) -> str:
-    said = {
+    settings = {
         NONE: "",
         REGATHER: "gathered = regather",
         SELECTIVE: f"recompute = selective({', '.join(facts.selective)})",
         HALF: f"recompute = every(2, {', '.join(facts.innermost)})",
         FULL: "recompute = full",
     }
-    return f"  {said[choice.recompute]}"
+    return f"  {settings[choice.recompute]}"

@@ -24,8 +24,8 @@ SECTIONS = {
     "pipeline": ("schedule", "chunks"),
     "train": ("microbatch", "recompute"),
 }
-"""By section of a plan, the values of a choice that it says; the first section that differs has
-a reason's comment.
+"""By section of a plan, the fields of a choice that it sets; a reason's comment is in the first
+section that differs.
 """
 
 
@@ -48,146 +48,164 @@ class Reason:
 
     @property
     def section(self) -> str:
-        """The section of the plan that says it."""
-        names = self.best.choice.differs(self.other.choice)
-        return next(section for section, own in SECTIONS.items() if {*own} & {*names})
+        """The first section of the plan that differs."""
+        differences = self.best.choice.differs(self.other.choice)
+        return next(
+            section
+            for section, names in SECTIONS.items()
+            if not differences.keys().isdisjoint(names)
+        )
 
     def __str__(self) -> str:
         return f"{self._compared()}{self._excluded()}"
 
     def _excluded(self) -> str:
-        """For instance ` (kept: schedule 1f1b)`, of a plan that has another value than was
-        asked for.
+        """For instance ` (kept: schedule 1f1b)`, where the other plan has a value that the user
+        did not ask for.
         """
-        names = [name for name in self.best.choice.differs(self.other.choice) if name in self.kept]
-        own = self.best.choice.settings
-        values = (f"{name} {own.get(name, getattr(self.best.choice, name))}" for name in names)
+        best = self.best.choice
+        names = [name for name in best.differs(self.other.choice) if name in self.kept]
+        values = [f"{name} {best.settings.get(name, getattr(best, name))}" for name in names]
         return f" (kept: {', '.join(values)})" if names else ""
 
     def _compared(self) -> str:
-        needs, own = self.other.needs / GIB, self.best.needs / GIB
         if self.step == FIT or self.other.seconds == inf:
-            return f"{self.what} needs {needs:,.1f} GiB in place of {own:,.1f}: {_room(self.other)}"
+            needs, best_needs = self.other.needs / GIB, self.best.needs / GIB
+            room = _room(self.other)
+            return f"{self.what} needs {needs:,.1f} GiB in place of {best_needs:,.1f}: {room}"
         change = self.other.seconds / self.best.seconds - 1
         room = "" if self.other.fits else f", but {_room(self.other)}"
         times = f"{seconds(self.other.seconds)} in place of {seconds(self.best.seconds)}"
         return f"{self.what} takes {times}, {change:+z.1%}{room}"
 
 
-def _room(it: Priced) -> str:
-    if it.fits:
+def _room(plan: Priced) -> str:
+    if plan.fits:
         return "it fits too"
-    if not it.may_fit:
-        return f"it does not fit {(it.capacity or 0) / GIB:,.0f} GiB"
-    return f"it {may_not_fit(it)}"
+    if not plan.may_fit:
+        return f"it does not fit {(plan.capacity or 0) / GIB:,.0f} GiB"
+    return f"it {may_not_fit(plan)}"
 
 
-def may_not_fit(it: Priced) -> str:
-    """The range of memory of a plan that may fit, for instance `may not fit: 76.1 to 84.0 GiB
-    of 80`.
-    """
-    room = (it.capacity or 0) / GIB
-    said = "may not fit" if it.high > (it.capacity or 0) else "is close to full"
-    return f"{said}: {it.low / GIB:,.1f} to {it.high / GIB:,.1f} GiB of {room:,.0f}"
+def may_not_fit(plan: Priced) -> str:
+    """The memory of a plan that may fit, as a range: `may not fit: 76.1 to 84.0 GiB of 80`."""
+    capacity = plan.capacity or 0
+    verdict = "may not fit" if plan.high > capacity else "is close to full"
+    low, high = plan.low / GIB, plan.high / GIB
+    return f"{verdict}: {low:,.1f} to {high:,.1f} GiB of {capacity / GIB:,.0f}"
 
 
 def _said(best: Choice, other: Choice) -> str:
-    names = best.differs(other)
-    if {*names} & {*SECTIONS["mesh"]}:
-        axes = [f"{axis} {getattr(other, axis)}" for axis in SECTIONS["mesh"] if axis in names]
-        return " × ".join(axes)
-    said = dict.fromkeys("schedule" if name == "chunks" else name for name in names)
-    return ", ".join(f"{name} {other.settings.get(name, getattr(other, name))}" for name in said)
+    differences = best.differs(other)
+    if not differences.keys().isdisjoint(SECTIONS["mesh"]):
+        axes = [axis for axis in SECTIONS["mesh"] if axis in differences]
+        return " × ".join(f"{axis} {getattr(other, axis)}" for axis in axes)
+    # The words for a schedule say its chunks too.
+    names = dict.fromkeys("schedule" if name == "chunks" else name for name in differences)
+    return ", ".join(f"{name} {other.settings.get(name, getattr(other, name))}" for name in names)
 
 
 def reasons(
     best: Priced,
-    known: Sequence[Priced],
+    compiled: Sequence[Priced],
     price: Callable[[Choice], Priced | Unpriced],
     kept: Mapping[str, object],
 ) -> tuple[Reason, ...]:
-    """Reasons for a plan, as far as its neighbours are plans, even without the values of
-    `kept`; some are `known`.
+    """Reasons for a plan, as far as its neighbours are plans, also neighbours without the values
+    of `kept`; the search has `compiled` some of them before.
     """
-    tried = [*neighbours(best.choice)]
-    priced: dict[Choice, Priced | Unpriced] = {it.choice: it for it in known}
-    new = [choice for _, choice in tried if choice not in priced]
+    candidates = [*neighbours(best.choice)]
+    priced: dict[Choice, Priced | Unpriced] = {plan.choice: plan for plan in compiled}
+    new = [choice for _, choice in candidates if choice not in priced]
     priced |= dict(zip(new, in_two(price, new), strict=True))
-    found = [
-        Reason(step, best, it, kept)
-        for step, choice in tried
-        if isinstance(it := priced[choice], Priced)
-    ]
-    tight = [it for it in found if it.step == FIT and not it.other.fits]
-    loose = [evolve(it, step=THROUGHPUT) for it in found if it.step == FIT and it.other.fits]
-    return (
-        *tight,
-        *(
-            it
-            for it in (*loose, *found)
-            if it.step == BATCH or (it.step == THROUGHPUT and it.other.seconds < inf)
-        ),
-    )
+    tight, loose, others = list[Reason](), list[Reason](), list[Reason]()
+    for step, choice in candidates:
+        plan = priced[choice]
+        if not isinstance(plan, Priced):
+            continue
+        reason = Reason(step, best, plan, kept)
+        if step == FIT and not plan.fits:
+            tight.append(reason)
+        elif step == FIT and plan.seconds < inf:
+            # What fits as well is a question of throughput.
+            loose.append(evolve(reason, step=THROUGHPUT))
+        elif step == BATCH or (step == THROUGHPUT and plan.seconds < inf):
+            others.append(reason)
+    return (*tight, *loose, *others)
 
 
-def neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:
-    """Choices that differ in one respect, by the step in which it matters first: with less
-    sharding to fit at all.
+def neighbours(choice: Choice) -> Iterator[tuple[str, Choice]]:
+    """Choices that differ in one respect, each with the step where it matters first.  With less
+    sharding, the question is whether the plan fits at all.
     """
-    yield from ((step, it) for step, it in _changed(of) if it != of)
+    for step, neighbour in _changed(choice):
+        if neighbour != choice:
+            yield step, neighbour
 
 
-def _changed(of: Choice) -> Iterator[tuple[str, Choice]]:
+def _changed(choice: Choice) -> Iterator[tuple[str, Choice]]:
+    yield from ((FIT, neighbour) for neighbour in _with_less_sharding(choice))
+    yield BATCH, choice.on(microbatch=choice.microbatch * 2)
+    if choice.microbatch % 2 == 0:
+        yield BATCH, choice.on(microbatch=choice.microbatch // 2)
+    yield from ((THROUGHPUT, neighbour) for neighbour in _with_other_degrees(choice))
+    yield from ((THROUGHPUT, neighbour) for neighbour in _orders(choice))
+
+
+def _with_less_sharding(choice: Choice) -> Iterator[Choice]:
+    """Choices that need more memory."""
     for axis in ("tp", "pp", "cp", "ep"):
-        if getattr(of, axis) % 2 == 0:
-            yield FIT, _tidy(of.on(**{axis: getattr(of, axis) // 2, "dp": of.dp * 2}))
-    if of.zero:
-        yield FIT, of.on(zero=of.zero - 1 if of.pp == 1 else 0, prefetch=1)
-    if of.recompute != NONE:
-        milder = RECOMPUTE[: RECOMPUTE.index(of.recompute)]
-        yield from ((FIT, of.on(recompute=word)) for word in milder[::-1])
-    yield BATCH, of.on(microbatch=of.microbatch * 2)
-    if of.microbatch % 2 == 0:
-        yield BATCH, of.on(microbatch=of.microbatch // 2)
-    if of.dp % 2 == 0:
-        yield THROUGHPUT, of.on(tp=of.tp * 2, dp=of.dp // 2, sp=True)
-        yield (
-            THROUGHPUT,
-            of.on(
-                pp=of.pp * 2,
-                dp=of.dp // 2,
-                zero=min(of.zero, 1),
-                schedule=of.schedule or "1f1b",
-                prefetch=1,
-            ),
-        )
-    if of.dp % 2 == 0 and of.cp > 1:
-        yield THROUGHPUT, of.on(cp=of.cp * 2, dp=of.dp // 2)
-    yield from ((THROUGHPUT, it) for it in _orders(of))
+        degree = getattr(choice, axis)
+        if degree % 2 == 0:
+            yield _tidy(choice.on(**{axis: degree // 2, "dp": choice.dp * 2}))
+    if choice.zero:
+        lower = choice.zero - 1 if choice.pp == 1 else 0
+        yield choice.on(zero=lower, prefetch=1)
+    if choice.recompute != NONE:
+        milder = RECOMPUTE[: RECOMPUTE.index(choice.recompute)]
+        yield from (choice.on(recompute=word) for word in reversed(milder))
 
 
-def _orders(of: Choice) -> Iterator[Choice]:
+def _with_other_degrees(choice: Choice) -> Iterator[Choice]:
+    """Choices with less data parallelism."""
+    if choice.dp % 2:
+        return
+    dp = choice.dp // 2
+    yield choice.on(tp=choice.tp * 2, dp=dp, sp=True)
+    yield choice.on(
+        pp=choice.pp * 2,
+        dp=dp,
+        zero=min(choice.zero, 1),
+        schedule=choice.schedule or "1f1b",
+        prefetch=1,
+    )
+    if choice.cp > 1:
+        yield choice.on(cp=choice.cp * 2, dp=dp)
+
+
+def _orders(choice: Choice) -> Iterator[Choice]:
     """Other orders of the same work, and other ways to share it."""
-    if of.pp > 1:
-        yield of.on(schedule="1f1b", chunks=1)
-        yield of.on(schedule="zb_h1", chunks=1)
-        if of.schedule in CHUNKED and of.chunks > 2:
-            yield of.on(chunks=of.chunks // 2)
-    if of.tp > 1:
-        yield of.on(sp=not of.sp)
-    if of.pp == 1 and 0 < of.zero < 3:
-        yield of.on(zero=of.zero + 1)
-    if of.cp > 1:
-        yield from (of.on(via=via) for via in STRATEGIES if via != of.via)
+    if choice.pp > 1:
+        yield choice.on(schedule="1f1b", chunks=1)
+        yield choice.on(schedule="zb_h1", chunks=1)
+        if choice.schedule in CHUNKED and choice.chunks > 2:
+            yield choice.on(chunks=choice.chunks // 2)
+    if choice.tp > 1:
+        yield choice.on(sp=not choice.sp)
+    if choice.pp == 1 and 0 < choice.zero < 3:
+        yield choice.on(zero=choice.zero + 1)
+    if choice.cp > 1:
+        for via in STRATEGIES:
+            if via != choice.via:
+                yield choice.on(via=via)
 
 
-def _tidy(of: Choice) -> Choice:
-    """Without what an axis of one rank has no use for."""
-    found = of
-    if of.tp == 1:
-        found = found.on(sp=False, fold=False)
-    if of.pp == 1:
-        found = found.on(schedule="", chunks=1)
-    if of.cp == 1:
-        found = found.on(via="")
-    return found if of.ep > 1 else found.on(fold=False)
+def _tidy(choice: Choice) -> Choice:
+    """The choice without settings of axes of one rank."""
+    if choice.tp == 1:
+        choice = choice.on(sp=False, fold=False)
+    if choice.pp == 1:
+        choice = choice.on(schedule="", chunks=1)
+    if choice.cp == 1:
+        choice = choice.on(via="")
+    return choice if choice.ep > 1 else choice.on(fold=False)

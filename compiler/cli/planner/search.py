@@ -23,35 +23,38 @@ from .space import Column, Space, space
 from .two_processes import in_two
 
 SLACK = 1.1, 1.0
-"""Estimates of memory up to this part of what may be used are taken to fit: at first, and
+"""Estimates of memory up to this part of the usable memory are taken to fit: at first, and
 corrected.
 """
 
 ROUNDS, BEST, OTHERS = 2, 6, 6
-"""Rounds in which choices are compiled: the best by estimates, corrected by what was compiled
-before, and the best of meshes that were not tried."""
+"""Rounds in which choices are compiled: the best by estimates, corrected by choices that were
+compiled before, and the best of meshes that were not tried."""
 
 TIGHT, TIGHTEST = 3, 1.1
-"""Choices that may fit and are compiled because they may be faster than all that fit; their memory
-by corrected estimates, as a part of a GPU's, at most: the lower end of a range is up to a tenth
-below what is likely."""
+"""How many choices that may fit are compiled, because they may be faster than all that fit; and the
+most memory that they have, by corrected estimates, as a part of a GPU's: the lower end of a range
+is up to a tenth below the likely value."""
 
 MANY = 2000
-"""Choices among which those of other meshes are looked for."""
+"""Choices among which the search looks for other meshes."""
 
 LEAST = 6
-"""Choices that are compiled where none fits: those that need least."""
+"""Choices that are compiled where none fits: the ones that need least."""
 
 ALIKE = 0.05
-"""Plans that differ by less cannot be told apart; most of a prediction's error is that of all
+"""Plans that differ by less cannot be told apart; most of a prediction's error is common to all
 plans of a model.
 """
 
 
 @frozen
 class Found:
-    """Plans that a search has found: the best first, of all that was compiled; `left` as in
-    `Space`.
+    """The result of a search: all choices that were compiled.
+
+    left    as in `Space`
+    priced  choices that are plans, with their time and memory
+    failed  choices that are none
     """
 
     facts: Facts
@@ -63,12 +66,13 @@ class Found:
     @property
     def fitting(self) -> tuple[Priced, ...]:
         """Plans that fit, the fastest first."""
-        return tuple(sorted((it for it in self.priced if it.fits), key=_rank))
+        return tuple(sorted((plan for plan in self.priced if plan.fits), key=_rank))
 
     @property
     def by_time(self) -> tuple[Priced, ...]:
         """Plans that fit and plans that may, the fastest first."""
-        return tuple(sorted((it for it in self.priced if it.fits or it.may_fit), key=_rank))
+        plans = [plan for plan in self.priced if plan.fits or plan.may_fit]
+        return tuple(sorted(plans, key=_rank))
 
     def first_plans(self, top: int) -> tuple[Priced, ...]:
         """The fastest `top` of these, the best that fits among them."""
@@ -79,29 +83,28 @@ class Found:
 
     @property
     def nearest(self) -> tuple[Priced, ...]:
-        """All, those that need least first."""
-        return tuple(sorted(self.priced, key=lambda it: it.needs))
+        """All plans; the plan that needs least memory comes first."""
+        return tuple(sorted(self.priced, key=lambda plan: plan.needs))
 
     @property
     def alike(self) -> tuple[Priced, ...]:
         """Plans that the model cannot tell from the best."""
-        best = self.fitting[:1]
-        return (
-            tuple(it for it in self.fitting if it.seconds <= best[0].seconds * (1 + ALIKE))
-            if best
-            else ()
-        )
+        fitting = self.fitting
+        if not fitting:
+            return ()
+        slowest = fitting[0].seconds * (1 + ALIKE)
+        return tuple(plan for plan in fitting if plan.seconds <= slowest)
 
 
-def _rank(it: Priced) -> tuple[float, int, int]:
-    """The fastest first; of those that take as long, that which says least, then that which
-    needs least.
+def _rank(plan: Priced) -> tuple[float, int, int]:
+    """The fastest first; of plans that take as long, the plan with fewer settings, then the plan
+    that needs least memory.
     """
-    return float(f"{it.seconds:.6g}"), it.choice.prefetch, it.needs
+    return float(f"{plan.seconds:.6g}"), plan.choice.prefetch, plan.needs
 
 
 Tell = Callable[[str], object]
-"""Takes a line about what a search does next."""
+"""Takes a line about the next step of a search."""
 
 
 def silent(line: str) -> None:
@@ -117,11 +120,11 @@ def search(
     cells: Cells | None = None,
     tell: Tell = silent,
 ) -> Found:
-    """The best plans of a model for a goal, of all that have the values of `kept`; the first ones
-    are proved.
+    """The best plans of a model for a goal, among plans with the values of `kept`; the first
+    `proved` plans are proved.
 
     `cells` of an earlier search, of the same model, sequence and GPU, are not compiled once more.
-    The search says to `tell` what it begins to do.
+    The search calls `tell` with a line before each of its steps.
     """
     return _Search(file, facts, goal, kept, tell).found(proved, {} if cells is None else cells)
 
@@ -140,25 +143,21 @@ class _Search:
         self._beside = dict[Choice, Priced]()
 
     def _thinned(self, all: Space) -> Space:
-        """Candidates whose state fits a GPU; if none does, those with least."""
+        """Candidates whose state fits a GPU; if none does, the ones with least state."""
         if not len(all):
             return all
         bytes, room = state(self._facts, all.columns).bytes, self._goal.capacity
-        mask = bytes <= (room or np.inf)
-        found = all.where(mask, "whose state fits a GPU")
-        return (
-            found
-            if len(found)
-            else Space(all.where(bytes <= np.sort(bytes)[:LEAST][-1]).columns, found.left)
-        )
+        thinned = all.where(bytes <= (room or np.inf), "whose state fits a GPU")
+        if len(thinned):
+            return thinned
+        least = np.sort(bytes)[:LEAST][-1]
+        return Space(all.where(bytes <= least).columns, thinned.left)
 
     def found(self, proved: int, cells: Cells) -> Found:
         if not len(self._space):
             return Found(self._facts, self._goal, self._space.left, (), ())
-        self._tell(
-            f"estimating {counted(len(self._space), 'choice')} for"
-            f" {counted(self._goal.gpus, 'GPU')}"
-        )
+        choices = counted(len(self._space), "choice")
+        self._tell(f"estimating {choices} for {counted(self._goal.gpus, 'GPU')}")
         columns = cell_columns(self._file, self._facts, self._goal, self._space, cells)
         estimates = estimate(self._facts, self._goal, self._space, columns)
         left = self._space.left
@@ -166,155 +165,166 @@ class _Search:
             left = (*left, ("that can be faster than the best", self._bounded(estimates)))
         for _ in range(ROUNDS):
             self._compile(self._next(estimates))
-        if not any(it.fits for it in self._priced.values()):
+        if not any(plan.fits for plan in self._priced.values()):
             self._compile(self._least(estimates))
         self._climb()
         self._compile(self._tight(estimates))
-        known = {it.choice: it for it in self._all}
+        return self._with_proofs(left, proved)
+
+    def _with_proofs(self, left: tuple[tuple[str, int], ...], proved: int) -> Found:
+        """All that was compiled, after proofs of the first plans."""
+        plans: dict[Choice, Priced | Unpriced] = {plan.choice: plan for plan in self._all}
         gc.collect()
-        best = Found(self._facts, self._goal, left, tuple(known.values()), ()).first_plans(proved)
-        alike = dict[object, list[Priced]]()  # those of one schedule may have equal cases
-        for it in best:
-            empty = it.choice.pp * it.choice.chunks > self._facts.layers
-            alike.setdefault((it.choice.schedule, empty), []).append(it)
+        compiled = tuple(plan for plan in plans.values() if isinstance(plan, Priced))
+        best = Found(self._facts, self._goal, left, compiled, ()).first_plans(proved)
+        by_schedule = dict[object, list[Priced]]()  # plans of one schedule may have equal cases
+        for plan in best:
+            has_empty_stages = plan.choice.pp * plan.choice.chunks > self._facts.layers
+            key = (plan.choice.schedule, has_empty_stages)
+            by_schedule.setdefault(key, []).append(plan)
         self._tell(f"proving {counted(len(best), 'plan')}")
-        shown = in_two(
-            partial(prove, self._file, self._facts, self._goal), [*alike.values()], worth=2
-        )
-        all = (known | {it.choice: it for each in shown for it in each}).values()
-        failed = (*self._failed, *(it for it in all if isinstance(it, Unpriced)))
-        return Found(
-            self._facts, self._goal, left, tuple(it for it in all if isinstance(it, Priced)), failed
-        )
+        prove_all = partial(prove, self._file, self._facts, self._goal)
+        for results in in_two(prove_all, [*by_schedule.values()], worth=2):
+            plans |= {result.choice: result for result in results}
+        priced, failed = list[Priced](), [*self._failed]
+        for plan in plans.values():
+            if isinstance(plan, Priced):
+                priced.append(plan)
+            else:
+                failed.append(plan)
+        return Found(self._facts, self._goal, left, tuple(priced), tuple(failed))
 
     def _climb(self) -> None:
-        """Compiles what differs from the best in one respect, as long as that finds a better
-        one.
-        """
+        """Compiles choices that differ from the best in one respect, until none is better."""
         while True:
-            known = self._all
-            best = min((it for it in known if it.fits), key=_rank, default=None)
+            plans = self._all
+            best = min((plan for plan in plans if plan.fits), key=_rank, default=None)
             if best is None:
                 return
-            tried = {it.choice for it in known} | {it.choice for it in self._failed}
-            near = dict.fromkeys(
-                choice for _, choice in neighbours(best.choice) if choice.matches(self._kept)
-            )
-            untried = [choice for choice in near if choice not in tried]
+            tried = {plan.choice for plan in (*plans, *self._failed)}
+            untried = dict[Choice, None]()
+            for _, choice in neighbours(best.choice):
+                if choice.matches(self._kept) and choice not in tried:
+                    untried[choice] = None
             self._tell(f"compiling {counted(len(untried), 'plan')} next to the best so far")
-            made = in_two(self._price, untried)
-            self._beside |= {it.choice: it for it in made if isinstance(it, Priced)}
-            self._failed += [it for it in made if isinstance(it, Unpriced)]
-            if not any(it.fits and _rank(it) < _rank(best) for it in self._beside.values()):
+            for result in in_two(self._price, [*untried]):
+                if isinstance(result, Priced):
+                    self._beside[result.choice] = result
+                else:
+                    self._failed.append(result)
+            if not any(plan.fits and _rank(plan) < _rank(best) for plan in self._beside.values()):
                 return
 
-    def _bounded(self, of: Estimate) -> int:
-        """How many are faster than the best estimate if products run as fast as any and only
-        bubbles are added.
+    def _bounded(self, estimates: Estimate) -> int:
+        """How many choices are faster than the best estimate, if products ran as fast as any and
+        only bubbles were added.
         """
         goal, columns = self._goal, self._space.columns
-        train, on = self._facts.program.train, goal.hardware
-        rate = on.product_rate(PRECISIONS[train.precision])
+        train, gpu = self._facts.program.train, goal.hardware
+        rate = gpu.product_rate(PRECISIONS[train.precision])
         products = 6 * goal.tokens * _multiplied(self._facts) / goal.gpus / rate
-        again = {FULL: 8 / 6, HALF: 7 / 6}
-        times = np.array([again.get(word, 1.0) for word in RECOMPUTE])[columns["recompute"]]
-        best = np.min(of.seconds[of.bytes <= (goal.capacity or np.inf)], initial=np.inf)
+        factors = {FULL: 8 / 6, HALF: 7 / 6}  # forward, done once more, is 2 of 6 products
+        times = np.array([factors.get(word, 1.0) for word in RECOMPUTE])[columns["recompute"]]
+        fit = estimates.bytes <= (goal.capacity or np.inf)
+        best = np.min(estimates.seconds[fit], initial=np.inf)
         return int(np.sum(products * times * fill(goal, columns) <= best))
 
-    def _next(self, of: Estimate) -> list[int]:
+    def _next(self, estimates: Estimate) -> list[int]:
         """The best by corrected estimates, and the best of other meshes."""
-        seconds, bytes = self._corrected(of)
+        seconds, bytes = self._corrected(estimates)
         fit = bytes <= (self._goal.capacity or np.inf) * NEARLY * SLACK[bool(self._priced)]
         fit[[*self._tried]] = False
-        order = [
-            int(at)
-            for at in np.argsort(np.where(fit, seconds, np.inf), kind="stable")[
-                : min(MANY, np.sum(fit))
-            ]
-        ]
+        by_time = np.argsort(np.where(fit, seconds, np.inf), kind="stable")
+        order = [int(number) for number in by_time[: min(MANY, np.sum(fit))]]
         first = order[:BEST]
-        meshes = {self._mesh(at) for at in (*first, *self._priced)}
-        for at in order:
-            if len(first) < BEST + OTHERS and self._mesh(at) not in meshes:
-                meshes.add(self._mesh(at))
-                first.append(at)
+        meshes = {self._mesh(number) for number in (*first, *self._priced)}
+        for number in order:
+            if len(first) < BEST + OTHERS and self._mesh(number) not in meshes:
+                meshes.add(self._mesh(number))
+                first.append(number)
         return first
 
-    def _tight(self, of: Estimate) -> list[int]:
+    def _tight(self, estimates: Estimate) -> list[int]:
         """Choices that may fit, and are faster by corrected estimates than the best that fits."""
         room = self._goal.capacity
         if room is None or not self._priced:
             return []
-        seconds, bytes = self._corrected(of)
-        best = min((it.seconds for it in self._all if it.fits), default=inf)
+        seconds, bytes = self._corrected(estimates)
+        best = min((plan.seconds for plan in self._all if plan.fits), default=inf)
         may = (bytes > NEARLY * room) & (bytes <= TIGHTEST * room) & (seconds < best)
         may[[*self._tried]] = False
-        order = np.argsort(np.where(may, seconds, np.inf), kind="stable")[
-            : min(TIGHT, int(np.sum(may)))
-        ]
-        known = {it.choice for it in self._all}
-        return [int(at) for at in order if self._space.choice(int(at)) not in known]
+        by_time = np.argsort(np.where(may, seconds, np.inf), kind="stable")
+        compiled = {plan.choice for plan in self._all}
+        numbers = list[int]()
+        for number in map(int, by_time[: min(TIGHT, int(np.sum(may)))]):
+            if self._space.choice(number) not in compiled:
+                numbers.append(number)
+        return numbers
 
     @property
     def _all(self) -> tuple[Priced, ...]:
         return (*self._priced.values(), *self._beside.values())
 
-    def _least(self, of: Estimate) -> list[int]:
-        order = (int(at) for at in np.argsort(self._corrected(of)[1], kind="stable"))
-        return [at for at in order if at not in self._tried][:LEAST]
+    def _least(self, estimates: Estimate) -> list[int]:
+        _, bytes = self._corrected(estimates)
+        order = map(int, np.argsort(bytes, kind="stable"))
+        return [number for number in order if number not in self._tried][:LEAST]
 
-    def _mesh(self, at: int) -> tuple[int, ...]:
-        return tuple(int(self._space.columns[axis][at]) for axis in AXES)
+    def _mesh(self, number: int) -> tuple[int, ...]:
+        return tuple(int(self._space.columns[axis][number]) for axis in AXES)
 
-    def _compile(self, places: Sequence[int]) -> None:
-        self._tried |= {*places}
-        self._tell(f"compiling {counted(len(places), 'plan')} of the best by estimates")
+    def _compile(self, numbers: Sequence[int]) -> None:
+        self._tried |= {*numbers}
+        self._tell(f"compiling {counted(len(numbers), 'plan')} of the best by estimates")
         gc.collect()  # programs are in circles, and a proof needs memory of its own
-        made = in_two(self._price, [self._space.choice(at) for at in places])
-        for at, it in zip(places, made, strict=True):
-            if isinstance(it, Priced):
-                self._priced[at] = it
+        results = in_two(self._price, [self._space.choice(number) for number in numbers])
+        for number, result in zip(numbers, results, strict=True):
+            if isinstance(result, Priced):
+                self._priced[number] = result
             else:
-                self._failed.append(it)
+                self._failed.append(result)
 
-    def _corrected(self, of: Estimate) -> tuple[Column, Column]:
-        """Estimates times how far compiled choices of their kind were off; of kinds that were
-        not, times the mean.
+    def _corrected(self, estimates: Estimate) -> tuple[Column, Column]:
+        """Seconds and bytes: estimates times the error of compiled choices of their kind; for
+        kinds without compiled choices, times the mean error.
         """
         if not self._priced:
-            return of.seconds, of.bytes
+            return estimates.seconds, estimates.bytes
         kinds = np.stack([self._space.columns[name] for name in KIND], axis=1)
-        exact = {at: (it.seconds, it.needs) for at, it in self._priced.items()}
+        exact_seconds, exact_bytes = dict[int, float](), dict[int, float]()
+        for number, plan in self._priced.items():
+            exact_bytes[number] = plan.needs
+            if plan.seconds < inf:
+                exact_seconds[number] = plan.seconds
         return (
-            of.seconds
-            * _off(
-                kinds,
-                of.seconds,
-                {at: seconds for at, (seconds, _) in exact.items() if seconds < inf},
-            ),
-            of.bytes * _off(kinds, of.bytes, {at: needs for at, (_, needs) in exact.items()}),
+            estimates.seconds * _off(kinds, estimates.seconds, exact_seconds),
+            estimates.bytes * _off(kinds, estimates.bytes, exact_bytes),
         )
 
 
 def _off(kinds: Column, estimates: Column, exact: Mapping[int, float]) -> Column:
-    """By how much estimates of each kind are off, the geometric mean; of kinds that were not
-    compiled, that of all.
+    """By how much estimates of each kind are off, the geometric mean.
+
+    For a kind without compiled choices, the mean of all compiled choices.
     """
-    at = np.array([*exact], int)
-    off = np.log(np.array([*exact.values()]) / estimates[at])
+    numbers = np.array([*exact], int)
+    off = np.log(np.array([*exact.values()]) / estimates[numbers])
     factors = np.full(len(kinds), np.mean(off) if len(off) else 0.0)
-    for kind in np.unique(kinds[at], axis=0):
-        factors[np.all(kinds == kind, axis=1)] = np.mean(off[np.all(kinds[at] == kind, axis=1)])
+    compiled_kinds = kinds[numbers]
+    for kind in np.unique(compiled_kinds, axis=0):
+        errors = off[np.all(compiled_kinds == kind, axis=1)]
+        factors[np.all(kinds == kind, axis=1)] = np.mean(errors)
     return np.exp(factors)
 
 
 KIND = ("schedule", "zero", "recompute")
-"""Values by which estimates are off alike."""
+"""Values of a choice: choices with the same ones have estimates with the same error."""
 
 
 def _multiplied(facts: Facts) -> int:
-    """Parameters that multiply each token: all active ones but those of the largest table."""
-    outside = [
-        prod(map(facts.program.size, it.type.dims)) for it in facts.program.params if not it.stacked
+    """Parameters that multiply each token: all active ones except the largest table."""
+    program = facts.program
+    tables = [
+        prod(map(program.size, param.type.dims)) for param in program.params if not param.stacked
     ]
-    return active_count(facts.program) - max(outside, default=0)
+    return active_count(program) - max(tables, default=0)

@@ -1,5 +1,5 @@
-"""The best plan at each of many points: GPUs, sequences, batches, sizes of the model, machines;
-pictures of these.
+"""The best plan at each of many points: GPUs, sequences, batches, sizes of the model, machines.
+Draws the points.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,18 +23,18 @@ CLIFF = 0.1
 
 Values = Mapping[str, int | str]
 Goals = Callable[[Values], Goal]
-"""The goal at some values of what is swept."""
+"""The goal at some values of the axes of a sweep."""
 
 
 @frozen
 class Point:
-    """The best plan at some values of what is swept; None where nothing fits."""
+    """The best plan at some values of the axes of a sweep; None where nothing fits."""
 
     values: Values
     goal: Goal
     best: Priced | None
     cliff: str = ""
-    """Why a GPU does less than at the point before, "" where it does not."""
+    """Why a GPU does less than at the point before; "" where it does not."""
 
 
 def swept(
@@ -46,20 +46,22 @@ def swept(
 ) -> list[Point]:
     """The points of one or two axes, the last one fastest; cliffs are along it if it is of numbers.
 
-    Each is said to `tell` before it is looked for.  Raises PlanError.
+    Calls `tell` with a line before each point.  Raises PlanError.
     """
-    known, points, places = dict[object, Cells](), list[Point](), list(product(*axes.values()))
+    cells, points, places = dict[object, Cells](), list[Point](), list(product(*axes.values()))
     for number, place in enumerate(places, start=1):
         values = dict(zip(axes, place, strict=True))
         words = ", ".join(f"{name} {value}" for name, value in values.items())
         tell(f"point {number} of {len(places)}: {words}")
-        points.append(_point(file, goals, kept, values, known))
+        points.append(_point(file, goals, kept, values, cells))
     last = [*axes.values()][-1]
     width = len(last) if isinstance(last[0], int) else 1
-    return [
-        evolve(it, cliff=cliff(points[at - 1], it) if at % width else "")
-        for at, it in enumerate(points)
-    ]
+    with_cliffs = list[Point]()
+    for index, point in enumerate(points):
+        if index % width:
+            point = evolve(point, cliff=cliff(points[index - 1], point))
+        with_cliffs.append(point)
+    return with_cliffs
 
 
 def _point(
@@ -67,21 +69,25 @@ def _point(
     goals: Goals,
     kept: Mapping[str, object],
     values: Values,
-    known: dict[object, Cells],
+    cells_by_model: dict[object, Cells],
 ) -> Point:
     goal = goals(values)
-    own = {name: int(size) for name, size in values.items() if name not in (*GOALS, *DEGREES)}
-    sized = evolve(file, dims=tuple(own.items()))
-    kept_here = {**kept, **{name: values[name] for name in DEGREES if name in values}}
+    sizes, kept_here = dict[str, int](), dict(kept)
+    for name, value in values.items():
+        if name in DEGREES:
+            kept_here[name] = value
+        elif name not in GOALS:
+            sizes[name] = int(value)
+    sized = evolve(file, dims=tuple(sizes.items()))
     try:
         facts = Facts(resolve(bare_plan(sized, goal)))
     except PlanError as error:
         if sized.dims and error.diagnostics[0].code in DIVIDES:
             return Point(values, goal, None)
         raise
-    cells = known.setdefault((sized.dims, goal.seq, goal.hardware.name), {})
-    found = search(sized, facts, goal, kept_here, proved=0, cells=cells)
-    return Point(values, goal, next(iter(found.fitting), None))
+    cells = cells_by_model.setdefault((sized.dims, goal.seq, goal.hardware.name), {})
+    result = search(sized, facts, goal, kept_here, proved=0, cells=cells)
+    return Point(values, goal, next(iter(result.fitting), None))
 
 
 GOALS = ("gpus", "global_batch", "seq", "cluster")
@@ -112,16 +118,13 @@ def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[st
         yield "crosses nodes"
     if old.tp <= goal.per_node < new.tp:
         yield "tensor parallelism leaves the node"
+    prefix = ""
+    if new.replicas * new.microbatch == goal.global_batch:
+        prefix = "no sequences left to share: "
     for axis, name in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
-        if getattr(new, axis) > getattr(old, axis):
-            left = (
-                "no sequences left to share: "
-                if new.replicas * new.microbatch == goal.global_batch
-                else ""
-            )
-            yield (
-                f"{left}{name} parallelism of {getattr(new, axis)} in place of {getattr(old, axis)}"
-            )
+        degree, old_degree = getattr(new, axis), getattr(old, axis)
+        if degree > old_degree:
+            yield f"{prefix}{name} parallelism of {degree} in place of {old_degree}"
     if old.recompute == NONE != new.recompute or (new.recompute == FULL != old.recompute):
         yield f"recompute {new.recompute} in place of {old.recompute}"
     count = goal.global_batch // (new.microbatch * new.replicas)
@@ -141,33 +144,24 @@ def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[st
 
 def csv(points: Sequence[Point]) -> str:
     """A line for each point."""
-    lines = [
-        [
-            *points[0].values,
-            "seconds",
-            "tokens_per_second_per_gpu",
-            "mfu",
-            "needs_gib",
-            "plan",
-            "cliff",
-        ]
-    ]
-    for it in points:
-        best = it.best
-        figures = (
-            [
+    lines = [[*points[0].values, *FIGURES, "cliff"]]
+    for point in points:
+        figures = [""] * len(FIGURES)
+        if best := point.best:
+            figures = [
                 f"{best.seconds:.6g}",
                 f"{best.tokens:.6g}",
                 f"{best.mfu:.4f}",
                 f"{best.needs / 2**30:.2f}",
                 f'"{best.choice}"',
             ]
-            if best
-            else ["", "", "", "", ""]
-        )
-        lines.append([*map(str, it.values.values()), *figures, f'"{it.cliff}"' if it.cliff else ""])
+        quoted = f'"{point.cliff}"' if point.cliff else ""
+        lines.append([*map(str, point.values.values()), *figures, quoted])
     return "".join(f"{','.join(line)}\n" for line in lines)
 
+
+FIGURES = ("seconds", "tokens_per_second_per_gpu", "mfu", "needs_gib", "plan")
+"""Columns of the best plan at a point."""
 
 MARK = "Drawn by scalec plan"
 
@@ -185,11 +179,9 @@ COLD, HOT, LEVELS = (247, 251, 255), (8, 81, 156), 20
 def svg(points: Sequence[Point], title: str, source: str) -> str:
     """The text of the file."""
     axes = [*points[0].values]
-    return (
-        _curves(points, axes[0], title, source)
-        if len(axes) == 1
-        else _heat(points, axes, title, source)
-    )
+    if len(axes) == 1:
+        return _curves(points, axes[0], title, source)
+    return _heat(points, axes, title, source)
 
 
 def _canvas(width: float, title: str, source: str) -> Canvas:
@@ -203,29 +195,18 @@ def _curves(points: Sequence[Point], axis: str, title: str, source: str) -> str:
     """Throughput and MFU, each in a panel, then the plans, then why throughput falls where it
     does.
     """
-    xs, values = (
-        _places([it.values[axis] for it in points]),
-        [_shown(it.values[axis]) for it in points],
-    )
-    plans = [str(it.best.choice) if it.best else "nothing fits" for it in points]
+    xs = _places([point.values[axis] for point in points])
+    values = [_shown(point.values[axis]) for point in points]
+    plans, throughputs, percents = list[str](), list[float | None](), list[float | None]()
+    for point in points:
+        best = point.best
+        plans.append(str(best.choice) if best else "nothing fits")
+        throughputs.append(best.tokens if best else None)
+        percents.append(best.mfu * 100 if best else None)
     canvas = _canvas(max(xs[-1] + 60, LEFT + 20 + max(map(wide, plans))), title, source)
     bottom = TOP + 2 * PANEL + GAP
-    _panel(
-        canvas,
-        TOP,
-        xs,
-        "tokens/s/GPU",
-        [it.best.tokens if it.best else None for it in points],
-        ",.0f",
-    )
-    _panel(
-        canvas,
-        TOP + PANEL + GAP,
-        xs,
-        "MFU, %",
-        [it.best.mfu * 100 if it.best else None for it in points],
-        ".1f",
-    )
+    _panel(canvas, TOP, xs, "tokens/s/GPU", throughputs, ",.0f")
+    _panel(canvas, TOP + PANEL + GAP, xs, "MFU, %", percents, ".1f")
     canvas.words(12, bottom + 18, axis)
     y = bottom + GAP + 10
     for x, value, plan in zip(xs, values, plans, strict=True):
@@ -233,21 +214,26 @@ def _curves(points: Sequence[Point], axis: str, title: str, source: str) -> str:
         canvas.words(LEFT - 6, y, value, "end")
         canvas.words(LEFT + 6, y, plan)
         y += LINE
-    for number, place in enumerate((place for place, it in enumerate(points) if it.cliff), 1):
+    number = 0
+    for place, point in enumerate(points):
+        if not point.cliff:
+            continue
+        number += 1
         x = (xs[place] + xs[place - 1]) / 2
         canvas.line(x, TOP, x, bottom, "cap")
         canvas.words(x, TOP - 6, f"({number})", "mid alarm")
-        canvas.words(12, y, f"({number}) at {values[place]}: {points[place].cliff}", "alarm")
+        canvas.words(12, y, f"({number}) at {values[place]}: {point.cliff}", "alarm")
         y += LINE
     return canvas.file(title, MARK)
 
 
 def _places(values: Sequence[int | str]) -> list[float]:
-    """Where points lie: numbers by their logarithms, words as far from each other."""
-    numbers = [log2(it) for it in values if isinstance(it, int)]
-    at = numbers if len(numbers) == len(values) else [*map(float, range(len(values)))]
-    closest = min((b - a for a, b in pairwise(at)), default=1.0) or 1.0
-    return [LEFT + 30 + (it - at[0]) / closest * STEP for it in at]
+    """Where points lie: numbers by their logarithms, words at equal distances."""
+    places = [log2(value) for value in values if isinstance(value, int)]
+    if len(places) < len(values):
+        places = [float(index) for index in range(len(values))]
+    closest = min((after - before for before, after in pairwise(places)), default=1.0) or 1.0
+    return [LEFT + 30 + (place - places[0]) / closest * STEP for place in places]
 
 
 def _panel(
@@ -259,45 +245,37 @@ def _panel(
     form: str,
 ) -> None:
     """A curve, its points labelled, over lines at round numbers."""
-    high = 1.1 * max((it for it in values if it is not None), default=1.0)
+    high = 1.1 * max((value for value in values if value is not None), default=1.0)
     canvas.words(12, top - 10, name)
     for tick in ticks(high):
         y = top + PANEL * (1 - tick / high)
         canvas.line(LEFT, y, xs[-1] + 30, y)
         canvas.words(LEFT - 6, y + 4, f"{tick:,.10g}", "end muted")
-    places = [
-        (x, top + PANEL * (1 - it / high), it)
-        for x, it in zip(xs, values, strict=True)
-        if it is not None
-    ]
+    places, shown_values = list[tuple[float, float]](), list[float]()
+    for x, value in zip(xs, values, strict=True):
+        if value is not None:
+            places.append((x, top + PANEL * (1 - value / high)))
+            shown_values.append(value)
     if places:
-        canvas.path([(x, y) for x, y, _ in places], "trace l0")
-    for x, y, value in places:
+        canvas.path(places, "trace l0")
+    for (x, y), value in zip(places, shown_values, strict=True):
         canvas.dot(x, y, 3, "s0")
         canvas.words(x, y - 8, format(value, form), "mid")
 
 
 def _heat(points: Sequence[Point], axes: Sequence[str], title: str, source: str) -> str:
-    rows, columns = ([*dict.fromkeys(it.values[axis] for it in points)] for axis in axes)
-    most = max((it.best.mfu for it in points if it.best), default=1.0)
+    """MFU by colours, in a table of the values of two axes."""
+    rows = [*dict.fromkeys(point.values[axes[0]] for point in points)]
+    columns = [*dict.fromkeys(point.values[axes[1]] for point in points)]
+    most = max((point.best.mfu for point in points if point.best), default=1.0)
     foot, fills = TOP + HIGH * len(rows), {"light": "#ffffff"}
     canvas = _canvas(LEFT + WIDE * len(columns) + 20, title, f"{source}{CELL}")
-    for it in points:
-        x, y = (
-            LEFT + WIDE * columns.index(it.values[axes[1]]),
-            TOP + HIGH * rows.index(it.values[axes[0]]),
-        )
-        level, said, style = 0, ["does not fit"], "blank"
-        if best := it.best:
-            level, said = (
-                round(LEVELS * best.mfu / most),
-                [f"{best.mfu:.1%}", f"{best.tokens:,.0f}", best.choice.mesh],
-            )
-            fills[style := f"m{level}"] = _colour(level / LEVELS)
-        canvas.box(x, y, WIDE - 1, HIGH - 1, style, round=0)
-        ink = "" if style == "blank" else " light" if level > 0.6 * LEVELS else " on"
-        for at, word in enumerate(said, 1):
-            canvas.words(x + WIDE / 2, y + 5 + 17 * at, word, f"mid{ink}{' small' * (at == 3)}")
+    for point in points:
+        row, column = rows.index(point.values[axes[0]]), columns.index(point.values[axes[1]])
+        level = round(LEVELS * point.best.mfu / most) if point.best else None
+        if level is not None:
+            fills[f"m{level}"] = _colour(level / LEVELS)
+        _cell(canvas, LEFT + WIDE * column, TOP + HIGH * row, point.best, level)
     canvas.words(12, TOP - 8, axes[0])
     for place, value in enumerate(rows):
         canvas.words(LEFT - 8, TOP + HIGH * place + 36, _shown(value), "end")
@@ -307,10 +285,24 @@ def _heat(points: Sequence[Point], axes: Sequence[str], title: str, source: str)
     return canvas.file(title, MARK, fills)
 
 
+def _cell(canvas: Canvas, x: float, y: float, best: Priced | None, level: int | None) -> None:
+    """A point's MFU, throughput and mesh, over the colour of a level."""
+    words, style, ink = ["does not fit"], "blank", ""
+    if best and level is not None:
+        words = [f"{best.mfu:.1%}", f"{best.tokens:,.0f}", best.choice.mesh]
+        style = f"m{level}"
+        ink = " light" if level > 0.6 * LEVELS else " on"
+    canvas.box(x, y, WIDE - 1, HIGH - 1, style, round=0)
+    for number, word in enumerate(words, 1):
+        small = " small" if number == 3 else ""
+        canvas.words(x + WIDE / 2, y + 5 + 17 * number, word, f"mid{ink}{small}")
+
+
 def _colour(share: float) -> str:
-    return "#" + "".join(
-        f"{round(a + (b - a) * share):02x}" for a, b in zip(COLD, HOT, strict=True)
-    )
+    parts = list[str]()
+    for cold, hot in zip(COLD, HOT, strict=True):
+        parts.append(f"{round(cold + (hot - cold) * share):02x}")
+    return "#" + "".join(parts)
 
 
 def _shown(value: int | str) -> str:

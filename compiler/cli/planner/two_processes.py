@@ -1,5 +1,5 @@
-"""Work on items in two processes, where there are two cores: this one and a copy, each of which
-takes the next item.
+"""Work on items in two processes, where there are two cores: this one and a copy.  Each process
+takes the next item when it is free.
 """
 
 import os
@@ -11,16 +11,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORTH = 4
-"""Items from which on a second process pays."""
+"""The least number of items for which a second process pays."""
 
 NUMBER = 2
-"""Bytes of an item's number; a pipe holds those of 32,768."""
+"""Bytes of an item's number; a pipe holds the numbers of 32,768 items."""
 
 
 def in_two(
     work: Callable[[Item], Result], items: Sequence[Item], *, worth: int = WORTH
 ) -> list[Result]:
-    """The results, in the order of items.
+    """The results, in the order of items; fewer items than `worth` are done in this process.
 
     An exception of `work` in either process is raised here.
     """
@@ -32,51 +32,58 @@ def in_two(
         _copy(work, items, queue, read, write)
     os.close(write)
     try:
-        done = _taken(work, items, queue)
+        results = _taken(work, items, queue)
     finally:
         os.close(queue)
         with os.fdopen(read, "rb") as file:
-            said = file.read()
+            answer = file.read()
         os.waitpid(child, 0)
-    others: dict[int, Result] | BaseException = pickle.loads(said)
+    others: dict[int, Result] | BaseException = pickle.loads(answer)
     if isinstance(others, BaseException):
         raise others
-    return [found for _, found in sorted((done | others).items(), key=lambda pair: pair[0])]
+    results |= others
+    return [results[number] for number in sorted(results)]
 
 
 def _queue(count: int) -> int:
-    """A pipe from which both processes read the numbers of items, each once."""
+    """A pipe with the numbers of items; both processes read from it, each number once."""
     read, write = os.pipe()
-    os.write(write, b"".join(at.to_bytes(NUMBER, "big") for at in range(count)))
+    os.write(write, b"".join(number.to_bytes(NUMBER, "big") for number in range(count)))
     os.close(write)
     return read
 
 
 def _taken(work: Callable[[Item], Result], items: Sequence[Item], queue: int) -> dict[int, Result]:
     """The results of the items that this process takes, by number."""
-    numbers = iter(lambda: os.read(queue, NUMBER), b"")
-    return {at: work(items[at]) for at in (int.from_bytes(number, "big") for number in numbers)}
+    results = dict[int, Result]()
+    while number_bytes := os.read(queue, NUMBER):
+        number = int.from_bytes(number_bytes, "big")
+        results[number] = work(items[number])
+    return results
 
 
 def _copy(
     work: Callable[[Item], Result], items: Sequence[Item], queue: int, read: int, write: int
 ) -> None:
-    """Does items, says what came of them, and ends without what this process does at its end."""
+    """Works on items, sends the results or the exception, and ends the process at once.
+
+    It runs no handlers that this process runs at its end, since the parent runs them too.
+    """
     try:
         os.close(read)
         try:
-            found: object = _taken(work, items, queue)
+            answer: object = _taken(work, items, queue)
         except BaseException as error:
-            found = error
+            answer = error
         with os.fdopen(write, "wb") as file:
-            file.write(_pickled(found))
+            file.write(_pickled(answer))
     finally:
         os._exit(0)
 
 
-def _pickled(found: object) -> bytes:
+def _pickled(answer: object) -> bytes:
     try:
-        return pickle.dumps(found)
+        return pickle.dumps(answer)
     except Exception as error:
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
