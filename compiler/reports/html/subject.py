@@ -15,7 +15,7 @@ class Subject:
     """A plan's text, its program before any placement and after the last pass, and its proof if
     there was one.
 
-    `neighbours` are other plans that are worth a look; None where none was looked for.
+    `neighbours` are other plans that are worth a look; None where nothing looked for any.
     """
 
     source: Source
