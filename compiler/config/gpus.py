@@ -122,17 +122,17 @@ LEAST = 80
 """The first capability with bf16 and asynchronous copies, for which the kernels are written."""
 
 
-def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
+def check_gpu(cluster: Cluster, diagnostics: Diagnostics) -> None:
     """Checks that a plan names a GPU of the table, or gives the memory of its GPU."""
     name, span = cluster.gpu, cluster.spans["gpu"]
     if cluster.memory and not name:
         help = "name the GPU; any name will do"
-        found.error(
+        diagnostics.error(
             "E0402", "a `cluster` with `memory` needs `gpu`", cluster.spans["memory"], help=help
         )
     elif name and name not in GPUS and cluster.memory is None and not cluster.hardware:
         notes = [Note(None, f"known GPUs: {listing(GPUS)}"), Note(None, ANOTHER)]
-        found.error(
+        diagnostics.error(
             "E0415", f"there is no GPU `{name}`", span, notes=notes, help=help_for_gpu(name)
         )
 

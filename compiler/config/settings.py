@@ -403,7 +403,7 @@ class Train(Settings):
     ] = "save"
     recompute: Annotated[
         Selection,
-        selection("none", "full", of="selective", each="every"),
+        selection("none", "full", with_names="selective", with_number="every"),
         "what backward recomputes: nothing, every layer, every n-th layer, the named ops, or"
         " what memory asks for",
     ] = Selection("none")

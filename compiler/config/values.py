@@ -328,13 +328,13 @@ class Selection:
         return f"{self.word}({', '.join(arguments)})"
 
 
-def selection(*words: str, of: str, each: str) -> Value:
-    """One of a few words, `of` with names, as `selective(attention)`, `each` with a number and
-    names, or `auto`.
+def selection(*words: str, with_names: str, with_number: str) -> Value:
+    """One of a few words, `with_names` with names, as `selective(attention)`, `with_number` with
+    a number and names, or `auto`.
     """
-    forms = _SelectionForms(words, of, each)
+    forms = _SelectionForms(words, with_names, with_number)
     properties = {
-        "word": {"enum": [*words, of, each, AUTO]},
+        "word": {"enum": [*words, with_names, with_number, AUTO]},
         "names": {"type": "array", "items": _STRING},
         "number": _INTEGER,
         "memory": {"anyOf": [_IN_BYTES, {"type": "null"}]},

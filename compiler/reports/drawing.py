@@ -42,7 +42,7 @@ def pixels(value: float) -> str:
 
 
 class Canvas:
-    """Shapes in the order in which they are drawn, each later one over the earlier ones."""
+    """Shapes in the order of their drawing: each later one is over the earlier ones."""
 
     def __init__(self, width: float) -> None:
         self.width, self.height = width, 0.0
@@ -71,11 +71,9 @@ class Canvas:
         """Words whose baseline is at y; `style` has `mid` or `end` where x is not their
         beginning.
         """
-        named = f' class="{style}"' if style else ""
-        self._add(
-            f'<text{named} x="{pixels(x)}" y="{pixels(y)}">{escape(text, quote=False)}</text>',
-            y + 4,
-        )
+        class_attribute = f' class="{style}"' if style else ""
+        place = f'x="{pixels(x)}" y="{pixels(y)}"'
+        self._add(f"<text{class_attribute} {place}>{escape(text, quote=False)}</text>", y + 4)
 
     def line(self, x: float, y: float, to_x: float, to_y: float, style: str = "grid") -> None:
         """A straight line."""

@@ -203,14 +203,13 @@ class _Picture:
             return top + _CHART * (high - log2(max(load, 2.0**low))) / (high - low)
 
         for power in range(low, high + 1):
-            at, label = y(2.0**power), f"{2**power}" if power >= 0 else f"1/{2**-power}"
-            self.canvas.line(_LEFT, at, _LEFT + _WIDTH, at)
-            self.canvas.words(_LEFT - 6, at + 4, label, "end")
+            height = y(2.0**power)
+            label = f"{2**power}" if power >= 0 else f"1/{2**-power}"
+            self.canvas.line(_LEFT, height, _LEFT + _WIDTH, height)
+            self.canvas.words(_LEFT - 6, height + 4, label, "end")
         for i, (name, loads) in enumerate(lines.items()):
-            self.canvas.path(
-                [(self._x(at + 0.5), y(load)) for at, load in enumerate(loads)],
-                f"trace kc{LINES[name]}",
-            )
+            points = [(self._x(column + 0.5), y(load)) for column, load in enumerate(loads)]
+            self.canvas.path(points, f"trace kc{LINES[name]}")
             self._entry(LINES[name], name, top + 18 * i)
         self._steps(top + _CHART)
 

@@ -184,8 +184,8 @@ def moment(snapshot: PeakSnapshot) -> str:
 def _saved_activations(memory: Account) -> Iterator[tuple[str, str, str]]:
     """Saved activations by op and plan line, the largest first."""
     sizes = Counter[tuple[str, str]]()
-    for kept in memory.kept:
-        sizes[kept.op.kind, str(kept.op.span)] += kept.total
+    for saved in memory.kept:
+        sizes[saved.op.kind, str(saved.op.span)] += saved.total
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     if memory.rank is None:
         yield "saved activations", "line", "bytes"

@@ -66,7 +66,7 @@ def idle_pipeline(program: Program) -> Iterator[Diagnostic]:
 
 
 def bubble(schedule: Schedule) -> float:
-    """The share of all ranks' time in which they wait, if all stages take equally long."""
+    """The share of all ranks' time that they wait, if all stages take equally long."""
     return simulate(schedule, Times.uniform(schedule.stages)).bubble
 
 
@@ -109,10 +109,10 @@ def _other_schedules(program: Program, pipeline: Pipeline, ranks: int, now: floa
 
 def _bubble_of(kind: str, ranks: int, microbatches: int, chunks: int | None) -> float | None:
     """The bubble of a named schedule; None where it has no rows for these numbers."""
-    named = SCHEDULES.get(kind)
-    if named is None:
+    spec = SCHEDULES.get(kind)
+    if spec is None:
         return None
     try:
-        return bubble(named(ranks, microbatches, chunks))
+        return bubble(spec(ranks, microbatches, chunks))
     except ScheduleError:
         return None

@@ -47,9 +47,9 @@ def as_csv(ops: Sequence[OpRow]) -> str:
     writer.writerow(HEADER)
     for row in ops:
         kinds = [row.computes.get(kind, 0.0) for kind in KINDS]
-        named = (row.kind, row.name, row.line, row.where, row.layers, row.count)
+        names = (row.kind, row.name, row.line, row.where, row.layers, row.count)
         writer.writerow(
-            (*named, *kinds, _links(row), row.issued, row.operations, row.bytes, row.sent)
+            (*names, *kinds, _links(row), row.issued, row.operations, row.bytes, row.sent)
         )
     return text.getvalue()
 

@@ -109,7 +109,10 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
 
 def head(runs: Sequence[Run]) -> tuple[str, ...]:
     """The names of the table's columns; the column of speed names the units of the runs."""
-    units = [speed.name for speed in SPEEDS if any(run.points(speed) for run in runs)]
+    units: list[str] = []
+    for speed in SPEEDS:
+        if any(run.points(speed) for run in runs):
+            units.append(speed.name)
     return (
         "run",
         "steps",

@@ -12,7 +12,7 @@ from .summary import table
 
 
 def names_of(program: Program) -> list[str]:
-    """The values of a plan that have a name there: those that statements bind, and parameters."""
+    """The names of values in a plan: of parameters, and of values that statements bind."""
     return [name for name in dict.fromkeys(map(base, program.types)) if not name.startswith("_")]
 
 

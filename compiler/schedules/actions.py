@@ -97,7 +97,7 @@ def once(function: Callable[[K], T]) -> Callable[[K], T]:
 
 @frozen(slots=False)
 class Schedule(Known):
-    """Which rank has which stage, and what each rank does in which order."""
+    """The rank of each stage, and the actions of each rank in order."""
 
     stage_to_rank: tuple[int, ...]
     """The rank of each stage."""

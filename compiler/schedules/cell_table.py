@@ -206,7 +206,7 @@ def cell_table(schedule: Schedule) -> CellTable:
     return coded(
         schedule,
         rank=np.repeat(np.arange(len(lengths)), lengths),
-        at=np.concatenate([np.arange(length) for length in lengths]),
+        places=np.concatenate([np.arange(length) for length in lengths]),
         microbatch=np.array([action.microbatch for action in actions], dtype=np.int64),
         codes=np.array([*map(code, actions)], dtype=np.int64),
     )
@@ -218,7 +218,7 @@ def code(action: Action) -> int:
 
 
 def coded(
-    schedule: Schedule, rank: Numbers, at: Numbers, microbatch: Numbers, codes: Numbers
+    schedule: Schedule, rank: Numbers, places: Numbers, microbatch: Numbers, codes: Numbers
 ) -> CellTable:
     """The cells whose stage and work have these codes."""
     distinct_codes, like = np.unique(codes, return_inverse=True)
@@ -226,7 +226,7 @@ def coded(
     for number in distinct_codes.tolist():
         stage, work = divmod(number, len(WORKS))
         kinds.append(Action(stage, WORKS[work], 0))
-    return CellTable(schedule, rank, at, microbatch, like, tuple(kinds))
+    return CellTable(schedule, rank, places, microbatch, like, tuple(kinds))
 
 
 def message_groups(cells: CellTable) -> tuple[Row, ...]:

@@ -1,4 +1,4 @@
-"""Whether a schedule does the whole step, in an order in which it can be done."""
+"""Whether a schedule does the whole step, in an order that can be done."""
 
 from collections.abc import Iterator
 

@@ -149,13 +149,13 @@ def demand_memory(stage_to_rank: tuple[int, ...], budget: MemoryBudget) -> None:
 
 def _named(task: Task) -> Iterator[_Found]:
     """Named schedules with the task's stage_to_rank that fit the memory."""
-    kept = evolve(task.budget, keeps=evolve(task.budget.keeps, handed=0, cuts=()))
+    budget = evolve(task.budget, keeps=evolve(task.budget.keeps, handed=0, cuts=()))
     for maker in SCHEDULES.values():
         try:
             schedule = maker(task.ranks, task.microbatches, len(task.stage_to_rank) // task.ranks)
         except ScheduleError:
             continue
-        if schedule.stage_to_rank == task.stage_to_rank and kept.holds(schedule):
+        if schedule.stage_to_rank == task.stage_to_rank and budget.holds(schedule):
             yield _Found(simulate(schedule, task.times).total, schedule, task)
 
 

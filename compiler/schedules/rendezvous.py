@@ -49,17 +49,17 @@ class _Ways:
 
 def _ways(cells: CellTable) -> _Ways:
     moves = cells.moved
-    used = np.max(
+    consumers = np.max(
         [cells.where_of(values, cells.elsewhere(values)) for values in cells.needed], axis=0
     )
-    fit = np.flatnonzero(cells.at_home & (used[moves] >= 0))
+    fit = np.flatnonzero(cells.at_home & (consumers[moves] >= 0))
     # the first cell for each value and each end of its message
     _, firsts = np.unique(2 * moves[fit] + cells.are_sends[fit], return_index=True)
-    known = np.zeros(len(moves), dtype=bool)
-    known[fit[firsts]] = True
-    sent = cells.where_of(moves, known & cells.are_sends)
-    received = cells.where_of(moves, known & ~cells.are_sends)
-    return _Ways(cells, moves, known, cells.makers, sent, received, used)
+    is_first = np.zeros(len(moves), dtype=bool)
+    is_first[fit[firsts]] = True
+    sent = cells.where_of(moves, is_first & cells.are_sends)
+    received = cells.where_of(moves, is_first & ~cells.are_sends)
+    return _Ways(cells, moves, is_first, cells.makers, sent, received, consumers)
 
 
 def _superfluous(ways: _Ways) -> Iterator[Problem]:
@@ -100,20 +100,20 @@ def _misordered(ways: _Ways) -> Iterator[Problem]:
     cells, numbers = ways.cells, np.arange(len(ways.moves))
     too_early = ways.known & cells.are_sends & (numbers < ways.made[ways.moves])
     for number in np.flatnonzero(too_early):
-        made = ways.made[ways.moves[number]]
+        maker = ways.made[ways.moves[number]]
         why = (
-            f"`{cells.action(number)}` comes before `{cells.action(made)}`, which computes"
+            f"`{cells.action(number)}` comes before `{cells.action(maker)}`, which computes"
             " what it sends"
         )
-        yield Problem(*cells.cell(number), why, f"put it after cell {cells.at[made]}")
+        yield Problem(*cells.cell(number), why, f"put it after cell {cells.at[maker]}")
     too_late = ways.known & ~cells.are_sends & (numbers > ways.used[ways.moves])
     for number in np.flatnonzero(too_late):
-        used = ways.used[ways.moves[number]]
+        consumer = ways.used[ways.moves[number]]
         why = (
-            f"`{cells.action(number)}` comes after `{cells.action(used)}`, which needs what it"
+            f"`{cells.action(number)}` comes after `{cells.action(consumer)}`, which needs what it"
             " receives"
         )
-        yield Problem(*cells.cell(number), why, f"put it before cell {cells.at[used]}")
+        yield Problem(*cells.cell(number), why, f"put it before cell {cells.at[consumer]}")
 
 
 def _mismatched(ways: _Ways) -> Iterator[Problem]:

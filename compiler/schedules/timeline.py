@@ -164,23 +164,23 @@ def timed(schedule: Schedule, times: Times) -> Timed:
     cells = columns.cells
     start, order = [0.0] * len(columns.takes), list[int]()
     # when each value is there, negative until it is made; then two that always are
-    done = [-1.0] * cells.nothing + [0.0] * 2
+    available = [-1.0] * cells.nothing + [0.0] * 2
     waits: dict[int, dict[int, int]] = {}  # for each value the cell where each rank waits for it
 
     def row(rank: int) -> Iterator[tuple[int, int]]:
         """Does a row; stops at each value that is not there, with the value and the cell."""
         free = 0.0
-        for cell, one, other, way, other_way, time, made, opened in columns.row(rank):
-            if done[one] < 0:
+        for cell, one, other, way, other_way, time, result, opened in columns.row(rank):
+            if available[one] < 0:
                 yield one, cell
-            if done[other] < 0:
+            if available[other] < 0:
                 yield other, cell
-            start[cell] = max(free, opened, done[one] + way, done[other] + other_way)
+            start[cell] = max(free, opened, available[one] + way, available[other] + other_way)
             free = start[cell] + time
             order.append(cell)
-            done[made] = free
-            if made in waits:
-                ready.extend(waits.pop(made))
+            available[result] = free
+            if result in waits:
+                ready.extend(waits.pop(result))
 
     rows = [*map(row, range(schedule.ranks))]
     ready = deque(range(schedule.ranks))

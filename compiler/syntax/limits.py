@@ -31,18 +31,18 @@ WORD = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\[^\n])*"?|[()\[\]{}]')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
-    """The text of a file of at most `most` bytes; `at` is the place that names the file, if any.
+def load(path: Path, span: Span | None = None, most: int = MAX_BYTES) -> Source:
+    """The text of a file of at most `most` bytes; `span` is the place that names the file, if any.
 
     Raises PlanError where it cannot be read, is too large or not UTF-8.
     """
-    place = at or Source(str(path), "").whole()
+    place = span or Source(str(path), "").whole()
     try:
         if not path.is_file():
             message = f"there is no file `{path}`"
             if path.exists():
                 message = f"`{path}` is not a file"
-            raise wrong("E0101", message, place, help="" if at else _meant(path))
+            raise wrong("E0101", message, place, help="" if span else _meant(path))
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:

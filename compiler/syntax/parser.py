@@ -185,16 +185,15 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Plan(tuple(parts), self._source.whole())
 
     def use(self, parts: Parts) -> tree.Use:
-        _, path, *rest = parts
-        return tree.Use(path, _only(tree.Section, rest), self._span(parts))
+        _, path, *remainder = parts
+        return tree.Use(path, _only(tree.Section, remainder), self._span(parts))
 
     def model(self, parts: Parts) -> tree.Model:
-        _, name, *rest = parts
-        body = tuple(
-            part for part in rest if isinstance(part, tree.Section | tree.Init | tree.Statement)
-        )
-        sees = tuple(str(part) for part in rest if _is(part, "SEES"))
-        return tree.Model(name, _only(tree.Input, rest), sees, body, self._span(parts))
+        _, name, *remainder = parts
+        kinds = tree.Section | tree.Init | tree.Statement
+        body = tuple(part for part in remainder if isinstance(part, kinds))
+        sees = tuple(str(part) for part in remainder if _is(part, "SEES"))
+        return tree.Model(name, _only(tree.Input, remainder), sees, body, self._span(parts))
 
     def input(self, parts: Parts) -> tree.Input:
         return tree.Input(parts[0], parts[2], self._span(parts))
@@ -229,12 +228,13 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Route(value, dim, by, tuple(body), self._span(parts))
 
     def user_op(self, parts: Parts) -> tree.UserOp:
-        name, *rest, function = _nodes(parts)
-        operands, positions = _only(tree.UserOperand, rest), _only(tree.UserPositions, rest)
-        causal = next(iter(_only(tree.Name, rest)), None)
+        name, *remainder, function = _nodes(parts)
+        operands = _only(tree.UserOperand, remainder)
+        positions = _only(tree.UserPositions, remainder)
+        causal = next(iter(_only(tree.Name, remainder)), None)
         # the results and the dims along which the op works have no class of their own
         with_class = tree.UserOperand | tree.UserPositions | tree.Name
-        *gives, along = (part for part in rest if not isinstance(part, with_class))
+        *gives, along = (part for part in remainder if not isinstance(part, with_class))
         is_deterministic = _is(parts[-1], "DETERMINISTIC")
         return tree.UserOp(
             name,
@@ -274,9 +274,9 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tuple(dims)
 
     def section(self, parts: Parts) -> tree.Section:
-        kind, *rest = parts
-        name = next(iter(_only(tree.Name, rest)), None)
-        entries = tuple(part for part in rest if isinstance(part, tree.Entry))
+        kind, *remainder = parts
+        name = next(iter(_only(tree.Name, remainder)), None)
+        entries = tuple(part for part in remainder if isinstance(part, tree.Entry))
         return tree.Section(kind, name, entries, self._span(parts))
 
     def setting(self, parts: Parts) -> tree.Setting:
@@ -325,9 +325,9 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.List(_nodes(parts), self._span(parts))
 
     def call(self, parts: Parts) -> tree.Call:
-        name, *rest = parts
-        args = tuple(part for part in _nodes(rest) if not isinstance(part, tree.Setting))
-        return tree.Call(name, args, _only(tree.Setting, rest), self._span(parts))
+        name, *remainder = parts
+        args = tuple(part for part in _nodes(remainder) if not isinstance(part, tree.Setting))
+        return tree.Call(name, args, _only(tree.Setting, remainder), self._span(parts))
 
     def param(self, parts: Parts) -> tree.ParamUse:
         name, _, *dims, _ = parts

@@ -94,7 +94,7 @@ def _innermost(stack: Sequence[Any]) -> int:
 
 
 def _end(text: str, start: int, stop: int) -> int:
-    """The first line end from `stop` on where no bracket is open, or the end of the block around."""
+    """The first line end from `stop` on where no bracket is open, or the end of the block."""
     depth = 0
     for word in WORD.finditer(text, start):
         line = text.find("\n", max(stop, start), word.start())

@@ -100,11 +100,11 @@ def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
     """The mistake of a character that no word begins with."""
     place = place_of(error)
     character = source.text[place]
-    shown = f"the character U+{ord(character):04X}"
+    words = f"the character U+{ord(character):04X}"
     if character.isprintable():
-        shown = f"`{character}`"
+        words = f"`{character}`"
     help = _head(_before(error)) or _STRANGE.get(character, "")
-    message = f"expected {_expected(error)}, found {shown}"
+    message = f"expected {_expected(error)}, found {words}"
     return Diagnostic("E0104", message, source.span(place, place + 1), help=help)
 
 

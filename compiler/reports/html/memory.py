@@ -73,18 +73,18 @@ def memory(subject: Subject, pipeline: Pipeline | None) -> Memory:
     program, memory = subject.program, account(subject.program)
     timed = _microbatch(subject) if pipeline is None else _row(program, memory, pipeline)
     points = [(x, snapshot.bytes) for x, snapshot in timed.moments]
-    xs, shown = list[float](), list[PeakSnapshot]()
+    xs, snapshots = list[float](), list[PeakSnapshot]()
     for index in columns(points, COLUMNS):
         x, snapshot = timed.moments[index]
         xs.append(x)
-        shown.append(snapshot)
-    peak = max(range(len(shown)), key=lambda index: shown[index].bytes)
+        snapshots.append(snapshot)
+    peak = max(range(len(snapshots)), key=lambda index: snapshots[index].bytes)
     return Memory(
         whose=place(program, memory),
         verdict=_verdict(program, memory),
         scale=_scale(program, timed.seconds),
         seconds=timed.seconds,
-        owners=(*_always(memory, len(shown)), *_passing(shown)),
+        owners=(*_always(memory, len(snapshots)), *_passing(snapshots)),
         xs=tuple(xs),
         phases=timed.phases,
         peak=peak,

@@ -150,11 +150,11 @@ def _draw(canvas: Canvas, mesh: Mesh, group: Group, number: int, top: float) -> 
     _draw_axis(canvas, group, series, top)
     room, ranks = WIDTH - LEFT - MORE, len(group.nodes[0].ranks)
     cell = min(len(str(mesh.ranks)) * SMALL + 5, room / ranks)
-    shown = max(int(room / (ranks * cell + 6 + GAP)), 1)
+    count = max(int(room / (ranks * cell + 6 + GAP)), 1)
     x = float(LEFT)
-    for node in group.nodes[:shown]:
+    for node in group.nodes[:count]:
         x = _draw_node(canvas, node, f"s{series}", x, top - 12, cell) + GAP
-    if more := group.more + len(group.nodes[shown:]):
+    if more := group.more + len(group.nodes[count:]):
         canvas.words(x, top + 8, f"… and {more:,} more", "muted")
 
 

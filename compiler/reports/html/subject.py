@@ -32,5 +32,5 @@ class Subject:
     @property
     def hardware(self) -> Hardware | None:
         """The hardware that the plan names, None where its speed is not known."""
-        known = self.program.cluster.gpu or self.program.cluster.hardware
-        return hardware(self.program) if known else None
+        names_hardware = self.program.cluster.gpu or self.program.cluster.hardware
+        return hardware(self.program) if names_hardware else None

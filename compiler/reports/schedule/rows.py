@@ -184,20 +184,18 @@ class _Line:
         takes it.
         """
         shown: list[tuple[Slot, Slot]] = []
-        for made, taken in messages(self._picture):
-            if self._shows(made.end) and self._shows(taken.start):
-                shown.append((made, taken))
+        for maker, taker in messages(self._picture):
+            if self._shows(maker.end) and self._shows(taker.start):
+                shown.append((maker, taker))
         if len(shown) > ARROWS or self._row <= 14:
             return
         owner = self._picture.schedule.stage_to_rank
-        for made, taken in shown:
-            y, to_y = (
-                self._middle(owner[made.action.stage]),
-                self._middle(owner[taken.action.stage]),
-            )
+        for maker, taker in shown:
+            y = self._middle(owner[maker.action.stage])
+            to_y = self._middle(owner[taker.action.stage])
             down = 1 if to_y > y else -1
             edge = down * self._bar / 2
-            x, to_x = self._x(made.end) - 3, self._x(taken.start) + 3
+            x, to_x = self._x(maker.end) - 3, self._x(taker.start) + 3
             self._canvas.arrow(x, y + edge - down * 3, to_x, to_y - edge + down * 2, "arrow sent")
 
     def _middle(self, rank: int) -> float:
@@ -298,9 +296,9 @@ def _messages(picture: Picture) -> list[list[float]]:
     """
     owner = picture.schedule.stage_to_rank
     rows: list[list[float]] = []
-    for made, taken in messages(picture):
-        source, target = owner[made.action.stage], owner[taken.action.stage]
-        rows.append([source, made.end, target, taken.start, made.action.microbatch])
+    for maker, taker in messages(picture):
+        source, target = owner[maker.action.stage], owner[taker.action.stage]
+        rows.append([source, maker.end, target, taker.start, maker.action.microbatch])
     return rows
 
 
