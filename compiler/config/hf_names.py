@@ -98,7 +98,7 @@ def shifted(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
         return stored
     begin: dict[str, int] = dict(zip(INDICES, starts, strict=False))
 
-    def shifted_index(match: re.Match[str]) -> str:
+    def move_index(match: re.Match[str]) -> str:
         """An index such as `{2*i+1}`, with the beginnings of its repeats added to its number."""
         terms, offset = list[str](), 0
         for term in match[0][1:-1].split("+"):
@@ -111,7 +111,7 @@ def shifted(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
             terms.append(str(offset))
         return f"{{{'+'.join(terms)}}}"
 
-    return evolve(stored, tensor=re.sub(_INDEX, shifted_index, stored.tensor))
+    return evolve(stored, tensor=re.sub(_INDEX, move_index, stored.tensor))
 
 
 def show_names(names: Iterable[HFWeight]) -> str:

@@ -72,7 +72,7 @@ def memory(program: Program) -> str:
         *_padding(memory),
         *_watched(program),
         _host(program, memory),
-        "\n".join(table(list(_saved_activations(memory)))),
+        "\n".join(table(list(_activation_rows(memory)))),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -181,7 +181,7 @@ def moment(snapshot: PeakSnapshot) -> str:
     return ", ".join([f"{snapshot.where} of {snapshot.name}", *layers, str(snapshot.op.span)])
 
 
-def _saved_activations(memory: Account) -> Iterator[tuple[str, str, str]]:
+def _activation_rows(memory: Account) -> Iterator[tuple[str, str, str]]:
     """Saved activations by op and plan line, the largest first."""
     sizes = Counter[tuple[str, str]]()
     for saved in memory.kept:

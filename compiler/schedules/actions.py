@@ -87,12 +87,12 @@ def once(function: Callable[[K], T]) -> Callable[[K], T]:
     """
 
     @wraps(function)
-    def cached_function(value: K) -> T:
-        if cached_function not in value.known:
-            value.known[cached_function] = function(value)
-        return cast(T, value.known[cached_function])
+    def call_once(value: K) -> T:
+        if call_once not in value.known:
+            value.known[call_once] = function(value)
+        return cast(T, value.known[call_once])
 
-    return cached_function
+    return call_once
 
 
 @frozen(slots=False)

@@ -165,7 +165,7 @@ class CellTable:
         return first, second
 
     @property
-    def moved(self) -> Numbers:
+    def message_values(self) -> Numbers:
         """The number of the value that each message moves, `nothing` for other cells."""
         return self.values(lambda action: carried(action) if action.work.is_message else None)
 
@@ -239,7 +239,7 @@ def message_groups(cells: CellTable) -> tuple[Row, ...]:
     messages are parts of one order of groups.  `rendezvous` proves it of the rows.
     """
     numbers = np.flatnonzero(cells.are_messages)
-    moved = cells.moved[numbers]
+    moved = cells.message_values[numbers]
     ends = [*np.flatnonzero(~_joins(cells, numbers, moved)).tolist(), len(numbers)]
     groups: list[Row] = []
     for start, end in pairwise(ends):

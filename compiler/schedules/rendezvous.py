@@ -48,7 +48,7 @@ class _Ways:
 
 
 def _ways(cells: CellTable) -> _Ways:
-    moves = cells.moved
+    moves = cells.message_values
     consumers = np.max(
         [cells.where_of(values, cells.elsewhere(values)) for values in cells.needed], axis=0
     )
