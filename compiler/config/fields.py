@@ -1,7 +1,7 @@
 """The fields of a class of settings, read from the annotations of its attributes.
 
 The type says how a number, a list of numbers or a section is written; `Annotated` adds the kind of
-value where the type does not say it, a range, a meaning, and which sections have the field.
+value where the type does not say it, a range, a meaning, and the sections that have the field.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from .values import NOT_NEGATIVE, Bound, Value, pair, real, whole
 
 @frozen
 class Settings:
-    """Base of all sections; `spans` says where each setting was set, or the section's head if
-    it was not.
+    """Base of all sections; `spans` has the place where each setting was set, or the section's
+    head if it was not set.
     """
 
     SECTION: ClassVar[str]
@@ -75,17 +75,17 @@ class Part:
         return self._written("", "…")
 
     def example_of(self, field: "Field") -> str:
-        """How such a section has one of its fields."""
+        """How such a section sets one of its fields."""
         if self.form == "call":
             return self._written(field.variant, f"{field.key}=…")
-        return self._written(
-            field.variant,
-            field.what.example if isinstance(field.what, Part) else f"{field.key} = …",
-        )
+        if isinstance(field.what, Part):
+            return self._written(field.variant, field.what.example)
+        return self._written(field.variant, f"{field.key} = …")
 
     def _written(self, name: str, inside: str) -> str:
         _, heading = heading_of(self.of)
-        name = name or (heading.example if heading is not None else "")
+        if not name and heading is not None:
+            name = heading.example
         if self.form == "call":
             return f"{self.of.SECTION} = {name}({inside})"
         return " ".join(filter(None, (self.of.SECTION, name, f"{{ {inside} }}")))
@@ -98,83 +98,85 @@ class Field:
     name: str
     what: Value | Part
     doc: str
-    """Its meaning; "" for sections."""
+    """The meaning of the field; "" for sections."""
     variant: str
-    """The heading that alone has it, "" if all have."""
+    """The heading whose sections alone have the field, "" if all sections have it."""
     required: bool
     first: bool
-    """Whether a call may give it without its name."""
+    """Whether a call may give the field without its name."""
     every: bool
-    """Whether it is a number of steps, which `every` may come before."""
+    """Whether the field is a number of steps, which `every` may come before."""
 
     @property
     def key(self) -> str:
-        """Its name in a plan: `group` for the instance's `groups`."""
-        return self.what.of.SECTION if isinstance(self.what, Part) else self.name
+        """The name of the field in a plan: `group` for the instance's `groups`."""
+        if isinstance(self.what, Part):
+            return self.what.of.SECTION
+        return self.name
 
     def belongs(self, heading: str) -> bool:
-        """Whether sections of this heading have it."""
+        """Whether sections of this heading have the field."""
         return self.variant in ("", heading)
 
 
 @cache
 def fields_of(cls: type[Settings]) -> tuple[Field, ...]:
-    """The fields of a class but for its heading, as declared."""
-    return tuple(
-        Field(
-            attribute.name,
-            _what(of, marks),
-            next((mark for mark in marks if isinstance(mark, str)), ""),
-            next((mark.heading for mark in marks if isinstance(mark, Only)), ""),
-            attribute.default is attrs.NOTHING,
-            FIRST in marks,
-            EVERY in marks,
+    """The fields of a class without its heading, in the order of their declaration."""
+    fields: list[Field] = []
+    for attribute, type_, *marks in _annotations(cls):
+        if any(isinstance(mark, Heading) for mark in marks):
+            continue
+        fields.append(
+            Field(
+                name=attribute.name,
+                what=_what(type_, marks),
+                doc=next((mark for mark in marks if isinstance(mark, str)), ""),
+                variant=next((mark.heading for mark in marks if isinstance(mark, Only)), ""),
+                required=attribute.default is attrs.NOTHING,
+                first=FIRST in marks,
+                every=EVERY in marks,
+            )
         )
-        for attribute, of, *marks in _annotations(cls)
-        if not any(isinstance(mark, Heading) for mark in marks)
-    )
+    return tuple(fields)
 
 
 @cache
 def heading_of(cls: type[Settings]) -> tuple[str, Heading | None]:
-    """The field that has the name of a section, and the names that it can have; None if its
-    sections have none.
+    """The field that has the name of a section, and the names that it can have; "" and None if
+    sections of the class have no name.
     """
-    headings = (
-        (attribute.name, mark)
-        for attribute, _, *marks in _annotations(cls)
-        for mark in marks
-        if isinstance(mark, Heading)
-    )
-    return next(headings, ("", None))
+    for attribute, _, *marks in _annotations(cls):
+        for mark in marks:
+            if isinstance(mark, Heading):
+                return attribute.name, mark
+    return "", None
 
 
 def _annotations(cls: type[Settings]) -> list[tuple[Any, ...]]:
-    """Each attribute with its type and what is said of it besides."""
-    return [
-        (
-            attribute,
-            *(
-                get_args(attribute.type)
-                if get_origin(attribute.type) is Annotated
-                else (attribute.type,)
-            ),
-        )
-        for attribute in attrs.fields(cls)
-        if attribute.name != "spans"
-    ]
+    """Each attribute with its type and the marks of its annotation."""
+    annotations: list[tuple[Any, ...]] = []
+    for attribute in attrs.fields(cls):
+        if attribute.name == "spans":
+            continue
+        if get_origin(attribute.type) is Annotated:
+            annotations.append((attribute, *get_args(attribute.type)))
+        else:
+            annotations.append((attribute, attribute.type))
+    return annotations
 
 
-def _what(of: Any, marks: list[Any]) -> Value | Part:
-    inner = next((part for part in get_args(of) if part is not NoneType), of)
+def _what(type_: Any, marks: list[Any]) -> Value | Part:
+    """The kind of value, or of section, of a field with this type."""
+    inner = next((part for part in get_args(type_) if part is not NoneType), type_)
     match next((mark for mark in marks if isinstance(mark, Value | Bound)), NOT_NEGATIVE), inner:
         case Value() as value, _:
             return value
         case _, type() if issubclass(inner, Settings):
-            return Part(
-                inner, "call" if CALL in marks else "section" if inner is of else "sections"
-            )
-        case bound, _ if get_origin(of) is tuple:
+            if CALL in marks:
+                return Part(inner, "call")
+            # a tuple of sections may be there any number of times
+            return Part(inner, "section" if inner is type_ else "sections")
+        case bound, _ if get_origin(type_) is tuple:
             return pair(bound)
         case bound, _:
             return real(bound) if inner is float else whole(bound)

@@ -35,19 +35,20 @@ class Gpu:
         return self._reserve(communicators, CONTEXT, LINKED_CHANNELS if self.linked else CHANNELS)
 
     def reserve_range(self, communicators: int) -> tuple[int, int]:
-        """The least and the most that these bytes may be: the context and NCCL's channels are
-        estimates.
+        """The least and the most bytes that the reserve may have: the context and NCCL's channels
+        are estimates.
         """
         channels = LINKED_CHANNEL_RANGE if self.linked else CHANNEL_RANGE
-        low, high = (
-            self._reserve(communicators, *ends)
-            for ends in zip(CONTEXT_RANGE, channels, strict=True)
-        )
+        (low_context, high_context), (low_channels, high_channels) = CONTEXT_RANGE, channels
+        low = self._reserve(communicators, low_context, low_channels)
+        high = self._reserve(communicators, high_context, high_channels)
         return low, high
 
     def _reserve(self, communicators: int, context: int, channels: int) -> int:
         """The reserve with a context of some bytes and some channels in each ring."""
-        hidden = self.memory * GIB // DRIVER + (self.memory * GIB // CODES if self.corrected else 0)
+        hidden = self.memory * GIB // DRIVER
+        if self.corrected:
+            hidden += self.memory * GIB // CODES
         workspaces = HANDLES * (HOPPER_WORKSPACE if self.capability >= 90 else WORKSPACE)
         return hidden + context + workspaces + communicators * channels * CHANNEL
 
@@ -115,33 +116,35 @@ ANOTHER = (
 )
 
 CPU = "cpu"
-"""The name of what computes where there is no GPU, in a cluster with a file of measured figures."""
+"""The name of the device where there is no GPU, in a cluster with a file of measured figures."""
 
 LEAST = 80
 """The first capability with bf16 and asynchronous copies, for which the kernels are written."""
 
 
-def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
-    """A plan names a GPU of the table, or says what one holds."""
+def check_gpu(cluster: Cluster, diagnostics: Diagnostics) -> None:
+    """Checks that a plan names a GPU of the table, or gives the memory of its GPU."""
     name, span = cluster.gpu, cluster.spans["gpu"]
     if cluster.memory and not name:
         help = "name the GPU; any name will do"
-        found.error(
+        diagnostics.error(
             "E0402", "a `cluster` with `memory` needs `gpu`", cluster.spans["memory"], help=help
         )
     elif name and name not in GPUS and cluster.memory is None and not cluster.hardware:
         notes = [Note(None, f"known GPUs: {listing(GPUS)}"), Note(None, ANOTHER)]
-        found.error(
+        diagnostics.error(
             "E0415", f"there is no GPU `{name}`", span, notes=notes, help=help_for_gpu(name)
         )
 
 
 def help_for_gpu(name: str) -> str:
-    """The GPUs whose names begin like an unknown one, or else the one that it misspells; "" if
-    none is like it.
+    """Help with the GPUs whose names begin like an unknown one, or else the GPU whose name it
+    misspells; "" if none is like it.
     """
-    alike = [f"`{known}`" for known in GPUS if known.startswith(name.casefold())]
-    return f"did you mean {' or '.join(alike)}?" if alike else did_you_mean(name, GPUS)
+    alike = [f"`{gpu_name}`" for gpu_name in GPUS if gpu_name.startswith(name.casefold())]
+    if alike:
+        return f"did you mean {' or '.join(alike)}?"
+    return did_you_mean(name, GPUS)
 
 
 def gpu(cluster: Cluster) -> Gpu | None:
@@ -150,15 +153,15 @@ def gpu(cluster: Cluster) -> Gpu | None:
 
 
 def kernels_for(train: Train, cluster: Cluster) -> str:
-    """The plan's choice, or the one that suits its GPU.
+    """The implementation that the plan chooses, or the one that suits its GPU.
 
-    Raises PlanError where the GPU is too old for what it says.
+    Raises PlanError where the GPU is too old for the plan's choice.
     """
-    found = GPUS.get(cluster.gpu)
-    able = found is not None and found.capability >= LEAST
-    if found and train.kernels == TRITON and not able:
+    known_gpu = GPUS.get(cluster.gpu)
+    able = known_gpu is not None and known_gpu.capability >= LEAST
+    if known_gpu and train.kernels == TRITON and not able:
         message = f"Triton's kernels are for GPUs of compute capability {LEAST / 10} and above"
-        label = f"`{cluster.gpu}` has {found.capability / 10}"
+        label = f"`{cluster.gpu}` has {known_gpu.capability / 10}"
         span = train.spans["kernels"]
         raise wrong("E0413", message, span, label, help="write `kernels = torch`")
     if train.kernels != AUTO:

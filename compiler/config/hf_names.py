@@ -21,7 +21,7 @@ from ..syntax.tree import Call, Entry, Expr, Name, Number, Section, Setting, Str
 
 INDICES = ("i", "j")
 """Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the
-one in it.
+repeat in it.
 
 The name of a dim of experts is the index along it.
 """
@@ -59,76 +59,88 @@ class HFWeight:
     @property
     def indices(self) -> tuple[str, ...]:
         """The indices in the tensor's name: of repeats, then of dims."""
-        used = "".join(re.findall(_INDEX, self.tensor))
-        dims = (dim for dim in dict.fromkeys(re.findall(_DIM, self.tensor)) if dim not in INDICES)
-        return *(index for index in INDICES if index in used), *dims
+        expressions = "".join(re.findall(_INDEX, self.tensor))
+        indices = [index for index in INDICES if index in expressions]
+        for dim in dict.fromkeys(re.findall(_DIM, self.tensor)):
+            if dim not in INDICES:
+                indices.append(dim)
+        return tuple(indices)
 
 
-def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[HFWeight, ...]:
+def read_names(
+    section: Section, diagnostics: Diagnostics, numbers: Numbers
+) -> tuple[HFWeight, ...]:
     """The entries of `names hf { … }`, with dims and constants from `numbers`; mistakes are
-    added to `found`.
+    added to `diagnostics`.
     """
     if not section.name or section.name.name != "hf":
-        found.error(
-            "E0406",
-            "`names` needs the form of the files",
-            section.head,
-            help="write `names hf { … }`",
-        )
-    read: dict[str, HFWeight] = {}
+        message, help = "`names` needs the form of the files", "write `names hf { … }`"
+        diagnostics.error("E0406", message, section.head, help=help)
+    weights: dict[str, HFWeight] = {}
     for entry in section.entries:
         try:
-            stored = _entry(entry, numbers)
+            weight = _entry(entry, numbers)
         except PlanError as error:
-            found.add(error)
+            diagnostics.add(error)
             continue
-        if stored.param in read:
-            found.error("E0403", f"`{stored.param}` is given twice", stored.span, "repeated")
-        read[stored.param] = stored
-    return tuple(read.values())
+        if weight.param in weights:
+            message = f"`{weight.param}` is given twice"
+            diagnostics.error("E0403", message, weight.span, "repeated")
+        weights[weight.param] = weight
+    return tuple(weights.values())
 
 
 def shifted(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
     """The entry of a parameter whose repeats, outermost first, begin at these indices of the
     file's.
     """
+    if not any(starts):
+        return stored
     begin: dict[str, int] = dict(zip(INDICES, starts, strict=False))
 
-    def index(found: re.Match[str]) -> str:
-        terms = found[0][1:-1].split("+")
-        repeats = [term for term in terms if term[-1] in INDICES]
-        offset = sum(int(term) for term in terms if term not in repeats)
-        offset += sum(int(term[:-2] or 1) * begin.get(term[-1], 0) for term in repeats)
-        return f"{{{'+'.join([*repeats, *([str(offset)] if offset or not repeats else [])])}}}"
+    def move_index(match: re.Match[str]) -> str:
+        """An index such as `{2*i+1}`, with the beginnings of its repeats added to its number."""
+        terms, offset = list[str](), 0
+        for term in match[0][1:-1].split("+"):
+            if term[-1] in INDICES:
+                terms.append(term)
+                offset += int(term[:-2] or 1) * begin.get(term[-1], 0)
+            else:
+                offset += int(term)
+        if offset or not terms:
+            terms.append(str(offset))
+        return f"{{{'+'.join(terms)}}}"
 
-    return evolve(stored, tensor=re.sub(_INDEX, index, stored.tensor)) if any(starts) else stored
+    return evolve(stored, tensor=re.sub(_INDEX, move_index, stored.tensor))
 
 
 def show_names(names: Iterable[HFWeight]) -> str:
     """The section as plan text, which reads back to equal entries."""
     lines = ["names hf {"]
-    for each in names:
-        text = f'"{each.tensor}"'
-        text = f"transposed({text})" if each.transposed else text
-        text = f"part({text}, {each.part}, {each.parts})" if each.parts > 1 else text
-        skipped = f", from={each.skipped}" if each.skipped else ""
-        text = f"interleaved({text}, {each.interleaved}{skipped})" if each.interleaved else text
-        lines.append(f"  {each.param} = {text}")
+    for weight in names:
+        text = f'"{weight.tensor}"'
+        if weight.transposed:
+            text = f"transposed({text})"
+        if weight.parts > 1:
+            text = f"part({text}, {weight.part}, {weight.parts})"
+        if weight.interleaved:
+            skipped = f", from={weight.skipped}" if weight.skipped else ""
+            text = f"interleaved({text}, {weight.interleaved}{skipped})"
+        lines.append(f"  {weight.param} = {text}")
     return "\n".join([*lines, "}"])
 
 
 def _entry(entry: Entry, numbers: Numbers) -> HFWeight:
     match entry:
-        case Setting(key, Call(Name("interleaved"), (held, rows), ())):
-            return evolve(
-                _part(key.name, held, entry.span), interleaved=_rows(rows, numbers, *_PAIRS)
-            )
+        case Setting(key, Call(Name("interleaved"), (tensor, rows), ())):
+            weight = _part(key.name, tensor, entry.span)
+            return evolve(weight, interleaved=_rows(rows, numbers, *_PAIRS))
         case Setting(
-            key, Call(Name("interleaved"), (held, rows), (Setting(Name("from"), skipped),))
+            key, Call(Name("interleaved"), (tensor, rows), (Setting(Name("from"), skipped),))
         ):
-            whole = _part(key.name, held, entry.span)
+            weight = _part(key.name, tensor, entry.span)
             return evolve(
-                whole,
+                weight,
                 interleaved=_rows(rows, numbers, *_PAIRS),
                 skipped=_rows(skipped, numbers, *_SKIPPED),
             )
@@ -160,9 +172,8 @@ def _part(param: str, expr: Expr, span: Span) -> HFWeight:
     match expr:
         case Call(Name("part"), (whole, Number(int() as part, ""), Number(int() as parts, "")), ()):
             if not part < parts:
-                raise _wrong(
-                    "E0405", f"parts of {parts} are counted from 0 to {parts - 1}", expr.span
-                )
+                message = f"parts of {parts} are counted from 0 to {parts - 1}"
+                raise _wrong("E0405", message, expr.span)
             return evolve(_whole(param, whole, span), part=part, parts=parts)
         case whole:
             return _whole(param, whole, span)
@@ -170,10 +181,10 @@ def _part(param: str, expr: Expr, span: Span) -> HFWeight:
 
 def _whole(param: str, expr: Expr, span: Span) -> HFWeight:
     match expr:
-        case Call(Name("transposed"), (String(tensor, at),), ()):
-            return HFWeight(param, _tensor(tensor, at), True, span=span)
-        case String(tensor, at):
-            return HFWeight(param, _tensor(tensor, at), span=span)
+        case Call(Name("transposed"), (String(tensor, place),), ()):
+            return HFWeight(param, _tensor(tensor, place), True, span=span)
+        case String(tensor, place):
+            return HFWeight(param, _tensor(tensor, place), span=span)
         case other:
             raise _wrong("E0404", "this does not name a stored tensor", other.span)
 

@@ -1,6 +1,6 @@
 """One reader and one printer for all sections of settings, and their JSON Schema.
 
-`fields` says what a class has, `values` reads a value.
+`fields` has the fields of a class, `values` reads a value.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,13 @@ S = TypeVar("S", bound=Settings)
 
 
 def read(
-    cls: type[S], section: tree.Section, found: Diagnostics, *checks: Callable[[S], object]
+    cls: type[S], section: tree.Section, diagnostics: Diagnostics, *checks: Callable[[S], object]
 ) -> S | None:
-    """The settings in `section`; None if it or a check finds mistakes, which are added to
-    `found`.
+    """The settings in `section`; None if there are mistakes in it or a check finds any, which
+    are added to `diagnostics`.
     """
     mistakes = Diagnostics()
-    with found.catch():
+    with diagnostics.catch():
         instance = _Reader(cls, section, mistakes).read()
         for check in checks:
             with mistakes.catch():
@@ -41,10 +41,12 @@ def read(
 class _Reader:
     """Reads one section."""
 
-    def __init__(self, cls: type[Settings], section: tree.Section, found: Diagnostics) -> None:
+    def __init__(
+        self, cls: type[Settings], section: tree.Section, diagnostics: Diagnostics
+    ) -> None:
         self._cls = cls
         self._section = section
-        self._found = found
+        self._diagnostics = diagnostics
         self._title = f"{section.kind} {section.name}" if section.name else section.kind.name
         self._values: dict[str, Any] = {}
         self._spans: dict[str, Span] = {}
@@ -55,28 +57,29 @@ class _Reader:
         """The instance, worthless if there were mistakes."""
         self._heading()
         for entry in self._section.entries:
-            with self._found.catch():
+            with self._diagnostics.catch():
                 self._entry(entry)
         for field in fields_of(self._cls):
             if field.required and field.key not in {*self._first, *self._meant}:
-                help = (
-                    f"write `{field.what.example}`"
-                    if isinstance(field.what, Part)
-                    else f"it is: {field.doc}"
-                )
-                self._found.error(
-                    "E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help
-                )
-        self._found.check()
-        unset = {field.name: self._section.head for field in fields_of(self._cls)}
-        return self._cls(**self._values, spans=unset | self._spans)
+                self._missing(field)
+        self._diagnostics.check()
+        spans = {field.name: self._section.head for field in fields_of(self._cls)}
+        return self._cls(**self._values, spans=spans | self._spans)
+
+    def _missing(self, field: Field) -> None:
+        help = f"it is: {field.doc}"
+        if isinstance(field.what, Part):
+            help = f"write `{field.what.example}`"
+        message = f"`{self._title}` needs `{field.key}`"
+        self._diagnostics.error("E0402", message, self._section.head, help=help)
 
     def _heading(self) -> None:
+        """Reads the name of the section."""
         field, heading = heading_of(self._cls)
         kind, name = self._section.kind, self._section.name
         if heading is None:
             if name:
-                self._found.error("E0406", f"`{kind}` takes no name", name.span)
+                self._diagnostics.error("E0406", f"`{kind}` takes no name", name.span)
             return
         if not name:
             help = f"write `{kind} {heading.example} {{ … }}`"
@@ -91,30 +94,32 @@ class _Reader:
     def _entry(self, entry: tree.Entry) -> None:
         field = self._field(entry)
         many = isinstance(field.what, Part) and field.what.form == "sections"
-        key = f"{field.key} {entry.name}" if many and isinstance(entry, tree.Section) else field.key
-        if (first := self._first.setdefault(key, entry.span)) is not entry.span:
-            raise wrong(
-                "E0403", f"`{key}` is given twice", entry.span, notes=(Note(first, "first here"),)
-            )
+        key = field.key
+        if many and isinstance(entry, tree.Section):
+            key = f"{field.key} {entry.name}"
+        first = self._first.setdefault(key, entry.span)
+        if first is not entry.span:
+            notes = (Note(first, "first here"),)
+            raise wrong("E0403", f"`{key}` is given twice", entry.span, notes=notes)
         value = self._value(field, entry)
-        self._values[field.name] = (*self._values.get(field.name, ()), value) if many else value
+        if many:
+            value = (*self._values.get(field.name, ()), value)
+        self._values[field.name] = value
         self._spans.setdefault(field.name, entry.span)
 
     def _field(self, entry: tree.Entry) -> Field:
+        """The field that an entry sets."""
         match entry:
             case tree.Section(kind=key) | tree.Setting(key=key):
-                field = next(
-                    (field for field in fields_of(self._cls) if field.key == key.name), None
-                )
+                pass
             case _:
-                raise _wrong_form(
-                    f"`{self._title}` has settings, not rules", entry, "a setting is `key = value`"
-                )
+                message = f"`{self._title}` has settings, not rules"
+                raise _wrong_form(message, entry, "a setting is `key = value`")
+        fields = fields_of(self._cls)
+        field = next((field for field in fields if field.key == key.name), None)
         heading = str(self._section.name or "")
         if not field:
-            raise self._unknown(
-                key, [field.key for field in fields_of(self._cls) if field.belongs(heading)]
-            )
+            raise self._unknown(key, [field.key for field in fields if field.belongs(heading)])
         if not field.belongs(heading):
             message = (
                 f"`{key}` is a setting of `{self._section.kind} {field.variant}`, not of"
@@ -124,7 +129,10 @@ class _Reader:
         return field
 
     def _unknown(self, key: tree.Name, keys: Sequence[str]) -> PlanError:
-        """The error for an unknown setting; the one that it probably means counts as given."""
+        """The error for an unknown setting.
+
+        The setting that it probably means counts as set, so that it is not reported as missing.
+        """
         word, near = setting_meant(key.name), nearest(key.name, keys)
         if word in keys:
             near, help = word, f"it is called {self._described(word)}"
@@ -132,31 +140,31 @@ class _Reader:
             help = elsewhere
         elif example := _example(self._cls, word):
             help = f"write `{example}`"
+        elif near:
+            help = f"did you mean `{near}`?"
         else:
-            help = f"did you mean `{near}`?" if near else f"there are {listing(keys)}"
+            help = f"there are {listing(keys)}"
         self._meant.add(near)
         return wrong("E0401", f"`{self._title}` has no setting `{key}`", key.span, help=help)
 
     def _described(self, key: str) -> str:
         field = next(field for field in fields_of(self._cls) if field.key == key)
-        return (
-            f"`{key}`, as in `{field.what.example}`"
-            if isinstance(field.what, Part)
-            else f"`{key}`: {field.doc}"
-        )
+        if isinstance(field.what, Part):
+            return f"`{key}`, as in `{field.what.example}`"
+        return f"`{key}`: {field.doc}"
 
     def _value(self, field: Field, entry: tree.Entry) -> Any:
+        """The value that an entry gives a field."""
         match field.what, entry:
             case Value(), tree.Setting(every=True) if not field.every:
-                raise _wrong_form(
-                    f"`{field.key}` is not done every few steps", entry, f"write `{field.key} = …`"
-                )
+                message = f"`{field.key}` is not done every few steps"
+                raise _wrong_form(message, entry, f"write `{field.key} = …`")
             case Value() as value, tree.Setting():
                 return value.read(entry.key, entry.value)
-            case Part(of=of, form="call"), tree.Setting():
-                return read(of, _as_section(entry, of), self._found)
-            case Part(of=of, form="section" | "sections"), tree.Section():
-                return read(of, entry, self._found)
+            case Part(of=section_class, form="call"), tree.Setting():
+                return read(section_class, _as_section(entry, section_class), self._diagnostics)
+            case Part(of=section_class, form="section" | "sections"), tree.Section():
+                return read(section_class, entry, self._diagnostics)
             case Part(form="section" | "sections") as part, _:
                 raise _wrong_form(f"`{field.key}` is a section", entry, f"write `{part.example}`")
             case _:
@@ -164,13 +172,16 @@ class _Reader:
 
 
 def _example(cls: type[Settings], key: str) -> str:
-    """How `key` is written in a section within those of `cls` that has it; "" if none does."""
+    """How `key` is written in a section inside sections of `cls` that has it; "" if none has."""
     parts = [field.what for field in fields_of(cls) if isinstance(field.what, Part)]
     for part in parts:
         for field in fields_of(part.of):
             if field.key == key:
                 return part.example_of(field)
-    return next(filter(None, (_example(part.of, key) for part in parts)), "")
+    for part in parts:
+        if example := _example(part.of, key):
+            return example
+    return ""
 
 
 def _wrong_form(message: str, entry: tree.Entry, help: str) -> PlanError:
@@ -178,23 +189,23 @@ def _wrong_form(message: str, entry: tree.Entry, help: str) -> PlanError:
     return wrong("E0406", message, span, help=help)
 
 
-def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
+def _as_section(setting: tree.Setting, cls: type[Settings]) -> tree.Section:
     """`schedule = cosine(warmup=20)` as if it were `schedule cosine { warmup = 20 }`."""
     match setting.value:
         case tree.Name() as name:
             return tree.Section(setting.key, name, (), setting.span)
         case tree.Call(name=name, args=args, kwargs=entries):
-            first = [
-                field.key for field in fields_of(of) if field.first and field.belongs(str(name))
-            ]
-            if more := args[len(first) :]:
+            keys: list[str] = []
+            for field in fields_of(cls):
+                if field.first and field.belongs(str(name)):
+                    keys.append(field.key)
+            if more := args[len(keys) :]:
                 help = "write `key=value`"
                 raise wrong("E0404", "arguments are given by name here", more[0].span, help=help)
-            named = (
-                tree.Setting(tree.Name(key, arg.span), arg, arg.span)
-                for key, arg in zip(first, args, strict=False)
-            )
-            return tree.Section(setting.key, name, (*named, *entries), setting.span)
+            settings: list[tree.Entry] = []
+            for key, arg in zip(keys, args, strict=False):
+                settings.append(tree.Setting(tree.Name(key, arg.span), arg, arg.span))
+            return tree.Section(setting.key, name, (*settings, *entries), setting.span)
         case other:
             raise unfit(setting.key, other, "a name or a call")
 
@@ -203,22 +214,33 @@ def _as_section(setting: tree.Setting, of: type[Settings]) -> tree.Section:
 
 
 def show(instance: Settings) -> str:
-    """The settings as plan text, which reads back to an equal instance; unset ones are left out."""
+    """The settings as plan text, which reads back to an equal instance; unset settings are left
+    out.
+    """
     return "\n".join(_lines(instance))
 
 
 def _lines(instance: Settings) -> Iterator[str]:
     yield " ".join(filter(None, (instance.SECTION, _name(instance), "{")))
-    for field in fields_of(type(instance)):
-        if field.belongs(_name(instance)) and getattr(instance, field.name) is not None:
-            yield from (f"  {line}" for line in _entry_lines(field, getattr(instance, field.name)))
+    for field, value in _set_fields(instance):
+        for line in _entry_lines(field, value):
+            yield f"  {line}"
     yield "}"
+
+
+def _set_fields(instance: Settings) -> Iterator[tuple[Field, Any]]:
+    """The fields that sections of this heading have and that are set, each with its value."""
+    for field in fields_of(type(instance)):
+        value = getattr(instance, field.name)
+        if field.belongs(_name(instance)) and value is not None:
+            yield field, value
 
 
 def _entry_lines(field: Field, value: Any) -> Iterator[str]:
     match field.what:
         case Value(show=show_value):
-            yield f"{field.key} {'every' if field.every else '='} {show_value(value)}"
+            sign = "every" if field.every else "="
+            yield f"{field.key} {sign} {show_value(value)}"
         case Part(form="call"):
             yield f"{field.key} = {_as_call(value)}"
         case Part(form="section"):
@@ -229,15 +251,15 @@ def _entry_lines(field: Field, value: Any) -> Iterator[str]:
 
 
 def _as_call(instance: Settings) -> str:
-    """Calls hold values only."""
-    arguments = [
-        ("" if field.first else f"{field.key}=") + field.what.show(getattr(instance, field.name))
-        for field in fields_of(type(instance))
-        if field.belongs(_name(instance))
-        and isinstance(field.what, Value)
-        and getattr(instance, field.name) is not None
-    ]
-    return f"{_name(instance)}({', '.join(arguments)})" if arguments else _name(instance)
+    """A section as a call, which holds values only."""
+    arguments: list[str] = []
+    for field, value in _set_fields(instance):
+        if isinstance(field.what, Value):
+            argument = field.what.show(value)
+            arguments.append(argument if field.first else f"{field.key}={argument}")
+    if not arguments:
+        return _name(instance)
+    return f"{_name(instance)}({', '.join(arguments)})"
 
 
 def _name(instance: Settings) -> str:
@@ -249,18 +271,20 @@ def _name(instance: Settings) -> str:
 
 
 def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
-    """The settings in which two sections of a kind differ, and how each of the two writes it."""
+    """The settings that two sections of a kind have with different values, and how each of the
+    two writes it.
+    """
     if _name(first) != _name(second):
         yield first.SECTION, _name(first), _name(second)
     for field in fields_of(type(first)):
-        own, other = getattr(first, field.name), getattr(second, field.name)
+        value, other = getattr(first, field.name), getattr(second, field.name)
         match field.what:
             case Part(form="section" | "call"):
-                yield from differing(own, other)
+                yield from differing(value, other)
             case Part():
-                yield from _differing_parts(own, other)
-            case what if own != other:
-                yield field.key, _said(what, own), _said(what, other)
+                yield from _differing_parts(value, other)
+            case what if value != other:
+                yield field.key, _said(what, value), _said(what, other)
             case _:
                 pass
 
@@ -268,16 +292,19 @@ def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str
 def _differing_parts(
     first: Sequence[Settings], second: Sequence[Settings]
 ) -> Iterator[tuple[str, str, str]]:
-    """The same of sections that there may be several of, by their names."""
-    ours, theirs = (
-        {f"{part.SECTION} {_name(part)}": part for part in parts} for parts in (first, second)
-    )
-    for key in dict.fromkeys((*ours, *theirs)):
-        own, other = ours.get(key), theirs.get(key)
-        if own and other:
-            yield from ((f"{key} {name}", a, b) for name, a, b in differing(own, other))
+    """The settings that differ in sections that may be there several times, by their names."""
+    first_parts, second_parts = _parts_by_name(first), _parts_by_name(second)
+    for key in dict.fromkeys((*first_parts, *second_parts)):
+        part, other = first_parts.get(key), second_parts.get(key)
+        if part and other:
+            for name, words, other_words in differing(part, other):
+                yield f"{key} {name}", words, other_words
         else:
-            yield key, "set" if own else "unset", "set" if other else "unset"
+            yield key, "set" if part else "unset", "set" if other else "unset"
+
+
+def _parts_by_name(parts: Sequence[Settings]) -> dict[str, Settings]:
+    return {f"{part.SECTION} {_name(part)}": part for part in parts}
 
 
 def _said(what: Value, value: Any) -> str:
@@ -289,7 +316,7 @@ def _said(what: Value, value: Any) -> str:
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 SECTIONS = (Cluster, Pipelining, Flow, Train, Watch)
-"""The sections of a plan that are settings; `mesh`, `shard` and `names` have rules."""
+"""The sections of a plan that hold settings; `mesh`, `shard` and `names` have rules."""
 
 
 def settings_schema() -> dict[str, Any]:
@@ -312,38 +339,48 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _classes(classes: tuple[type[Settings], ...]) -> dict[type[Settings], None]:
-    """Classes, each before those of its parts."""
-    found = dict[type[Settings], None]()
+    """The classes and the classes of their parts; each class is before the classes of its parts."""
+    all_classes = dict[type[Settings], None]()
     for cls in classes:
         parts = tuple(field.what.of for field in fields_of(cls) if isinstance(field.what, Part))
-        found |= {cls: None} | _classes(parts)
-    return found
+        all_classes |= {cls: None} | _classes(parts)
+    return all_classes
 
 
 def _object(cls: type[Settings]) -> dict[str, Any]:
+    """The schema of a class; the first line of its docstring is the description."""
+    properties: dict[str, Any] = {}
+    required: list[str] = []
     name, heading = heading_of(cls)
-    named = (
-        {} if heading is None else {name: {"enum": [*heading]} if heading else {"type": "string"}}
-    )
-    fields = fields_of(cls)
-    properties = named | {field.name: _property(cls, field) for field in fields}
-    required = (*named, *(field.name for field in fields if field.required))
+    if heading is not None:
+        properties[name] = {"enum": [*heading]} if heading else {"type": "string"}
+        required.append(name)
+    for field in fields_of(cls):
+        properties[field.name] = _property(cls, field)
+        if field.required:
+            required.append(field.name)
     return {"description": (cls.__doc__ or "").partition("\n")[0]} | record(properties, *required)
 
 
 def _property(cls: type[Settings], field: Field) -> dict[str, Any]:
+    """The schema of a field."""
     if isinstance(field.what, Part):
         part = {"$ref": f"#/$defs/{field.what.of.__name__}"}
-        return {"type": "array", "items": part} if field.what.form == "sections" else part
-    default = attrs.fields_dict(cls)[field.name].default
-    value = (
-        field.what.schema
-        if default is not None
-        else {"anyOf": [field.what.schema, {"type": "null"}]}
-    )
+        if field.what.form == "sections":
+            return {"type": "array", "items": part}
+        return part
     only = f"; of `{field.variant}` only" if field.variant else ""
-    given = {} if field.required else {"default": _plain(default)}
-    return {"description": f"{field.doc}{only}. In a plan: {field.what.takes}"} | value | given
+    schema: dict[str, Any] = {
+        "description": f"{field.doc}{only}. In a plan: {field.what.takes}",
+    }
+    default = attrs.fields_dict(cls)[field.name].default
+    if default is None:
+        schema["anyOf"] = [field.what.schema, {"type": "null"}]
+    else:
+        schema |= field.what.schema
+    if not field.required:
+        schema["default"] = _plain(default)
+    return schema
 
 
 def _plain(value: Any) -> Any:

@@ -133,41 +133,34 @@ class Optimizer(Settings):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The state that it keeps for each element of a parameter."""
+        """The state that the optimizer keeps for each element of a parameter."""
         if self.kind == "adamw":
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.momentum else ()
 
     def group_of(self, param: str) -> ParamGroup:
-        """The settings of a parameter: those of the group that it is in, with the optimizer's
-        own for the rest.
+        """The settings of a parameter: the settings of its group, and the optimizer's own where
+        its group does not say them.
         """
         place = self.place(param)
         group = self.groups[place - 1] if place else ParamGroup("", ())
-        return (
-            group
-            if group.weight_decay is not None
-            else evolve(group, weight_decay=self.weight_decay)
-        )
+        if group.weight_decay is not None:
+            return group
+        return evolve(group, weight_decay=self.weight_decay)
 
     def grouped(self, params: Iterable[str]) -> dict[ParamGroup, list[str]]:
         """Parameters by the settings that they share."""
-        found: dict[ParamGroup, list[str]] = {}
+        params_by_group: dict[ParamGroup, list[str]] = {}
         for name in params:
-            found.setdefault(self.group_of(name), []).append(name)
-        return found
+            params_by_group.setdefault(self.group_of(name), []).append(name)
+        return params_by_group
 
     def place(self, param: str) -> int:
         """The place of the group that a parameter is in, from 1; 0 if it is in none."""
-        groups = enumerate(self.groups, 1)
-        return next(
-            (
-                i
-                for i, group in groups
-                if any(fnmatchcase(param, pattern) for pattern in group.params)
-            ),
-            0,
-        )
+        for place, group in enumerate(self.groups, start=1):
+            if any(fnmatchcase(param, pattern) for pattern in group.params):
+                return place
+        return 0
 
 
 @frozen
@@ -226,10 +219,12 @@ class Data(Settings):
     @property
     def mixture(self) -> tuple[DataSet, ...]:
         """The sets, each with its share for validation."""
-        return tuple(
-            evolve(each, holdout=self.holdout) if each.holdout is None else each
-            for each in self.sets
-        )
+        sets: list[DataSet] = []
+        for data_set in self.sets:
+            if data_set.holdout is None:
+                data_set = evolve(data_set, holdout=self.holdout)
+            sets.append(data_set)
+        return tuple(sets)
 
     @property
     def separator_id(self) -> int | None:
@@ -408,7 +403,7 @@ class Train(Settings):
     ] = "save"
     recompute: Annotated[
         Selection,
-        selection("none", "full", of="selective", each="every"),
+        selection("none", "full", with_names="selective", with_number="every"),
         "what backward recomputes: nothing, every layer, every n-th layer, the named ops, or"
         " what memory asks for",
     ] = Selection("none")

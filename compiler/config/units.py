@@ -14,5 +14,7 @@ def amount(size: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """For instance `1 rank`, `2 ranks`, `3 microbatches`."""
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
+    if number == 1:
+        return f"{number:,} {noun}"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{ending}"

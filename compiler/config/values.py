@@ -1,9 +1,9 @@
-"""The values of settings: how each kind is read and shown, its range, and the errors for what
-does not fit.
+"""The values of settings: how each kind is read and shown, its range, and the errors for values
+that do not fit.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
@@ -90,11 +90,10 @@ class Value:
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the value."""
-        return {
-            key: value
-            for part in (self.json, *(bound.json for bound in self.bounds))
-            for key, value in part.items()
-        }
+        schema = {**self.json}
+        for bound in self.bounds:
+            schema.update(bound.json)
+        return schema
 
     def read(self, key: tree.Name, expr: tree.Expr) -> Any:
         """The value of an expression.  Raises PlanError if it does not fit."""
@@ -103,36 +102,33 @@ class Value:
             raise unfit(key, expr, self.takes, self.help(expr) or help_for_form(key.name))
         for bound in self.bounds:
             if not bound.holds(value):
-                raise wrong(
-                    "E0405",
-                    f"`{key}` must be {bound.text}",
-                    expr.span,
-                    help=help_for_form(key.name),
-                )
+                message, help = f"`{key}` must be {bound.text}", help_for_form(key.name)
+                raise wrong("E0405", message, expr.span, help=help)
         return self.to(value)
 
 
 def unfit(key: tree.Name, expr: tree.Expr, takes: str, help: str = "") -> PlanError:
     """The error for a value of the wrong type; the setting `takes` another."""
-    given = (
-        f"`{expr.span.words}`"
-        if isinstance(expr, tree.Number)
-        else _NOUNS.get(type(expr), "an expression")
-    )
-    return wrong("E0404", f"`{key}` takes {takes}, not {given}", expr.span, help=help)
+    noun = _NOUNS.get(type(expr), "an expression")
+    if isinstance(expr, tree.Number):
+        noun = f"`{expr.span.words}`"
+    return wrong("E0404", f"`{key}` takes {takes}, not {noun}", expr.span, help=help)
 
 
 def spelled(expr: tree.Expr) -> str:
     """Help for a whole number that is not written in digits; "" for others."""
     match expr:
         case tree.Number(value=value, unit=unit) if unit.casefold() in POWERS:
-            meant = (value * base ** POWERS[unit.casefold()] for base in (1024, 1000))
+            power = POWERS[unit.casefold()]
+            numbers = (value * 1024**power, value * 1000**power)
         case tree.Number(value=float() as value, unit=""):
-            meant = (value,)
+            numbers = (value,)
         case _:
             return ""
-    numbers = " or ".join(f"`{number:.0f}`" for number in meant if number % 1 == 0)
-    return f"write {numbers}: a whole number is written in digits" if numbers else ""
+    words = " or ".join(f"`{number:.0f}`" for number in numbers if number % 1 == 0)
+    if not words:
+        return ""
+    return f"write {words}: a whole number is written in digits"
 
 
 # ---- numbers
@@ -149,18 +145,17 @@ def _number(_: tree.Name, expr: tree.Expr) -> int | float | None:
 
 
 def _whole(key: tree.Name, expr: tree.Expr) -> int | None:
-    return number if isinstance(number := _number(key, expr), int) else None
+    number = _number(key, expr)
+    return number if isinstance(number, int) else None
 
 
 def _share(key: tree.Name, expr: tree.Expr) -> int | float | None:
-    return (
-        expr.value / 100
-        if isinstance(expr, tree.Number) and expr.unit == "%"
-        else _number(key, expr)
-    )
+    if isinstance(expr, tree.Number) and expr.unit == "%":
+        return expr.value / 100
+    return _number(key, expr)
 
 
-_INTEGER, _REAL, _STRING = ({"type": name} for name in ("integer", "number", "string"))
+_INTEGER, _REAL, _STRING = {"type": "integer"}, {"type": "number"}, {"type": "string"}
 
 
 def whole(bound: Bound = NOT_NEGATIVE, takes: str = "an integer") -> Value:
@@ -194,11 +189,9 @@ def _bytes(_: tree.Name, expr: tree.Expr) -> int | None:
 
 
 def _count_or_bytes(key: tree.Name, expr: tree.Expr) -> int | Size:
-    return (
-        whole(AT_LEAST_1, COUNT_OR_BYTES.takes).read(key, expr)
-        if _bytes(key, expr) is None
-        else Size(BYTES.read(key, expr))
-    )
+    if _bytes(key, expr) is None:
+        return whole(AT_LEAST_1, COUNT_OR_BYTES.takes).read(key, expr)
+    return Size(BYTES.read(key, expr))
 
 
 def _sized(size: int) -> str:
@@ -236,8 +229,8 @@ BYTES_OR_AUTO = Value(
 
 @frozen
 class Skip:
-    """The rule `skip(10)`: a step is skipped whose loss is this many median deviations above
-    those before it.
+    """The rule `skip(10)`: a step is skipped if its loss is this many median deviations above
+    the losses before it.
     """
 
     deviations: float
@@ -251,10 +244,12 @@ SKIP = "skip"
 
 def _number_or_skip(key: tree.Name, expr: tree.Expr) -> float | Skip | None:
     match expr:
-        case tree.Call(name=tree.Name(name=name), args=(given,), kwargs=()) if name == SKIP:
-            return Skip(real(POSITIVE).read(key, given))
+        case tree.Call(name=tree.Name(name=name), args=(deviations,), kwargs=()) if name == SKIP:
+            return Skip(real(POSITIVE).read(key, deviations))
+        case _ if _number(key, expr) is None:
+            return None
         case _:
-            return None if _number(key, expr) is None else real(POSITIVE).read(key, expr)
+            return real(POSITIVE).read(key, expr)
 
 
 _MOST = real(POSITIVE).schema
@@ -277,11 +272,12 @@ def listed(item: Value, takes: str, length: int | None = None, empty: bool = Fal
         if empty and isinstance(expr, tree.List) and not expr.items:
             raise wrong("E0405", f"`{key}` is empty", expr.span)
         if isinstance(expr, tree.List) and expr.items and length in (None, len(expr.items)):
-            return tuple(item.read(key, each) for each in expr.items)
+            return tuple(item.read(key, item_expr) for item_expr in expr.items)
         return None
 
-    items = {"type": "array", "items": item.schema, "minItems": length or 1}
-    json = items if length is None else items | {"maxItems": length}
+    json = {"type": "array", "items": item.schema, "minItems": length or 1}
+    if length is not None:
+        json["maxItems"] = length
     return Value(takes, parse, lambda items: f"[{', '.join(map(item.show, items))}]", json=json)
 
 
@@ -300,18 +296,20 @@ def one_of(*choices: str) -> Value:
     """One of a few words."""
 
     def parse(key: tree.Name, expr: tree.Expr) -> str | None:
-        if isinstance(expr, tree.Name) and expr.name not in choices:
+        if not isinstance(expr, tree.Name):
+            return None
+        if expr.name not in choices:
             near = did_you_mean(value_meant(key.name, expr.name), choices)
             help = near or help_for_form(key.name) or f"it is one of {listing(choices)}"
             raise wrong("E0404", f"`{key}` cannot be `{expr}`", expr.span, help=help)
-        return expr.name if isinstance(expr, tree.Name) else None
+        return expr.name
 
     return Value(f"one of {listing(choices)}", parse, json={"enum": [*choices]})
 
 
 @frozen
 class Selection:
-    """A word, and the number, the names and the bytes of memory that it was given as in a call."""
+    """A word, and the arguments of its call: a number, names, bytes of memory."""
 
     word: str
     names: tuple[str, ...] = ()
@@ -319,75 +317,113 @@ class Selection:
     memory: int | None = None
 
     def __str__(self) -> str:
-        sized = [] if self.memory is None else [f"memory={_sized(self.memory)}"]
-        given = [*([str(self.number)] if self.number else []), *self.names, *sized]
-        return f"{self.word}({', '.join(given)})" if given else self.word
+        arguments: list[str] = []
+        if self.number:
+            arguments.append(str(self.number))
+        arguments.extend(self.names)
+        if self.memory is not None:
+            arguments.append(f"memory={_sized(self.memory)}")
+        if not arguments:
+            return self.word
+        return f"{self.word}({', '.join(arguments)})"
 
 
-def selection(*words: str, of: str, each: str) -> Value:
-    """One of a few words, `of` with names, as `selective(attention)`, `each` with a number and
-    names, or `auto`.
+def selection(*words: str, with_names: str, with_number: str) -> Value:
+    """One of a few words, `with_names` with names, as `selective(attention)`, `with_number` with
+    a number and names, or `auto`.
     """
-    names = Value("names", lambda _, expr: expr.name if isinstance(expr, tree.Name) else None)
-    choices = listing((*words, f"{of}(…)", f"{each}(2, …)", AUTO))
-
-    def parse(key: tree.Name, expr: tree.Expr) -> Selection | None:
-        match expr:
-            case tree.Name(name=name) if name in (*words, AUTO):
-                return Selection(name)
-            case tree.Call(name=tree.Name(name=name), args=(), kwargs=(given,)) if (
-                name,
-                given.key.name,
-            ) == BY_MEMORY:
-                return Selection(AUTO, memory=BYTES.read(given.key, given.value))
-            case tree.Call(name=tree.Name(name=name)) if name == AUTO:
-                help = (
-                    f"write `{AUTO}(memory = 60GiB)`, or `{AUTO}` for the memory of the"
-                    " cluster's GPU"
-                )
-                raise wrong("E0404", f"`{AUTO}` takes a number of bytes", expr.span, help=help)
-            case tree.Call(name=tree.Name(name=name), args=(_, *_) as args, kwargs=()) if (
-                name == of
-            ):
-                return Selection(of, tuple(dict.fromkeys(names.read(key, arg) for arg in args)))
-            case tree.Call(
-                name=tree.Name(name=name),
-                args=(tree.Number(value=int() as number, unit=""), tree.Name(), *_) as args,
-                kwargs=(),
-            ) if name == each and number > 0:
-                return Selection(
-                    each, tuple(dict.fromkeys(names.read(key, arg) for arg in args[1:])), number
-                )
-            case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == each:
-                help = (
-                    f"write `{each}(2, layers)`: every second iteration of the repeat over `layers`"
-                )
-                raise wrong(
-                    "E0404", f"`{each}` takes a number and dims of repeats", expr.span, help=help
-                )
-            case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == of:
-                raise wrong(
-                    "E0404",
-                    f"`{of}` names nothing",
-                    expr.span,
-                    help=f"write `{of}(…)` with names in it",
-                )
-            case tree.Name(name=name):
-                help = (
-                    did_you_mean(value_meant(key.name, name), (*words, AUTO))
-                    or f"it is one of {choices}"
-                )
-                raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, help=help)
-            case _:
-                return None
-
+    forms = _SelectionForms(words, with_names, with_number)
     properties = {
-        "word": {"enum": [*words, of, each, AUTO]},
+        "word": {"enum": [*words, with_names, with_number, AUTO]},
         "names": {"type": "array", "items": _STRING},
         "number": _INTEGER,
         "memory": {"anyOf": [_IN_BYTES, {"type": "null"}]},
     }
-    return Value(f"one of {choices}", parse, json=record(properties, "word"))
+    return Value(f"one of {forms.choices}", forms.parse, json=record(properties, "word"))
+
+
+@frozen
+class _SelectionForms:
+    """The forms of a selection: single words, a word with names, a word with a number and names."""
+
+    words: tuple[str, ...]
+    with_names: str
+    with_number: str
+
+    @property
+    def choices(self) -> str:
+        """All forms, as messages list them."""
+        forms = (f"{self.with_names}(…)", f"{self.with_number}(2, …)", AUTO)
+        return listing((*self.words, *forms))
+
+    def parse(self, key: tree.Name, expr: tree.Expr) -> Selection | None:
+        """The selection of an expression, None if it is of another type.
+
+        Raises PlanError where it names a form and is not of this form.
+        """
+        match expr:
+            case tree.Name(name=name):
+                return self._word(key, name, expr)
+            case tree.Call(name=tree.Name(name=name), args=args, kwargs=kwargs):
+                return self._call(key, name, args, kwargs, expr)
+            case _:
+                return None
+
+    def _word(self, key: tree.Name, name: str, expr: tree.Expr) -> Selection:
+        if name in (*self.words, AUTO):
+            return Selection(name)
+        if error := self._wrong_arguments(name, expr):
+            raise error
+        help = did_you_mean(value_meant(key.name, name), (*self.words, AUTO))
+        help = help or f"it is one of {self.choices}"
+        raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, help=help)
+
+    def _call(
+        self,
+        key: tree.Name,
+        name: str,
+        args: tuple[tree.Expr, ...],
+        kwargs: tuple[tree.Setting, ...],
+        expr: tree.Expr,
+    ) -> Selection | None:
+        match args, kwargs:
+            case (), (memory,) if (name, memory.key.name) == BY_MEMORY:
+                return Selection(AUTO, memory=BYTES.read(memory.key, memory.value))
+            case (_, *_), () if name == self.with_names:
+                return Selection(name, _names(key, args))
+            case (tree.Number(value=int() as number, unit=""), tree.Name(), *_), () if (
+                name == self.with_number and number > 0
+            ):
+                return Selection(name, _names(key, args[1:]), number)
+            case _:
+                pass
+        if error := self._wrong_arguments(name, expr):
+            raise error
+        return None
+
+    def _wrong_arguments(self, name: str, expr: tree.Expr) -> PlanError | None:
+        """The error for a word that is not called as it must be; None for other words."""
+        if name == AUTO:
+            help = (
+                f"write `{AUTO}(memory = 60GiB)`, or `{AUTO}` for the memory of the cluster's GPU"
+            )
+            return wrong("E0404", f"`{AUTO}` takes a number of bytes", expr.span, help=help)
+        if name == self.with_number:
+            help = f"write `{name}(2, layers)`: every second iteration of the repeat over `layers`"
+            message = f"`{name}` takes a number and dims of repeats"
+            return wrong("E0404", message, expr.span, help=help)
+        if name == self.with_names:
+            help = f"write `{name}(…)` with names in it"
+            return wrong("E0404", f"`{name}` names nothing", expr.span, help=help)
+        return None
+
+
+_NAME = Value("names", lambda _, expr: expr.name if isinstance(expr, tree.Name) else None)
+
+
+def _names(key: tree.Name, args: Sequence[tree.Expr]) -> tuple[str, ...]:
+    """The names that are arguments of a call, each once."""
+    return tuple(dict.fromkeys(_NAME.read(key, arg) for arg in args))
 
 
 # ---- strings
@@ -412,19 +448,21 @@ def strings(*names: str) -> Value:
 
 
 def _word(_: tree.Name, expr: tree.Expr) -> str | None:
-    return (
-        expr.value
-        if isinstance(expr, tree.String)
-        else expr.name
-        if isinstance(expr, tree.Name)
-        else None
-    )
+    match expr:
+        case tree.String(value=text):
+            return text
+        case tree.Name(name=name):
+            return name
+        case _:
+            return None
 
 
 def _text(key: tree.Name, expr: tree.Expr) -> str | None:
-    if isinstance(expr, tree.String) and not expr.value:
+    if not isinstance(expr, tree.String):
+        return None
+    if not expr.value:
         raise wrong("E0405", f"`{key}` is empty", expr.span)
-    return expr.value if isinstance(expr, tree.String) else None
+    return expr.value
 
 
 def _token(key: tree.Name, expr: tree.Expr) -> int | str:
@@ -454,7 +492,7 @@ TEXT = Value("a string", _text, _quoted, json=_STRING | {"minLength": 1})
 TOKEN = Value(
     'a token, as 103 or "\\n"',
     _token,
-    lambda it: _quoted(it) if isinstance(it, str) else str(it),
+    lambda token: _quoted(token) if isinstance(token, str) else str(token),
     json={
         "anyOf": [
             _INTEGER | {"minimum": 0, "exclusiveMaximum": 2**32},

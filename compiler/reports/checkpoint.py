@@ -1,5 +1,5 @@
-"""Two plans and a checkpoint: what ranks of one write, each element once, and what those of the
-other read of it.
+"""Two plans and a checkpoint: which elements the ranks of one plan write, each element once, and
+which elements the ranks of the other plan read.
 """
 
 from collections import Counter
@@ -12,9 +12,11 @@ from ..ir import Program
 
 def between(one: Program, other: Program) -> str:
     """The lines for a checkpoint of one plan that the other goes on with, or why it cannot."""
-    parts, read = written(one), written(other)
-    if differing := sorted({name for name, _ in parts.keys() ^ read.keys()}):
-        return f"no checkpoint goes from one to the other: only one has `{differing[0]}`"
+    parts, parts_read = written(one), written(other)
+    names_of_one_plan = {name for name, _ in parts.keys() ^ parts_read.keys()}
+    if names_of_one_plan:
+        first = min(names_of_one_plan)
+        return f"no checkpoint goes from one to the other: only one has `{first}`"
     for name in dict.fromkeys(name for name, _ in parts):
         here, there = shape(one, name), shape(other, name)
         if prod(here) != prod(there):
@@ -22,18 +24,20 @@ def between(one: Program, other: Program) -> str:
             help = "convert it with --names hf, which leaves padding out, and back"
             return f"no checkpoint goes from one to the other: `{name}` is {shapes}; {help}"
     _prove(one, parts)
-    _prove(other, read)
-    load = Counter[int]()
+    _prove(other, parts_read)
+    elements_by_rank = Counter[int]()
     for extent, rank in chain.from_iterable(parts.values()):
-        load[rank] += prod(map(len, extent))
-    (busiest, most), *_ = load.most_common(1)
-    slots, total = one.train.optimizer.slots, load.total()
-    state = f", each with {len(slots)} values of optimizer state" if slots else ""
+        elements_by_rank[rank] += prod(map(len, extent))
+    (busiest, most), *_ = elements_by_rank.most_common(1)
+    slots, total = one.train.optimizer.slots, elements_by_rank.total()
+    state = ""
+    if slots:
+        state = f", each with {len(slots)} values of optimizer state"
     return (
         f"{len(parts):,} tensors, {total:,} elements{state}\n"
-        f"written  each element once, by one rank: {_count(parts):,} parts by {len(load):,} ranks, "
-        f"{most / total:.0%} by rank {busiest}\n"
-        f"read     each element by every rank that keeps it, in {_count(read):,} parts"
+        f"written  each element once, by one rank: {_count(parts):,} parts by"
+        f" {len(elements_by_rank):,} ranks, {most / total:.0%} by rank {busiest}\n"
+        f"read     each element by every rank that keeps it, in {_count(parts_read):,} parts"
     )
 
 

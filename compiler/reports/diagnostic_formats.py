@@ -23,146 +23,152 @@ VERSION = 1
 SARIF = "2.1.0"
 
 
-def as_json(found: Sequence[Diagnostic]) -> str:
-    """An object with a list of them; a diagnostic of a file as a whole has no `range`."""
-    return _written({"version": VERSION, "diagnostics": [_plain(it) for it in found]})
+def as_json(diagnostics: Sequence[Diagnostic]) -> str:
+    """A JSON object with a list of the diagnostics.
+
+    A diagnostic that is about a file as a whole has no `range`.
+    """
+    objects = [_plain(diagnostic) for diagnostic in diagnostics]
+    return _written({"version": VERSION, "diagnostics": objects})
 
 
-def _plain(it: Diagnostic) -> dict[str, Any]:
-    notes = [
-        {"message": note.text, **(_place(note.span) if note.span else {})} for note in it.notes
-    ]
-    said = {
-        "code": it.code,
-        "severity": it.severity,
-        "message": it.message,
-        "label": it.label,
-        "help": it.help,
+def _plain(diagnostic: Diagnostic) -> dict[str, Any]:
+    notes: list[dict[str, Any]] = []
+    for note in diagnostic.notes:
+        place = _place(note.span) if note.span else {}
+        notes.append({"message": note.text, **place})
+    words = {
+        "code": diagnostic.code,
+        "severity": diagnostic.severity,
+        "message": diagnostic.message,
+        "label": diagnostic.label,
+        "help": diagnostic.help,
     }
-    edits = [_place(fix.span) | {"text": fix.text} for fix in fixes(it)]
-    return said | _place(it.span) | {"notes": notes, "fixes": edits}
+    edits = [_place(fix.span) | {"text": fix.text} for fix in fixes(diagnostic)]
+    return words | _place(diagnostic.span) | {"notes": notes, "fixes": edits}
 
 
 def _place(span: Span) -> dict[str, Any]:
     if not span.line:
         return {"file": span.path}
-    start, end = (span.line, span.column), (span.end_line, span.end_column)
-    places = ({"line": line, "column": column} for line, column in (start, end))
-    return {"file": span.path, "range": dict(zip(("start", "end"), places, strict=True))}
+    start = {"line": span.line, "column": span.column}
+    end = {"line": span.end_line, "column": span.end_column}
+    return {"file": span.path, "range": {"start": start, "end": end}}
 
 
-def as_sarif(found: Sequence[Diagnostic]) -> str:
+def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
     """A log in the Static Analysis Results Interchange Format, 2.1.0 (OASIS 2020), with the
     rules that were broken.
     """
-    codes = sorted({it.code for it in found})
-    described = texts() if codes else {}
+    codes = sorted({diagnostic.code for diagnostic in diagnostics})
+    texts_by_code = texts() if codes else {}
     driver = {
         "name": "scalec",
         "version": __version__,
-        "rules": [_rule(code, described[code]) for code in codes],
+        "rules": [_rule(code, texts_by_code[code]) for code in codes],
     }
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "results": [_result(it, codes.index(it.code)) for it in found],
-    }
+    results = [_result(diagnostic, codes.index(diagnostic.code)) for diagnostic in diagnostics]
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     schema = (
         f"https://docs.oasis-open.org/sarif/sarif/v{SARIF}/os/schemas/sarif-schema-{SARIF}.json"
     )
     return _written({"$schema": schema, "version": SARIF, "runs": [run]})
 
 
-def _rule(code: str, described: dict[str, str]) -> dict[str, Any]:
+def _rule(code: str, texts_of_code: dict[str, str]) -> dict[str, Any]:
     level = "warning" if code.startswith("W") else "error"
     return {
         "id": code,
         "shortDescription": {"text": CODES[code]},
-        "fullDescription": {"text": " ".join(described["text"].split())},
+        "fullDescription": {"text": " ".join(texts_of_code["text"].split())},
         "help": {"text": f"scalec explain {code}"},
         "defaultConfiguration": {"level": level},
     }
 
 
-def _result(it: Diagnostic, rule: int) -> dict[str, Any]:
-    related = [
-        _location(note.span) | {"message": {"text": note.text}} for note in it.notes if note.span
-    ]
-    return {
-        "ruleId": it.code,
+def _result(diagnostic: Diagnostic, rule: int) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": diagnostic.code,
         "ruleIndex": rule,
-        "level": it.severity,
-        "message": {"text": full_text(it)},
-        "locations": [_location(it.span)],
-        **({"relatedLocations": related} if related else {}),
-        **({"fixes": edits} if (edits := [_fix(fix) for fix in fixes(it)]) else {}),
+        "level": diagnostic.severity,
+        "message": {"text": full_text(diagnostic)},
+        "locations": [_location(diagnostic.span)],
     }
+    related: list[dict[str, Any]] = []
+    for note in diagnostic.notes:
+        if note.span:
+            related.append(_location(note.span) | {"message": {"text": note.text}})
+    if related:
+        result["relatedLocations"] = related
+    edits = [_fix(fix) for fix in fixes(diagnostic)]
+    if edits:
+        result["fixes"] = edits
+    return result
 
 
-def _fix(it: Fix) -> dict[str, Any]:
-    place = _location(it.span)["physicalLocation"]
-    inserted = {"insertedContent": {"text": it.text}} if it.text else {}
-    edit = {
-        "artifactLocation": place["artifactLocation"],
-        "replacements": [{"deletedRegion": place["region"]} | inserted],
-    }
+def _fix(fix: Fix) -> dict[str, Any]:
+    place = _location(fix.span)["physicalLocation"]
+    replacement: dict[str, Any] = {"deletedRegion": place["region"]}
+    if fix.text:
+        replacement["insertedContent"] = {"text": fix.text}
+    edit = {"artifactLocation": place["artifactLocation"], "replacements": [replacement]}
     return {"artifactChanges": [edit]}
 
 
 def _location(span: Span) -> dict[str, Any]:
     path = Path(span.path)
     uri = path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))
-    region = {
-        "startLine": span.line,
-        "startColumn": span.column,
-        "endLine": span.end_line,
-        "endColumn": span.end_column,
-    }
-    return {
-        "physicalLocation": {
-            "artifactLocation": {"uri": uri},
-            **({"region": region} if span.line else {}),
+    place: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    # the span of a file as a whole has no line, and SARIF counts lines from 1
+    if span.line:
+        place["region"] = {
+            "startLine": span.line,
+            "startColumn": span.column,
+            "endLine": span.end_line,
+            "endColumn": span.end_column,
         }
-    }
+    return {"physicalLocation": place}
 
 
-def full_text(it: Diagnostic, *, placed: bool = False) -> str:
-    """The message with what is said below it; notes that have places of their own only where
-    these are `placed`.
+def full_text(diagnostic: Diagnostic, *, placed: bool = False) -> str:
+    """The message of a diagnostic with its label, its notes and its help below it.
+
+    A note that has a place of its own is in the text, with its place, only if `placed`.
     """
-    head = f"{it.message}: {it.label}" if it.label else it.message
-    notes = [
-        f"note: {note.text}{f' ({note.span})' * bool(note.span)}"
-        for note in it.notes
-        if placed or not note.span
-    ]
-    return "\n".join((head, *notes, *([f"help: {it.help}"] if it.help else [])))
+    lines = [diagnostic.message]
+    if diagnostic.label:
+        lines = [f"{diagnostic.message}: {diagnostic.label}"]
+    for note in diagnostic.notes:
+        if not note.span:
+            lines.append(f"note: {note.text}")
+        elif placed:
+            lines.append(f"note: {note.text} ({note.span})")
+    if diagnostic.help:
+        lines.append(f"help: {diagnostic.help}")
+    return "\n".join(lines)
 
 
-def as_github(found: Sequence[Diagnostic]) -> str:
-    """A line each that GitHub shows at its place in a change: workflow commands `error` and
-    `warning`.
+def as_github(diagnostics: Sequence[Diagnostic]) -> str:
+    """A line for each diagnostic that GitHub shows at its place in a change: workflow commands
+    `error` and `warning`.
     """
-    return "".join(
-        f"::{it.severity} {_properties(it)}::{_escaped(full_text(it, placed=True))}\n"
-        for it in found
-    )
+    lines: list[str] = []
+    for diagnostic in diagnostics:
+        message = _escaped(full_text(diagnostic, placed=True))
+        lines.append(f"::{diagnostic.severity} {_properties(diagnostic)}::{message}\n")
+    return "".join(lines)
 
 
-def _properties(it: Diagnostic) -> str:
-    span = it.span
-    place = {
-        "line": span.line,
-        "endLine": span.end_line,
-        "col": span.column,
-        "endColumn": span.end_column,
-    }
-    given = {
-        "file": span.path,
-        **(place if span.line else {}),
-        "title": f"{it.code}: {CODES[it.code]}",
-    }
-    return ",".join(f"{key}={_escaped(str(value), ':', ',')}" for key, value in given.items())
+def _properties(diagnostic: Diagnostic) -> str:
+    span = diagnostic.span
+    properties: dict[str, Any] = {"file": span.path}
+    if span.line:
+        properties["line"] = span.line
+        properties["endLine"] = span.end_line
+        properties["col"] = span.column
+        properties["endColumn"] = span.end_column
+    properties["title"] = f"{diagnostic.code}: {CODES[diagnostic.code]}"
+    return ",".join(f"{key}={_escaped(str(value), ':', ',')}" for key, value in properties.items())
 
 
 def _escaped(text: str, *signs: str) -> str:
@@ -176,4 +182,4 @@ def _written(value: dict[str, Any]) -> str:
 
 
 FORMATS = {"json": as_json, "sarif": as_sarif, "github": as_github}
-"""The forms of `--format`, but for the text."""
+"""The writers of each `--format` except the text for people."""

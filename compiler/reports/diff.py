@@ -1,7 +1,7 @@
 """Two plans side by side: where tensors lie, what is communicated, memory and time, as `scalec
 diff` prints them.
 
-Non-goals: whether both train alike (`scalec verify A B`).
+Non-goals: whether the two plans train alike (`scalec verify A B`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from .summary import axes_of, factors, headline, table
 from .time import seconds
 
 Figures = dict[str, dict[str, Any]]
-"""Facts of a plan, by section: its kinds or names, and for each a number or a word."""
+"""Facts of a plan by section; in a section, a number or a word by its kind or name."""
 
 
 def _number(value: float) -> str:
@@ -38,68 +38,92 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
     "seconds": seconds,
     "rates": _number,
 }
-"""The sections, and how their figures are written."""
+"""The sections, and for each the function that writes its figures."""
 
 
 def figures(program: Program, time: Report | None) -> Figures:
-    """The figures of a program after the last pass, and of its time where that is known."""
-    sizes = {
-        f"ranks of {name}": program.degree(tuple(factors(program, name)))
-        for name in _parents(program)
-    }
-    sets = program.train.data.sets  # of a mixture, of which each is a part of the sequences
-    found: Figures = {
-        "plan": {"ranks": program.ranks, **sizes, "parameters": parameter_count(program)}
-        | {f"share of {each.name}": each.weight / sum(it.weight for it in sets) for each in sets}
-        | {
-            "microbatches": program.size(MICROBATCHES),
-            "tokens a step": program.train.global_batch * program.train.seq,
-        },
+    """The figures of a program after the last pass.
+
+    The sections of time are there only where `time` is not None.
+    """
+    figures: Figures = {
+        "plan": _plan_figures(program),
         "parameters": {param.name: _placed(program, param) for param in program.params},
-        "values": {},
+        "values": _types_by_value(program),
         "calls": {},
         "input of calls": {},
         "sent over": {},
         "memory": _memory(program),
     }
-    for op in walk(program.forward.body):
-        if op.kind != "coerce":
-            named = (it for it in op.outputs if not it.name.startswith("_"))
-            found["values"] |= {
-                f"{base(it.name)}, {op.span}": _named(program, print_type(it.type)) for it in named
-            }
-    for each in max(
-        (collectives(program, rank) for rank in places(program)), key=lambda of: sum(map(sent, of))
-    ):
-        axes = axes_of(program, each)
-        sums = (("calls", each.count), ("input of calls", each.count * each.bytes))
-        for section, key, more in (
-            *((it, f"{each.op} over {axes}", n) for it, n in sums),
-            ("sent over", axes, sent(each)),
-        ):
-            found[section][key] = found[section].get(key, 0) + more
+    _add_collectives(program, figures)
     if time:
         kinds = {_named(program, kind): spent for kind, spent in time.step.kinds.items()}
-        found["seconds"] = {"step": time.step.seconds, **kinds}
-        found["rates"] = {"tokens/s/GPU": round(time.tokens), "MFU": time.mfu, "HFU": time.hfu}
-    return found
+        figures["seconds"] = {"step": time.step.seconds, **kinds}
+        figures["rates"] = {"tokens/s/GPU": round(time.tokens), "MFU": time.mfu, "HFU": time.hfu}
+    return figures
+
+
+def _plan_figures(program: Program) -> dict[str, Any]:
+    """The sizes of the plan: ranks, parameters, the shares of a mixture's sets, microbatches."""
+    plan: dict[str, Any] = {"ranks": program.ranks}
+    for name in _parents(program):
+        plan[f"ranks of {name}"] = program.degree(tuple(factors(program, name)))
+    plan["parameters"] = parameter_count(program)
+    # each set of a mixture has a part of the sequences
+    sets = program.train.data.sets
+    total_weight = sum(data_set.weight for data_set in sets)
+    for data_set in sets:
+        plan[f"share of {data_set.name}"] = data_set.weight / total_weight
+    plan["microbatches"] = program.size(MICROBATCHES)
+    plan["tokens a step"] = program.train.global_batch * program.train.seq
+    return plan
+
+
+def _types_by_value(program: Program) -> dict[str, str]:
+    """The type of each value that has a name in the plan, by its name and its line."""
+    types: dict[str, str] = {}
+    for op in walk(program.forward.body):
+        if op.kind == "coerce":
+            continue
+        for value in op.outputs:
+            if not value.name.startswith("_"):
+                types[f"{base(value.name)}, {op.span}"] = _named(program, print_type(value.type))
+    return types
+
+
+def _add_collectives(program: Program, figures: Figures) -> None:
+    """Adds the collectives of a step, of the rank that sends most, to the sections of calls."""
+    collectives_by_rank = (collectives(program, rank) for rank in places(program))
+    for collective in max(collectives_by_rank, key=lambda calls: sum(map(sent, calls))):
+        axes = axes_of(program, collective)
+        kind = f"{collective.op} over {axes}"
+        amounts = (
+            ("calls", kind, collective.count),
+            ("input of calls", kind, collective.count * collective.bytes),
+            ("sent over", axes, sent(collective)),
+        )
+        for section, key, more in amounts:
+            figures[section][key] = figures[section].get(key, 0) + more
 
 
 def _placed(program: Program, param: Param) -> str:
-    """The type of a parameter, and over which axes ranks share out what is kept of it."""
-    over = next((it.shard_axes for it in program.buckets if param.name in it.params), ())
-    return _named(program, print_type(param.type)) + (
-        f", state over {', '.join(over)}" if over else ""
-    )
+    """The type of a parameter, and the axes whose ranks share out its state."""
+    words = _named(program, print_type(param.type))
+    for bucket in program.buckets:
+        if param.name in bucket.params:
+            if bucket.shard_axes:
+                words += f", state over {', '.join(bucket.shard_axes)}"
+            break
+    return words
 
 
 def _parents(program: Program) -> dict[str, None]:
-    """The axes as the plan names them."""
+    """The axes as the plan names them, each once."""
     return dict.fromkeys(axis.parent for axis in program.axes)
 
 
 def _named(program: Program, text: str) -> str:
-    """A text with an axis of the plan in place of all of its factors."""
+    """A text that names an axis of the plan where `text` names all factors of this axis."""
     for parent in _parents(program):
         for sign in ("*", " × "):
             text = text.replace(sign.join(factors(program, parent)), parent)
@@ -107,10 +131,16 @@ def _named(program: Program, text: str) -> str:
 
 
 def _memory(program: Program) -> dict[str, int]:
-    """Bytes of a rank."""
-    it = account(program)
-    found = {"needs": it.needs, "state": it.state, "saved activations": it.peak.kept}
-    return found | {"unsharded": it.peak.weights + it.peak.gradients, "temporaries": it.peak.other}
+    """Bytes of a rank, by kind."""
+    memory = account(program)
+    peak = memory.peak
+    return {
+        "needs": memory.needs,
+        "state": memory.state,
+        "saved activations": peak.kept,
+        "unsharded": peak.weights + peak.gradients,
+        "temporaries": peak.other,
+    }
 
 
 @frozen
@@ -124,69 +154,78 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether it is another in each."""
+        """Whether the two plans have different figures."""
         return self.first != self.second
 
     def cells(self) -> tuple[str, ...]:
-        """Its name, both figures, and the change from the first to the second."""
-        shown = (
-            "" if it is None else SECTIONS[self.section](it) for it in (self.first, self.second)
-        )
-        numbers = (
-            isinstance(self.first, int | float)
-            and isinstance(self.second, int | float)
-            and self.first
-        )
-        return (
-            self.what,
-            *shown,
-            _change(self.second / self.first) if numbers and self.differs else "",
-        )
+        """The name, the two figures, and the change from the first to the second."""
+        return self.what, self._words(self.first), self._words(self.second), self._change_words()
+
+    def _words(self, figure: Any) -> str:
+        if figure is None:
+            return ""
+        return SECTIONS[self.section](figure)
+
+    def _change_words(self) -> str:
+        """The change in words; "" for words, for equal figures, and from 0."""
+        if not (isinstance(self.first, int | float) and isinstance(self.second, int | float)):
+            return ""
+        if not self.first or not self.differs:
+            return ""
+        return _change(self.second / self.first)
 
 
 def _change(ratio: float) -> str:
-    """For instance `-17.2%`, or `×37` of what is ten times as much or more; "" of what is far
-    more.
-    """
+    """For instance `-17.2%`; from ten times as much on, `×37`; "" where it is far more."""
     if ratio > FAR_MORE:
         return ""
-    return f"{ratio - 1:+.1%}" if ratio < TENFOLD else f"×{ratio:,.0f}"
+    if ratio < TENFOLD:
+        return f"{ratio - 1:+.1%}"
+    return f"×{ratio:,.0f}"
 
 
 TENFOLD, FAR_MORE = 10, 1000
+"""The ratios from which on a change is written as a multiple, and above which it is not written."""
 
 BOTH = ("seconds", "rates")
 """The sections that are left out where one plan has none, since its GPU is not known."""
 
 
 def rows(first: Figures, second: Figures) -> Iterator[Row]:
-    """All figures side by side; of values, those that both plans have: ops may be fused in one."""
+    """All figures side by side.
+
+    A value has a row only where both plans have it, since ops may be fused in one plan.
+    """
     for section in SECTIONS:
         a, b = first.get(section, {}), second.get(section, {})
-        for what in dict.fromkeys((*a, *b)) if section not in BOTH or (a and b) else ():
+        if section in BOTH and not (a and b):
+            continue
+        for what in dict.fromkeys((*a, *b)):
             if section != "values" or (what in a and what in b):
                 yield Row(section, what, a.get(what), b.get(what))
 
 
 def text(programs: Sequence[Program], shown: Sequence[Row]) -> str:
     """The rows by section, for people."""
-    parts = [
-        "\n".join(
-            f"{name}  {headline(program)}" for name, program in zip("AB", programs, strict=True)
-        )
-    ]
+    headlines: list[str] = []
+    for name, program in zip("AB", programs, strict=True):
+        headlines.append(f"{name}  {headline(program)}")
+    parts = ["\n".join(headlines)]
     for section in SECTIONS:
-        if own := [row.cells() for row in shown if row.section == section]:
-            change = "change" * any(cells[3] for cells in own)
-            parts.append(
-                "\n".join(table([(section, "A", "B", change), *own], "lr" if change else "l"))
-            )
-    return "\n\n".join(parts if shown else [*parts, "no difference"])
+        cells = [row.cells() for row in shown if row.section == section]
+        if not cells:
+            continue
+        has_change = any(change for *_, change in cells)
+        head = (section, "A", "B", "change" if has_change else "")
+        parts.append("\n".join(table([head, *cells], "lr" if has_change else "l")))
+    if not shown:
+        parts.append("no difference")
+    return "\n\n".join(parts)
 
 
 def as_json(shown: Sequence[Row]) -> dict[str, dict[str, list[Any]]]:
-    """By section and name, both figures: bytes, seconds, counts, words."""
-    return {
-        section: {row.what: [row.first, row.second] for row in shown if row.section == section}
-        for section in dict.fromkeys(row.section for row in shown)
-    }
+    """The two figures of each row, by section and name: bytes, seconds, counts, words."""
+    sections: dict[str, dict[str, list[Any]]] = {}
+    for row in shown:
+        sections.setdefault(row.section, {})[row.what] = [row.first, row.second]
+    return sections

@@ -24,14 +24,16 @@ MARGIN = 12
 
 
 def wide(text: str) -> float:
-    """The width of words."""
+    """The width of words in pixels."""
     return len(text) * LETTER
 
 
 def fit(text: str, width: float) -> str:
-    """As much of a text as there is room for."""
+    """A text, cut to the letters that `width` pixels have room for."""
     most = int(width / LETTER)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 1]}…"
 
 
 def pixels(value: float) -> str:
@@ -40,7 +42,7 @@ def pixels(value: float) -> str:
 
 
 class Canvas:
-    """Shapes in the order in which they are drawn, each later one over the earlier ones."""
+    """Shapes in the order of their drawing: each later one is over the earlier ones."""
 
     def __init__(self, width: float) -> None:
         self.width, self.height = width, 0.0
@@ -57,22 +59,21 @@ class Canvas:
         round: int = 2,
     ) -> None:
         """A rectangle; `note` is shown where the pointer is over it."""
-        inside = f"<title>{escape(note)}</title>" if note else ""
-        size = f'width="{pixels(width)}" height="{pixels(height)}"' + (
-            f' rx="{round}"' if round else ""
-        )
-        end = f">{inside}</rect>" if inside else "/>"
+        size = f'width="{pixels(width)}" height="{pixels(height)}"'
+        if round:
+            size += f' rx="{round}"'
+        end = "/>"
+        if note:
+            end = f"><title>{escape(note)}</title></rect>"
         self._add(f'<rect class="{style}" x="{pixels(x)}" y="{pixels(y)}" {size}{end}', y + height)
 
     def words(self, x: float, y: float, text: str, style: str = "") -> None:
         """Words whose baseline is at y; `style` has `mid` or `end` where x is not their
         beginning.
         """
-        named = f' class="{style}"' if style else ""
-        self._add(
-            f'<text{named} x="{pixels(x)}" y="{pixels(y)}">{escape(text, quote=False)}</text>',
-            y + 4,
-        )
+        class_attribute = f' class="{style}"' if style else ""
+        place = f'x="{pixels(x)}" y="{pixels(y)}"'
+        self._add(f"<text{class_attribute} {place}>{escape(text, quote=False)}</text>", y + 4)
 
     def line(self, x: float, y: float, to_x: float, to_y: float, style: str = "grid") -> None:
         """A straight line."""
@@ -83,7 +84,9 @@ class Canvas:
         """A straight line with a head at its end."""
         far = max(((to_x - x) ** 2 + (to_y - y) ** 2) ** 0.5, 1e-9)
         along, across = (to_x - x) / far * 5, (to_y - y) / far * 5
-        left, right = ((to_x - along - across * s, to_y - across + along * s) for s in (0.5, -0.5))
+        # the head's two ends lie behind its point, half as far to either side
+        left = (to_x - along - across * 0.5, to_y - across + along * 0.5)
+        right = (to_x - along - across * -0.5, to_y - across + along * -0.5)
         head = " ".join(f"{pixels(a)} {pixels(b)}" for a, b in (left, (to_x, to_y), right))
         self._add(
             f'<path class="{style}" d="M{pixels(x)} {pixels(y)}L{pixels(to_x)}'
@@ -126,11 +129,12 @@ class Canvas:
 
     def cells(self, cells: Iterable[tuple[float, float, float]], height: float, style: str) -> None:
         """Boxes of one height as one shape, each by its left, its top and its right."""
-        drawn = "".join(
-            f"M{pixels(x)} {pixels(y)}H{pixels(to)}v{pixels(height)}H{pixels(x)}z"
-            for x, y, to in cells
-        )
-        self._add(f'<path class="{style}" d="{drawn}"/>')
+        rectangles: list[str] = []
+        for x, y, to in cells:
+            rectangles.append(
+                f"M{pixels(x)} {pixels(y)}H{pixels(to)}v{pixels(height)}H{pixels(x)}z"
+            )
+        self._add(f'<path class="{style}" d="{"".join(rectangles)}"/>')
 
     def dot(self, x: float, y: float, radius: float, style: str) -> None:
         """A filled circle."""
@@ -143,43 +147,41 @@ class Canvas:
         self.height = max(self.height, foot)
 
     def svg(self, label: str, note: str = "") -> str:
-        """The picture as part of a page; `label` says what it shows to those who do not see it."""
+        """The picture as part of a page; `label` tells people who do not see it what it shows."""
         size = f'viewBox="0 0 {pixels(self.width)} {pixels(self.height + 6)}"'
-        said = f'role="img" aria-label="{escape(label)}"'
-        return "\n".join(
-            (
-                f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size} {said}>',
-                *([note] if note else []),
-                *self._shapes,
-                "</svg>",
-            )
-        )
+        role = f'role="img" aria-label="{escape(label)}"'
+        lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size} {role}>']
+        if note:
+            lines.append(note)
+        return "\n".join((*lines, *self._shapes, "</svg>"))
 
     def file(self, label: str, mark: str = "", fills: Mapping[str, str] | None = None) -> str:
-        """The picture as a file of its own, in light and dark; `fills` are colours of classes
-        of its own.
+        """The picture as a file of its own, in light and dark; `fills` are the colours of
+        classes that this picture alone has.
         """
         note = f"<!-- {mark} -->\n" if mark else ""
         width, height = self.width + 2 * MARGIN, self.height + 2 * MARGIN
         size = f'width="{pixels(width)}" height="{pixels(height)}"'
         page = f'<rect class="page" x="{-MARGIN}" y="{-MARGIN}" {size}/>'
         text = self.svg(label, f"{note}<style>\n{styles(fills or {})}</style>\n{page}")
-        _, view, rest = text.partition(' role="')
+        # the head of the picture in a page ends before its role; a file has another size there
+        _, role, body = text.partition(' role="')
         head = f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size}'
-        return (
-            f'{head} viewBox="{-MARGIN} {-MARGIN} {pixels(width)} {pixels(height)}"{view}{rest}\n'
-        )
+        view = f'viewBox="{-MARGIN} {-MARGIN} {pixels(width)} {pixels(height)}"'
+        return f"{head} {view}{role}{body}\n"
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> Iterator[str]:
     """Commands of a path: to each y, then along it to the next x; equal neighbours are one."""
-    for at, y in enumerate(map(pixels, ys)):
-        if at == len(ys) - 1 or pixels(ys[at + 1]) != y:
-            yield f"V{y}H{pixels(xs[at + 1])}"
+    for position, y in enumerate(map(pixels, ys)):
+        if position == len(ys) - 1 or pixels(ys[position + 1]) != y:
+            yield f"V{y}H{pixels(xs[position + 1])}"
 
 
 def styles(fills: Mapping[str, str]) -> str:
-    """The styles of all shapes, and of classes that fill with these colours."""
+    """The styles of all shapes, and of classes that fill with colours; `fills` has the colour
+    of each class.
+    """
     return filled("drawing.css.j2", fills=fills)
 
 
@@ -188,17 +190,19 @@ def ticks(until: float, most: int = 6) -> Iterator[float]:
     if until <= 0:
         return
     power = 10 ** floor(log10(until / most))
-    step = next(each * power for each in (1, 2, 5, 10) if until / (each * power) <= most)
-    yield from (at * step for at in range(int(until / step * (1 + 1e-9)) + 1))
+    step = next(factor * power for factor in (1, 2, 5, 10) if until / (factor * power) <= most)
+    for number in range(int(until / step * (1 + 1e-9)) + 1):
+        yield number * step
 
 
 def columns(points: Sequence[tuple[float, float]], width: int) -> list[int]:
-    """At most one point for each of `width` columns, the highest in it; `points` are x from 0
-    to 1, in order, and y.
+    """The indices of at most one point for each of `width` columns, the highest point in it.
+
+    A point is an x from 0 to 1 and a y; `points` are in the order of x.
     """
-    found: dict[int, int] = {}
-    for at, (x, y) in enumerate(points):
+    highest: dict[int, int] = {}
+    for index, (x, y) in enumerate(points):
         column = min(int(x * width), width - 1)
-        if column not in found or y > points[found[column]][1]:
-            found[column] = at
-    return [*found.values()]
+        if column not in highest or y > points[highest[column]][1]:
+            highest[column] = index
+    return [*highest.values()]

@@ -8,7 +8,7 @@ chosen as often.  Non-goals: what a load costs (`analysis.expert_loads`).
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from math import ceil, floor, log2
 from statistics import fmean
 
@@ -29,7 +29,7 @@ TIMES = 5
 
 @frozen
 class Loads:
-    """The logged steps of a run, in order, and of each the loads, and the part of choices that
+    """The logged steps of a run, in order; for each step its loads, and the part of choices that
     a capacity dropped.
     """
 
@@ -61,46 +61,64 @@ class Loads:
 def read(name: str, log: str) -> Loads | None:
     """The loads of a log of JSON lines; None where no line has any.
 
-    The last counts of a step that was repeated.
+    Where a step was repeated, its last line counts.
     """
-    found: dict[int, tuple[Shares, float | None]] = {}
+    shares_by_step: dict[int, Shares] = {}
+    dropped_by_step: dict[int, float | None] = {}
     for line in log.splitlines():
         record = json.loads(line)
         if "expert_load" in record:
-            found[record["step"]] = (
-                tuple(map(_shares, record["expert_load"])),
-                record.get("dropped"),
-            )
-    steps = tuple(sorted(found))
+            step = record["step"]
+            shares_by_step[step] = tuple(map(_shares, record["expert_load"]))
+            dropped_by_step[step] = record.get("dropped")
+    steps = tuple(sorted(shares_by_step))
     if not steps:
         return None
-    shares, dropped = zip(*map(found.__getitem__, steps), strict=True)
-    return Loads(name, steps, shares, () if None in dropped else dropped)
+    shares = tuple(shares_by_step[step] for step in steps)
+    dropped: list[float] = []
+    for step in steps:
+        share_dropped = dropped_by_step[step]
+        # without a capacity a run drops nothing, and its log does not say so
+        if share_dropped is None:
+            return Loads(name, steps, shares)
+        dropped.append(share_dropped)
+    return Loads(name, steps, shares, tuple(dropped))
 
 
 def _shares(counts: Sequence[int]) -> tuple[float, ...]:
-    """Equal where nothing is chosen at all."""
+    """The load of each expert; all are 1 where nothing is chosen at all."""
     total = sum(counts)
-    return tuple(count * len(counts) / total if total else 1.0 for count in counts)
+    if not total:
+        return (1.0,) * len(counts)
+    return tuple(count * len(counts) / total for count in counts)
 
 
 def text(loads: Loads) -> str:
     """A table of the least and the most load of each layer at some of the steps."""
-    last = len(loads.steps) - 1
-    places = [*dict.fromkeys(round(last * part / (TIMES - 1)) for part in range(TIMES))]
-    rows = [("layer", "", *(f"step {loads.steps[at]:,}" for at in places))]
+    places = _spread(len(loads.steps))
+    rows = [("layer", "", *(f"step {loads.steps[place]:,}" for place in places))]
     for layer in range(loads.layers):
-        each = (loads.shares[at][layer] for at in places)
-        rows.append((str(layer), "", *(f"{min(own):.2f} – {max(own):.2f}" for own in each)))
-    rows += (
-        [("dropped", "", *(f"{loads.dropped[at]:.1%}" for at in places))] if loads.dropped else []
-    )
+        cells = [str(layer), ""]
+        for place in places:
+            loads_of_layer = loads.shares[place][layer]
+            cells.append(f"{min(loads_of_layer):.2f} – {max(loads_of_layer):.2f}")
+        rows.append(tuple(cells))
+    if loads.dropped:
+        rows.append(("dropped", "", *(f"{loads.dropped[place]:.1%}" for place in places)))
     lines = "\n".join(table(rows))
     dropped = "; dropped, of all choices" * bool(loads.dropped)
     return (
         f"{loads.title}\n\n{lines}\n\nleast – most load of an expert of the layer; 1 is an"
         f" equal share{dropped}"
     )
+
+
+def _spread(count: int) -> list[int]:
+    """At most `TIMES` of the indices below `count`, as evenly as they go, the first and the last
+    among them.
+    """
+    last = count - 1
+    return [*dict.fromkeys(round(last * part / (TIMES - 1)) for part in range(TIMES))]
 
 
 # ---- the picture
@@ -126,8 +144,8 @@ COLOURS: tuple[str, ...] = (
     "b2182b",
     "67001f",
 )
-"""Colours of loads below the first bound, from each to the next, and from the last on:
-ColorBrewer's RdBu, reversed.
+"""The colours of loads: below the first bound, between a bound and the next, above the last.
+They are ColorBrewer's RdBu, reversed.
 """
 
 LINES = {"most": COLOURS[-2], "least": COLOURS[1], "dropped, of choices": "808080"}
@@ -166,16 +184,18 @@ class _Picture:
         """The least and the most load of all layers, and what was dropped, on a scale of powers
         of two.
         """
-        shares = [
-            [load for at in column for own in self._loads.shares[at] for load in own]
-            for column in self._columns
-        ]
-        found = [[*map(max, shares)], [*map(min, shares)]]
+        most, least = list[float](), list[float]()
+        for column in self._columns:
+            loads: list[float] = []
+            for index in column:
+                loads.extend(chain.from_iterable(self._loads.shares[index]))
+            most.append(max(loads))
+            least.append(min(loads))
+        series = [most, least]
         dropped = self._loads.dropped
-        found += (
-            [[fmean(dropped[at] for at in column) for column in self._columns]] if dropped else []
-        )
-        lines = dict(zip(LINES, found, strict=False))
+        if dropped:
+            series.append([fmean(dropped[column.start : column.stop]) for column in self._columns])
+        lines = dict(zip(LINES, series, strict=False))
         low = min(-1, floor(log2(max(min(lines["least"]), BOUNDS[0] / 2))))
         high = max(1, ceil(log2(max(lines["most"]))))
 
@@ -183,14 +203,13 @@ class _Picture:
             return top + _CHART * (high - log2(max(load, 2.0**low))) / (high - low)
 
         for power in range(low, high + 1):
-            at, label = y(2.0**power), f"{2**power}" if power >= 0 else f"1/{2**-power}"
-            self.canvas.line(_LEFT, at, _LEFT + _WIDTH, at)
-            self.canvas.words(_LEFT - 6, at + 4, label, "end")
+            height = y(2.0**power)
+            label = f"{2**power}" if power >= 0 else f"1/{2**-power}"
+            self.canvas.line(_LEFT, height, _LEFT + _WIDTH, height)
+            self.canvas.words(_LEFT - 6, height + 4, label, "end")
         for i, (name, loads) in enumerate(lines.items()):
-            self.canvas.path(
-                [(self._x(at + 0.5), y(load)) for at, load in enumerate(loads)],
-                f"trace kc{LINES[name]}",
-            )
+            points = [(self._x(column + 0.5), y(load)) for column, load in enumerate(loads)]
+            self.canvas.path(points, f"trace kc{LINES[name]}")
             self._entry(LINES[name], name, top + 18 * i)
         self._steps(top + _CHART)
 
@@ -200,21 +219,20 @@ class _Picture:
         """
         self.canvas.words(_LEFT, top - 6, f"layer {layer}, a row for each expert")
         boxes: dict[str, list[tuple[float, float, float]]] = {}
-        experts = len(self._loads.shares[0][layer])
+        shares = self._loads.shares
+        experts = len(shares[0][layer])
         for expert in range(experts):
-            loads = (
-                fmean(self._loads.shares[at][layer][expert] for at in column)
-                for column in self._columns
-            )
-            at = 0
-            for colour, run in groupby(map(_colour, loads)):
-                end = at + len([*run])
-                boxes.setdefault(colour, []).append(
-                    (self._x(at), top + expert * self._row, self._x(end))
-                )
-                at = end
-        for colour, each in sorted(boxes.items()):
-            self.canvas.cells(each, self._row, f"c{colour}")
+            colours: list[str] = []
+            for column in self._columns:
+                colours.append(_colour(fmean(shares[step][layer][expert] for step in column)))
+            start = 0
+            for colour, run in groupby(colours):
+                end = start + len([*run])
+                box = (self._x(start), top + expert * self._row, self._x(end))
+                boxes.setdefault(colour, []).append(box)
+                start = end
+        for colour, boxes_of_colour in sorted(boxes.items()):
+            self.canvas.cells(boxes_of_colour, self._row, f"c{colour}")
         height = experts * self._row
         self.canvas.box(_LEFT, top, _WIDTH, height, "edge", round=0)
         for expert, y in {0: top + 11, experts - 1: top + height - 1}.items():
@@ -223,11 +241,9 @@ class _Picture:
 
     def _steps(self, top: int) -> None:
         """The steps of some columns, under an axis."""
-        last = len(self._columns) - 1
-        for at in dict.fromkeys(round(last * part / (TIMES - 1)) for part in range(TIMES)):
-            self.canvas.words(
-                self._x(at + 0.5), top + 16, f"{self._loads.steps[self._columns[at][0]]:,}", "mid"
-            )
+        for place in _spread(len(self._columns)):
+            step = self._loads.steps[self._columns[place][0]]
+            self.canvas.words(self._x(place + 0.5), top + 16, f"{step:,}", "mid")
         self.canvas.words(_LEFT - 6, top + 16, "step", "end")
 
     def _entry(self, colour: str, words: str, top: int) -> None:
@@ -248,8 +264,6 @@ def _meaning(place: int) -> str:
     """The loads of a colour, for instance `0.5 to 0.8`."""
     if place == 0:
         return f"below {BOUNDS[0]:g}"
-    return (
-        f"{BOUNDS[place - 1]:g} to {BOUNDS[place]:g}"
-        if place < len(BOUNDS)
-        else f"{BOUNDS[-1]:g} and more"
-    )
+    if place == len(BOUNDS):
+        return f"{BOUNDS[-1]:g} and more"
+    return f"{BOUNDS[place - 1]:g} to {BOUNDS[place]:g}"

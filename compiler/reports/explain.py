@@ -1,6 +1,7 @@
 """The reports of `scalec explain`: memory, collectives, the meaning of a code."""
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent, indent
@@ -15,7 +16,6 @@ from ..analysis.memory import (
     SAID,
     VERDICTS,
     Account,
-    Kept,
     NeedRange,
     PeakSnapshot,
     account,
@@ -36,16 +36,22 @@ from .summary import axes_of, headline, launch, needs_by_load, recomputation, ta
 
 
 def texts() -> dict[str, Any]:
-    """The content of codes.toml: a table for each code, and `plan`, which their words complete."""
+    """The content of codes.toml: a table for each code, and `plan`, a plan that the examples of
+    the tables complete.
+    """
     return tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
 
 
 def explain_code(code: str) -> str:
-    """All that is known of one of CODES, for people."""
+    """The meaning of one of CODES for people, with an example that is wrong and one that is
+    right.
+    """
     entry = texts()[code]
     parts = [f"{code}: {CODES[code]}", entry["text"]]
-    words = {kind: dedent(entry[kind]).rstrip() for kind in ("wrong", "right") if kind in entry}
-    parts += [f"{kind}:\n\n{indent(each, '  ')}" for kind, each in words.items()]
+    for kind in ("wrong", "right"):
+        if kind in entry:
+            example = dedent(entry[kind]).rstrip()
+            parts.append(f"{kind}:\n\n{indent(example, '  ')}")
     return "\n\n".join(parts)
 
 
@@ -55,46 +61,46 @@ ACTIVATIONS_SHOWN = 12
 
 def memory(program: Program) -> str:
     """The account of a program after the last pass, for people."""
-    it = account(program)
-    held = ["\n".join(table(list(_always(it)))), *_range(need_range(program, it))]
-    held += [*_padding(it), *_watched(program), _host(program, it)]
-    parts = [*held, "\n".join(table(list(_kept(it))))]
-    verdict = (
+    memory = account(program)
+    parts = [
         headline(program),
-        _memory_verdict(program, it),
+        _memory_verdict(program, memory),
         needs_by_load(program),
         recomputation(program),
-    )
-    return "\n\n".join(filter(None, (*verdict, *parts)))
+        "\n".join(table(list(_by_kind(memory)))),
+        *_range(need_range(program, memory)),
+        *_padding(memory),
+        *_watched(program),
+        _host(program, memory),
+        "\n".join(table(list(_activation_rows(memory)))),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
-def _memory_verdict(program: Program, it: Account) -> str:
-    """Whether it fits."""
-    needs = f"needs {amount(it.needs)} on {place(program, it)}"
+def _memory_verdict(program: Program, memory: Account) -> str:
+    """Whether the rank that needs most has enough memory."""
+    needs = f"needs {amount(memory.needs)} on {place(program, memory)}"
     gpu, room = program.cluster.gpu, capacity(program)
     if room is None:
-        said = f"; `cluster {{ {SAID} }}` gives it" if gpu else ""
-        return (
-            f"{needs}, counted for the {'CPU' if it.device == 'cpu' else 'GPU'}:"
-            f" {why_unknown(program)}{said}"
-        )
-    of = need_range(program, it)
-    if of.fits(room) is None:
-        needs += f" ({amount(of.low)} to {amount(of.high)})"
-    return f"{VERDICTS[of.fits(room)]}: {needs}; {gpu} has {amount(room)}"
+        remedy = f"; `cluster {{ {SAID} }}` gives it" if gpu else ""
+        device = "CPU" if memory.device == "cpu" else "GPU"
+        return f"{needs}, counted for the {device}: {why_unknown(program)}{remedy}"
+    needs_range = need_range(program, memory)
+    if needs_range.fits(room) is None:
+        needs += f" ({amount(needs_range.low)} to {amount(needs_range.high)})"
+    return f"{VERDICTS[needs_range.fits(room)]}: {needs}; {gpu} has {amount(room)}"
 
 
-def _range(of: NeedRange) -> Iterator[str]:
+def _range(needs_range: NeedRange) -> Iterator[str]:
     """The range of the need, with its reasons; nothing where it is one number."""
-    if of.reasons:
-        rows = [
-            (it.what, _less(it.less), f"+{amount(it.more)}" if it.more else "") for it in of.reasons
-        ]
-        head, total = (
-            ("the total may be", "less", "more"),
-            ("needs", amount(of.low), amount(of.high)),
-        )
-        yield "\n".join(table([head, *rows, total], "lrr"))
+    if not needs_range.reasons:
+        return
+    rows = [("the total may be", "less", "more")]
+    for reason in needs_range.reasons:
+        more = f"+{amount(reason.more)}" if reason.more else ""
+        rows.append((reason.what, _less(reason.less), more))
+    rows.append(("needs", amount(needs_range.low), amount(needs_range.high)))
+    yield "\n".join(table(rows, "lrr"))
 
 
 def _less(size: int) -> str:
@@ -102,41 +108,41 @@ def _less(size: int) -> str:
     return f"-{amount(size)}" if size else ""
 
 
-def _always(it: Account) -> Iterator[tuple[str, str, str]]:
-    """Memory at its peak, by kind: these add up."""
-    buckets = it.buckets
+def _by_kind(memory: Account) -> Iterator[tuple[str, str, str]]:
+    """Memory at its peak, by kind: the rows add up."""
+    buckets, peak = memory.buckets, memory.peak
     slots = ", ".join(dict.fromkeys(name for bucket in buckets for name, _ in bucket.slots))
-    parts = "layers" if it.rank is None else "stages"
-    held = [
-        ("parameters", "", sum(bucket.parameters for bucket in buckets)),
-        ("masters", "", sum(bucket.masters for bucket in buckets)),
-        ("gradients", "", sum(bucket.gradients for bucket in buckets)),
-        (
-            "optimizer",
-            slots,
-            it.state - sum(b.parameters + b.masters + b.gradients for b in buckets),
-        ),
-        ("inputs", "of all microbatches", it.inputs),
-        ("tables", "rotary positions", it.tables),
-        (
-            "saved activations",
-            "of one microbatch" if it.rank is None else "of microbatches in flight",
-            it.peak.kept,
-        ),
-        ("unsharded weights", f"of {parts}, temporarily", it.peak.weights),
-        ("unsharded gradients", f"of {parts}, temporarily", it.peak.gradients),
-        ("temporaries", moment(it.peak), it.peak.other),
-        ("reserve", "driver, CUDA, cuBLAS, NCCL", it.reserve),
-        ("total", "at peak memory", it.needs),
+    # an account without a rank is of a program without a pipeline
+    parts, microbatches = "stages", "of microbatches in flight"
+    if memory.rank is None:
+        parts, microbatches = "layers", "of one microbatch"
+    parameters = sum(bucket.parameters for bucket in buckets)
+    masters = sum(bucket.masters for bucket in buckets)
+    gradients = sum(bucket.gradients for bucket in buckets)
+    rows = [
+        ("parameters", "", parameters),
+        ("masters", "", masters),
+        ("gradients", "", gradients),
+        ("optimizer", slots, memory.state - (parameters + masters + gradients)),
+        ("inputs", "of all microbatches", memory.inputs),
+        ("tables", "rotary positions", memory.tables),
+        ("saved activations", microbatches, peak.kept),
+        ("unsharded weights", f"of {parts}, temporarily", peak.weights),
+        ("unsharded gradients", f"of {parts}, temporarily", peak.gradients),
+        ("temporaries", moment(peak), peak.other),
+        ("reserve", "driver, CUDA, cuBLAS, NCCL", memory.reserve),
+        ("total", "at peak memory", memory.needs),
     ]
     yield "per rank", "", "bytes"
-    yield from ((what, detail, amount(size)) for what, detail, size in held if size)
+    for kind, detail, size in rows:
+        if size:
+            yield kind, detail, amount(size)
 
 
-def _padding(it: Account) -> Iterator[str]:
+def _padding(memory: Account) -> Iterator[str]:
     """Padding of the state, if there is any."""
-    if it.padding:
-        share = f"{amount(it.padding)}, {it.padding / it.state:.1%}"
+    if memory.padding:
+        share = f"{amount(memory.padding)}, {memory.padding / memory.state:.1%}"
         yield (
             "padding of buckets, so that shards are equal and end between rows of tensors:"
             f" {share} of state"
@@ -146,70 +152,68 @@ def _padding(it: Account) -> Iterator[str]:
 def _watched(program: Program) -> Iterator[str]:
     """The memory of looks, if there are any."""
     if size := looks_in_update(program):
-        pieces = (
-            ", and for pieces of the state that `replay` updates twice"
-            if program.watch.replay
-            else ""
-        )
+        pieces = ""
+        if program.watch.replay:
+            pieces = ", and for pieces of the state that `replay` updates twice"
         yield (
             f"watch: {amount(size)} during the update, for hashes, whose keys are among the"
             f" tables{pieces}"
         )
 
 
-def _host(program: Program, it: Account) -> str:
-    """The copy from which checkpoints are written; all ranks together copy one checkpoint."""
+def _host(program: Program, memory: Account) -> str:
+    """The copy in host memory that a save writes as a checkpoint; all ranks together copy one
+    checkpoint.
+    """
     ranks = launch(program).ranks_per_node
-    node = amount(min(ranks * it.host, max(it.host, checkpoint_bytes(program))))
+    node = amount(min(ranks * memory.host, max(memory.host, checkpoint_bytes(program))))
     return (
-        f"copied to host memory at a save: up to {amount(it.host)} of a rank"
+        f"copied to host memory at a save: up to {amount(memory.host)} of a rank"
         + f", {node} of a node" * (ranks > 1)
     )
 
 
-def moment(it: PeakSnapshot) -> str:
+def moment(snapshot: PeakSnapshot) -> str:
     """For instance `backward of w_down, layers 126 of 126, llama.scale:28`."""
-    if it.op is None:
-        return it.where
-    layers = [f"{dim} {at:,} of {size:,}" for dim, at, size in it.layers]
-    return ", ".join([f"{it.where} of {it.name}", *layers, str(it.op.span)])
+    if snapshot.op is None:
+        return snapshot.where
+    layers = [f"{dim} {iteration:,} of {size:,}" for dim, iteration, size in snapshot.layers]
+    return ", ".join([f"{snapshot.where} of {snapshot.name}", *layers, str(snapshot.op.span)])
 
 
-def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
+def _activation_rows(memory: Account) -> Iterator[tuple[str, str, str]]:
     """Saved activations by op and plan line, the largest first."""
-    rows: dict[tuple[str, str], list[Kept]] = {}
-    for kept in it.kept:
-        rows.setdefault((kept.op.kind, str(kept.op.span)), []).append(kept)
-    sizes = sorted(
-        ((sum(k.total for k in all_), *row) for row, all_ in rows.items()), key=lambda row: -row[0]
-    )
-    yield (
-        "saved activations" if it.rank is None else "saved activations of a microbatch",
-        "line",
-        "bytes",
-    )
-    yield from ((kind, line, amount(size)) for size, kind, line in sizes[:ACTIVATIONS_SHOWN])
-    if rest := sizes[ACTIVATIONS_SHOWN:]:
-        yield f"{len(rest)} others", "", amount(sum(size for size, _, _ in rest))
-    yield "total", "", amount(it.activations)
-    yield from _until_peak(it)
+    sizes = Counter[tuple[str, str]]()
+    for saved in memory.kept:
+        sizes[saved.op.kind, str(saved.op.span)] += saved.total
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    if memory.rank is None:
+        yield "saved activations", "line", "bytes"
+    else:
+        yield "saved activations of a microbatch", "line", "bytes"
+    for (kind, line), size in largest[:ACTIVATIONS_SHOWN]:
+        yield kind, line, amount(size)
+    if others := largest[ACTIVATIONS_SHOWN:]:
+        yield f"{len(others)} others", "", amount(sum(size for _, size in others))
+    yield "total", "", amount(memory.activations)
+    yield from _until_peak(memory)
 
 
-def _until_peak(it: Account) -> Iterator[tuple[str, str, str]]:
+def _until_peak(memory: Account) -> Iterator[tuple[str, str, str]]:
     """The step from one microbatch's saved activations to the line above: what is in memory
     when memory peaks.
     """
-    difference = it.peak.kept - it.activations
+    difference = memory.peak.kept - memory.activations
     if difference > 0:
         yield "other microbatches in flight", "", amount(difference)
     elif difference < 0:
         yield "freed before the peak, or saved after it", "", _less(-difference)
     if difference:
-        yield "saved activations at peak memory", "", amount(it.peak.kept)
+        yield "saved activations at peak memory", "", amount(memory.peak.kept)
 
 
 COLLECTIVES_SHOWN = 8
-"""How many rows of each use are shown; those that send less are added up."""
+"""How many rows of each use are shown; the others, which send less, are added up."""
 
 USES: dict[Use, str] = {
     "parameters": "parameters gathered",
@@ -230,63 +234,66 @@ Row = tuple[str, str, str, str, str, str]
 
 def explain_collectives(program: Program) -> str:
     """The communication of a step, for people; of a pipeline the rank that sends most."""
-    head, of_all = headline(program), [collectives(program, rank) for rank in places(program)]
-    listed = max(of_all, key=_sent)
+    head = headline(program)
+    collectives_by_rank = [collectives(program, rank) for rank in places(program)]
+    listed = max(collectives_by_rank, key=_sent)
     if not listed:
         return f"{head}\n\nno communication"
-    exchanged = [*_exchanges(program, of_all.index(listed)), *_beside(program)]
+    rank = collectives_by_rank.index(listed)
+    exchanges = [*_exchanges(program, rank), *_beside(program)]
     if program.pipeline:
-        program = rank_programs(program)[of_all.index(listed)]
-    uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
+        program = rank_programs(program)[rank]
+    tables_of_uses = [list(_use(program, use, listed)) for use in USES]
     parts = [
-        tables(uses),
+        tables([rows for rows in tables_of_uses if rows]),
+        *exchanges,
         *_strategies(program),
         "\n".join(table(list(_volumes(program, listed)))),
         FORMULA,
     ]
-    parts[1:1] = exchanged
     return "\n\n".join((head, _traffic_verdict(program, listed), *parts))
 
 
 def _exchanges(program: Program, rank: int) -> list[str]:
     """The exchanges of rows, by the rows that a rank's experts get."""
-    found = [
-        (load, [it for it in collectives(load.program, rank) if it.ragged])
-        for load in loads(program)
-    ]
-    rows = [
-        (it.name, it.shown, amount(max(i.bytes for i in of)), amount(_sent(of)))
-        for it, of in found
-        if of
-    ]
+    rows: list[tuple[str, str, str, str]] = []
+    for load in loads(program):
+        exchanges = [call for call in collectives(load.program, rank) if call.ragged]
+        if exchanges:
+            largest = max(exchange.bytes for exchange in exchanges)
+            rows.append((load.name, load.shown, amount(largest), amount(_sent(exchanges))))
+    if not rows:
+        return []
     head = ("rows of a rank's experts", "in a microbatch", "an exchange", "sent in a step")
-    return ["\n".join(table([head, *rows]))] if rows else []
+    return ["\n".join(table([head, *rows]))]
 
 
 def _beside(program: Program) -> list[str]:
-    """The products, by their weights, that run beside each exchange of rows which begins before
-    it is awaited.
+    """The products, by their weights, that run beside an exchange of rows: between its begin
+    and its wait.
     """
     names = [param.name for param in program.params]
-    found: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     for block in blocks(program.microbatches):
         for exchange, ops in beside(block.body):
-            values = [
-                name for op in ops for name in (*op.inputs, *(value.name for value in op.outputs))
-            ]
-            weights = dict.fromkeys(
-                name for value in values if (name := base(value).removeprefix("d_")) in names
-            )
+            weights: dict[str, None] = {}
+            for op in ops:
+                for value in (*op.inputs, *(output.name for output in op.outputs)):
+                    name = base(value).removeprefix("d_")
+                    if name in names:
+                        weights[name] = None
             to = "to experts" if exchange.kind == EXCHANGE.name else "to tokens"
-            found.append((f"{block.kind}, {to}", ", ".join(weights) or "nothing"))
+            rows.append((f"{block.kind}, {to}", ", ".join(weights) or "nothing"))
+    if not rows:
+        return []
     head = ("exchanges of rows", "beside products of")
-    return ["\n".join(table([head, *dict.fromkeys(found)]))] if found else []
+    return ["\n".join(table([head, *dict.fromkeys(rows)]))]
 
 
 def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
-    """How much, and how much of it leaves the machine."""
+    """How much a rank sends, and how much of it leaves the machine."""
     total = sum(map(sent, listed))
-    outside = sum(sent(each) for each in listed if _links(program, each) == ACROSS)
+    outside = sum(sent(call) for call in listed if _links(program, call) == ACROSS)
     where = f"{amount(outside)} of it across nodes" if outside else "all of it within a node"
     if not program.pipeline:
         return f"each rank sends {amount(total)} in a step, {where}"
@@ -297,50 +304,55 @@ def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
 
 
 def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[Row]:
+    """The table of one use; none where no collective is of this use."""
     alike: dict[tuple[str, ...], list[Collective]] = {}
-    for each in listed:
-        if each.use == use:
-            alike.setdefault(described(program, each), []).append(each)
+    for call in listed:
+        if call.use == use:
+            alike.setdefault(described(program, call), []).append(call)
     if not alike:
         return
     largest = sorted(alike.items(), key=lambda row: -_sent(row[1]))
     yield USES[use], "where and how often", "calls", "the whole", "sent", "links"
     for (op, where, size, links), same in largest[:COLLECTIVES_SHOWN]:
         yield op, where, f"{_calls(same):,}", size, amount(_sent(same)), links
-    rest = [each for _, same in largest[COLLECTIVES_SHOWN:] for each in same]
-    if rest:
-        yield (
-            f"{len(largest) - COLLECTIVES_SHOWN}"
-            f" other{'s' * (len(largest) > COLLECTIVES_SHOWN + 1)}",
-            "",
-            f"{_calls(rest):,}",
-            "",
-            amount(_sent(rest)),
-            "",
-        )
+    if others := largest[COLLECTIVES_SHOWN:]:
+        name = f"{len(others)} other{'s' * (len(others) > 1)}"
+        yield _total_row(name, others)
     if len(largest) > 1:
-        every = [each for _, same in largest for each in same]
-        yield "total", "", f"{_calls(every):,}", "", amount(_sent(every)), ""
+        yield _total_row("total", largest)
 
 
-def described(program: Program, each: Collective) -> tuple[str, str, str, str]:
-    """An entry in words, by which alike ones share a row: op and axes, place, size, links."""
-    op = f"{each.op} (max)" if each.maximum else each.op
-    axes = axes_of(program, each)
-    over = f"{op} over {axes}, {each.ranks:,} ranks"
-    if each.peer is not None:
-        over = f"{op} {'to' if op == 'send' else 'from'} rank {each.peer} of {axes}"
-    return over, _where(program, each), f"{whole(each):,} x {each.dtype}", _links(program, each)
+def _total_row(name: str, rows: Sequence[tuple[tuple[str, ...], Sequence[Collective]]]) -> Row:
+    """A row with the sums of several rows."""
+    calls = [call for _, same in rows for call in same]
+    return name, "", f"{_calls(calls):,}", "", amount(_sent(calls)), ""
 
 
-def _where(program: Program, each: Collective) -> str:
+def described(program: Program, call: Collective) -> tuple[str, str, str, str]:
+    """A collective in words: op and axes, place, size, links.
+
+    Collectives with the same words share a row.
+    """
+    op = f"{call.op} (max)" if call.maximum else call.op
+    axes = axes_of(program, call)
+    over = f"{op} over {axes}, {call.ranks:,} ranks"
+    if call.peer is not None:
+        direction = "to" if op == "send" else "from"
+        over = f"{op} {direction} rank {call.peer} of {axes}"
+    return over, _where(program, call), f"{whole(call):,} x {call.dtype}", _links(program, call)
+
+
+def _where(program: Program, call: Collective) -> str:
     """For instance `backward, last microbatch x 80 layers`, or `after stage 2`."""
-    if each.chunk:
-        stages = f"stage{'s' * (len(each.chunk) > 1)} {', '.join(map(str, each.chunk))}"
-        return f"{'before' if each.use == 'parameters' else 'after'} {stages}"
-    layers = [_layers(program, loop, each.last) for loop in each.loops]
-    layers += [f"{each.times:,} hops"] if each.times > 1 else []
-    return ", ".join(filter(None, (each.where, " x ".join(layers))))
+    if call.chunk:
+        stages = f"stage{'s' * (len(call.chunk) > 1)} {', '.join(map(str, call.chunk))}"
+        # a stage's parameters are gathered before it runs
+        when = "before" if call.use == "parameters" else "after"
+        return f"{when} {stages}"
+    layers = [_layers(program, loop, call.last) for loop in call.loops]
+    if call.times > 1:
+        layers.append(f"{call.times:,} hops")
+    return ", ".join(filter(None, (call.where, " x ".join(layers))))
 
 
 def _layers(program: Program, loop: str, last: bool) -> str:
@@ -353,13 +365,18 @@ def _layers(program: Program, loop: str, last: bool) -> str:
 WITHIN, ACROSS = "within a node", "across nodes"
 
 
-def _links(program: Program, each: Collective) -> str:
-    among = each.among if each.peer is None else (each.rank or 0, each.peer)
-    return ACROSS if crosses(program, each.axes, launch(program).ranks_per_node, among) else WITHIN
+def _links(program: Program, call: Collective) -> str:
+    """Whether a collective leaves its node, in words."""
+    among = call.among
+    if call.peer is not None:
+        among = (call.rank or 0, call.peer)
+    if crosses(program, call.axes, launch(program).ranks_per_node, among):
+        return ACROSS
+    return WITHIN
 
 
 def _calls(listed: Sequence[Collective]) -> int:
-    return sum(each.count for each in listed)
+    return sum(call.count for call in listed)
 
 
 def _sent(listed: Sequence[Collective]) -> int:
@@ -367,35 +384,46 @@ def _sent(listed: Sequence[Collective]) -> int:
 
 
 def _strategies(program: Program) -> Iterator[str]:
-    """For each axis over which a sequence lies in attention, what a layer would send by each
-    strategy.
+    """For each axis that cuts a sequence in attention, a table of what a layer would send by
+    each strategy; equal tables are one.
     """
-    rows = (
-        [*_costs(program, op, axis)] for op in program.ops for axis in sequence_axes(program, op)
-    )
-    yield from dict.fromkeys("\n".join(table(each)) for each in rows)
+    texts_of_tables: dict[str, None] = {}
+    for op in program.ops:
+        for axis in sequence_axes(program, op):
+            texts_of_tables["\n".join(table([*_costs(program, op, axis)]))] = None
+    yield from texts_of_tables
 
 
 def _costs(program: Program, op: Op, axis: str) -> Iterator[Row]:
-    own = strategy(program, op, axis)
+    strategy_of_plan = strategy(program, op, axis)
     yield f"keys over {axis}, a layer", "forward", "sent", "backward", "sent", "keys kept"
-    for each in costs(program, op, axis):
-        word = f"via {each.strategy}{', as the plan says' * (each.strategy == own)}"
-        (calls, sent_), (back, sent_back) = each.forward, each.backward
+    for cost in costs(program, op, axis):
+        is_of_plan = cost.strategy == strategy_of_plan
+        (calls, sent_), (back, sent_back) = cost.forward, cost.backward
         yield (
-            word,
+            f"via {cost.strategy}{', as the plan says' * is_of_plan}",
             counted(calls, "call"),
             amount(sent_),
             counted(back, "call"),
             amount(sent_back),
-            amount(each.kept),
+            amount(cost.kept),
         )
 
 
 def _volumes(program: Program, listed: Sequence[Collective]) -> Iterator[Row]:
+    """The elements that a rank gathers and reduces, in multiples of its parameters Ψ."""
     yield "parameters on a rank", "in", "Ψ", "gathered", "reduced", "total"
-    for it in volumes(program, listed):
-        what = f"per iteration of {', '.join(it.layers)}" if it.layers else "others"
-        gathered, reduced = it.gathered / it.parameters, it.reduced / it.parameters
-        moved = (f"{gathered:,.2f}Ψ", f"{reduced:,.2f}Ψ", f"{gathered + reduced:,.2f}Ψ")
-        yield what, f"{it.buckets} bucket{'s' * (it.buckets > 1)}", f"{it.parameters:,}", *moved
+    for volume in volumes(program, listed):
+        part = "others"
+        if volume.layers:
+            part = f"per iteration of {', '.join(volume.layers)}"
+        gathered = volume.gathered / volume.parameters
+        reduced = volume.reduced / volume.parameters
+        yield (
+            part,
+            f"{volume.buckets} bucket{'s' * (volume.buckets > 1)}",
+            f"{volume.parameters:,}",
+            f"{gathered:,.2f}Ψ",
+            f"{reduced:,.2f}Ψ",
+            f"{gathered + reduced:,.2f}Ψ",
+        )

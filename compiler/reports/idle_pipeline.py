@@ -19,8 +19,8 @@ rank.
 """
 
 ENOUGH = 4
-"""Microbatches for each rank from which on the bubble is negligible, under a fifth (GPipe,
-arXiv 1811.06965, 3.2).
+"""With this many microbatches for each rank, or more, the bubble is negligible, under a fifth
+(GPipe, arXiv 1811.06965, 3.2).
 """
 
 WORTH = 0.05
@@ -34,7 +34,7 @@ NAMED = (
     ("zbv", 2),
     ("dualpipev", 2),
 )
-"""Schedules that are compared, and how many stages a rank has."""
+"""Schedules that are compared, and how many stages a rank has in each."""
 
 SHOWN = 2
 """How many other schedules are named."""
@@ -66,44 +66,53 @@ def idle_pipeline(program: Program) -> Iterator[Diagnostic]:
 
 
 def bubble(schedule: Schedule) -> float:
-    """The share of all ranks' time in which they wait, if all stages take equally long."""
+    """The share of all ranks' time that they wait, if all stages take equally long."""
     return simulate(schedule, Times.uniform(schedule.stages)).bubble
 
 
 def _more_microbatches(pipeline: Pipeline, ranks: int) -> str:
-    """How many would be enough, and the bubble then, where the rows have the name of a schedule."""
+    """How many microbatches would be enough; and the bubble then, if the rows have the name of a
+    schedule.
+    """
     ways = "a larger `global_batch`, a smaller `microbatch` or fewer ranks of data"
     more = f"make at least {ENOUGH * ranks:,} microbatches, by {ways}"
     settings = pipeline.settings.schedule
     left = _bubble_of(settings.kind, ranks, ENOUGH * ranks, settings.chunks)
-    return more if left is None else f"{more}: {left:.0%}"
+    if left is None:
+        return more
+    return f"{more}: {left:.0%}"
 
 
 def _other_schedules(program: Program, pipeline: Pipeline, ranks: int, now: float) -> Iterator[str]:
-    """Named schedules under which ranks wait least, the best first; none where the plan's
-    stages are its own.
+    """Named schedules that shorten the wait most, the best first; none where the plan writes its
+    stages itself.
     """
     if pipeline.settings.stages:
         return
     layers, microbatches = sum(map(program.size, pipeline.dims)), program.size(MICROBATCHES)
-    found = list[tuple[float, str]]()
+    bubbles = list[tuple[float, str]]()
     for kind, chunks in NAMED:
-        left = _bubble_of(kind, ranks, microbatches, chunks) if ranks * chunks <= layers else None
+        if ranks * chunks > layers:
+            continue  # a stage would have no layer
+        left = _bubble_of(kind, ranks, microbatches, chunks)
         if left is not None and left <= now - WORTH:
-            said = f"{kind}(chunks={chunks})" if SCHEDULES[kind].variable else kind
-            found.append((left, said))
-    for left, said in sorted(found)[:SHOWN]:
+            schedule = kind
+            if SCHEDULES[kind].variable:
+                schedule = f"{kind}(chunks={chunks})"
+            bubbles.append((left, schedule))
+    for left, schedule in sorted(bubbles)[:SHOWN]:
         yield (
-            f"or write `schedule = {said}`: {left:.0%}; `scalec explain memory` says what it needs"
+            f"or write `schedule = {schedule}`: {left:.0%};"
+            " `scalec explain memory` says what it needs"
         )
 
 
 def _bubble_of(kind: str, ranks: int, microbatches: int, chunks: int | None) -> float | None:
     """The bubble of a named schedule; None where it has no rows for these numbers."""
-    named = SCHEDULES.get(kind)
-    if named is None:
+    spec = SCHEDULES.get(kind)
+    if spec is None:
         return None
     try:
-        return bubble(named(ranks, microbatches, chunks))
+        return bubble(spec(ranks, microbatches, chunks))
     except ScheduleError:
         return None

@@ -1,8 +1,8 @@
 """Settings without effect in the plan that has them: a row for each, with the condition and the
 reason.
 
-A test sets every setting in plans of many kinds: one that changes no program has a row here, or its
-reason there.
+A test sets every setting in plans of many kinds: a setting that changes no program has a row here,
+or its reason in the test.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,8 +52,8 @@ def _warning(key: str, what: str, why: str, span: Span, help: str = "leave it ou
 def _settings(program: Program, section: type[Settings]) -> Settings:
     """The settings of a section."""
     train = program.train
-    found = (program.flow, program.watch, train, train.data)
-    return next(settings for settings in found if type(settings) is section)
+    sections = (program.flow, program.watch, train, train.data)
+    return next(settings for settings in sections if type(settings) is section)
 
 
 # ---- conditions
@@ -62,11 +62,9 @@ def _settings(program: Program, section: type[Settings]) -> Settings:
 def _prefetch(program: Program) -> str:
     if program.pipeline:
         return "pipeline stages gather all of theirs at once"
-    return (
-        ""
-        if any(state.parameters for state in program.state)
-        else "no rule of `state` shards `parameters`"
-    )
+    if any(state.parameters for state in program.state):
+        return ""
+    return "no rule of `state` shards `parameters`"
 
 
 def _room(program: Program) -> str:
@@ -83,26 +81,28 @@ def _experts(program: Program) -> str:
 
 def _reduce(program: Program) -> str:
     """Gradients of buckets alone are reduced in this type."""
-    moved = any(bucket.reduce_axes or bucket.shard_axes for bucket in program.buckets)
-    return "" if moved or not program.buckets else "no axis of the mesh splits the batch"
+    if not program.buckets:
+        return ""
+    if any(bucket.reduce_axes or bucket.shard_axes for bucket in program.buckets):
+        return ""
+    return "no axis of the mesh splits the batch"
 
 
 def _gathered(program: Program) -> str:
-    gathered = (op.outputs[0] for op in walk(program.forward.body) if gathers(op))
-    has_any = any({*DATA_DIMS} & {*value.type.dims} for value in gathered)
-    return "" if has_any else "no activation is sharded between ops"
+    for op in walk(program.forward.body):
+        if gathers(op) and {*DATA_DIMS} & {*op.outputs[0].type.dims}:
+            return ""
+    return "no activation is sharded between ops"
 
 
 def _recompute(program: Program) -> str:
     """`full` is about layers of repeats; names of ops and dims are checked where they are read."""
     if program.train.recompute.word != "full":
         return ""
-    repeats = [region for region in walk_regions(program.forward.body) if region.kind == "repeat"]
-    return (
-        ""
-        if any(recomputes_region(program, region) for region in repeats)
-        else "the model has no `repeat`"
-    )
+    for region in walk_regions(program.forward.body):
+        if region.kind == "repeat" and recomputes_region(program, region):
+            return ""
+    return "the model has no `repeat`"
 
 
 def _copies(program: Program) -> str:
@@ -112,15 +112,13 @@ def _copies(program: Program) -> str:
 def _save_every(program: Program) -> str:
     train = program.train
     every = train.save_every or SAVE_EVERY
-    return (
-        f"the run has {counted(train.steps, 'step')}"
-        if min(every, SAVE_EVERY) >= train.steps
-        else ""
-    )
+    if min(every, SAVE_EVERY) < train.steps:
+        return ""
+    return f"the run has {counted(train.steps, 'step')}"
 
 
 def _keep_every(program: Program) -> str:
-    """Steps that it divides, among those after which there is a save."""
+    """The saves after steps that it divides; the last step of a run is saved too."""
     train = program.train
     every, keep_every = train.save_every or SAVE_EVERY, train.keep_every or 1
     if train.steps % keep_every == 0 or lcm(every, keep_every) <= train.steps:
@@ -130,7 +128,9 @@ def _keep_every(program: Program) -> str:
 
 def _holdout(program: Program) -> str:
     sets = program.train.data.sets
-    return "each set has its own" if sets and all(each.holdout is not None for each in sets) else ""
+    if sets and all(data_set.holdout is not None for data_set in sets):
+        return "each set has its own"
+    return ""
 
 
 ROWS = (
@@ -158,7 +158,7 @@ def _groups(program: Program) -> Iterator[Diagnostic]:
 
 
 def _sets(program: Program) -> Iterator[Diagnostic]:
-    """The weight of a set beside which there is no other."""
+    """The weight of the only set."""
     sets = program.train.data.sets
     if len(sets) == 1 and sets[0].weight != 1:
         yield _warning("weight", "there is no other set", "", sets[0].spans["weight"])

@@ -4,7 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from networkx import MultiDiGraph, generate_graphml, node_link_data  # pyright: ignore[reportUnknownVariableType]
+from networkx import (
+    MultiDiGraph,
+    generate_graphml,
+    node_link_data,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from ..ir import Op, Program, Region
 from ..ir.printer import print_op, print_type
@@ -12,9 +16,7 @@ from ..syntax.source import Span
 
 
 class _Builder:
-    """Adds a program's nodes in the order of the IR, in which each value is made before it is
-    used.
-    """
+    """Adds a program's nodes in the order of the IR, where each value is made before its uses."""
 
     def __init__(self, program: Program) -> None:
         self.graph: Any = MultiDiGraph(name=f"{program.name} after {program.after}")
@@ -45,17 +47,23 @@ class _Builder:
             self._made[value.name] = node
 
     def _region(self, region: Region, parent: int | None) -> None:
-        """A region is one node: what enters it goes through that to its body, what leaves it
-        back and on.
+        """Adds a region as one node.
+
+        Edges of values that enter the region end at this node and go on from it into the body;
+        edges of values that leave the region go through it too.
         """
-        words = (region.kind, region.dim, "reversed" if region.reverse else "")
+        direction = "reversed" if region.reverse else ""
+        words = (region.kind, region.dim, direction)
         node = self._node(parent, " ".join(filter(None, words)), region.kind, region.span)
         for arg in region.args:
             if parent is not None:
                 self._uses(arg.source, node, arg.enter.value)
             self._made[arg.value.name] = node
         for stmt in region.body:
-            self._region(stmt, node) if isinstance(stmt, Region) else self._op(stmt, node)
+            if isinstance(stmt, Region):
+                self._region(stmt, node)
+            else:
+                self._op(stmt, node)
         for end in region.yields:
             self._uses(end.name, node, end.leave.value)
         for value in region.results:
@@ -100,11 +108,9 @@ def _dot_nodes(
     graph: Any, inside: dict[int | None, list[int]], parent: int | None, indent: str
 ) -> Iterator[str]:
     for node in inside.get(parent, ()):
-        own = graph.nodes[node]
-        text = (
-            f"{node} [label={_quoted(own['label'])},"
-            f" tooltip={_quoted(own.get('text', own['line']))}]"
-        )
+        attributes = graph.nodes[node]
+        tooltip = attributes.get("text", attributes["line"])
+        text = f"{node} [label={_quoted(attributes['label'])}, tooltip={_quoted(tooltip)}]"
         if node not in inside:
             yield f"{indent}{text}"
             continue

@@ -29,20 +29,22 @@ PROCESS = {CPU: 2 << 30, "cuda": 8 << 30}
 def needs(program: Program, name: str) -> dict[str, Any]:
     """The needs of a job whose run is called `name`, as `runtime/calibrate/doctor` reads them.
 
-    Bytes of memory and of host are of a rank, those of the checkpoint of all; links are those that
-    step times go by, in bytes and in seconds; without any where the GPU is not known.
+    `memory` and `host` are bytes of a rank, `checkpoint` is the bytes of all ranks.  `links` are
+    the links that predicted step times use, in bytes a second and in seconds; there are none where
+    the GPU is not known.
     """
     how, data, most = launch(program), program.train.data, largest(program)
-    found = hardware(program) if most.device != CPU else None
-    links = (
-        [
-            ("node", found.link, found.link_latency),
-            ("network", found.network, found.network_latency),
-        ]
-        if found
-        else []
-    )
-    known = gpu(program.cluster)
+    gpu_name, links = "", list[dict[str, Any]]()
+    if most.device != CPU:
+        gpu_name = program.cluster.gpu
+        links = _links(program)
+    known_gpu = gpu(program.cluster)
+    gpu_memory = 0
+    if known_gpu:
+        gpu_memory = known_gpu.memory * 2**30
+    files: list[str] = []
+    for data_set in data.sets or (data,):
+        files.extend(data_set.files or ())
     return {
         "written_by": f"scalec {__version__}",
         "name": name,
@@ -51,30 +53,45 @@ def needs(program: Program, name: str) -> dict[str, Any]:
         "ranks": program.ranks,
         "ranks_per_node": how.ranks_per_node,
         "device": most.device,
-        "gpu": program.cluster.gpu if most.device != CPU else "",
-        "gpu_memory": known.memory * 2**30 if known else 0,
+        "gpu": gpu_name,
+        "gpu_memory": gpu_memory,
         "memory": most.total,
         "host": most.host + PROCESS[most.device],
         "checkpoint": checkpoint_bytes(program),
-        "links": [
-            {"name": name, "bandwidth": rate, "latency": latency} for name, rate, latency in links
-        ],
-        "files": [file for each in data.sets or (data,) for file in each.files or ()],
+        "links": links,
+        "files": files,
     }
+
+
+def _links(program: Program) -> list[dict[str, Any]]:
+    """The links of the hardware; none where its speed is not known."""
+    machine = hardware(program)
+    if machine is None:
+        return []
+    node = {"name": "node", "bandwidth": machine.link, "latency": machine.link_latency}
+    network = {
+        "name": "network",
+        "bandwidth": machine.network,
+        "latency": machine.network_latency,
+    }
+    return [node, network]
 
 
 def largest(program: Program) -> Account:
     """The account of the rank that needs most, with experts at the heaviest load."""
-    found = [account for _, each in at_loads(program) for account in each] or [*accounts(program)]
-    return max(found, key=lambda each: each.total)
+    candidates: list[Account] = []
+    for _, accounts_at_load in at_loads(program):
+        candidates.extend(accounts_at_load)
+    return max(candidates or accounts(program), key=lambda account: account.total)
 
 
 def checkpoint_bytes(program: Program) -> int:
-    """The bytes of a checkpoint: each parameter as its optimizer has it, and what that
-    remembers of it.
+    """The bytes of a checkpoint: each parameter in the type of its optimizer, and the
+    optimizer's state of it.
     """
     train = program.train
-    item = ITEM_BYTES[PRECISIONS[train.master or ("fp64" if train.precision == "fp64" else "fp32")]]
+    default = "fp64" if train.precision == "fp64" else "fp32"
+    item = ITEM_BYTES[PRECISIONS[train.master or default]]
     return parameter_count(program) * item * (1 + len(train.optimizer.slots))
 
 
@@ -105,51 +122,63 @@ def files(
     """
     job = needs(program, run)
     job["files"] = _given(rest, "--data") or job["files"]
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", run)
-    label = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:30].strip("-")
-    # names of services begin with a letter
-    label = label if label[:1].isalpha() else f"run-{label}".strip("-")
-    host = -(-job["host"] // 2**30)
-    per_node = job["ranks_per_node"]
     file = FILES[scheduler]
+    words = {**how, **_machine_words(program, job), **_name_words(run)}
+    out = (_given(rest, "--out") or [str(PurePath("runs", run))])[-1]
+    resume = [] if _given(rest, "--resume") else ["--resume", "auto"]
     text = filled(
         f"{file}.j2",
-        **how,
+        **words,
         version=__version__,
         plan=_shown(str(plan)),
-        name=name,
-        label=label,
         file=_shown(quote(str(folder / file))),
         needs=quote(str(folder / NEEDS)),
-        size=_size(program, job),
-        nodes=f"{job['least']}-{job['nodes']}" if job["least"] < job["nodes"] else job["nodes"],
-        most=job["nodes"],
-        ranks_per_node=per_node,
-        gpus=job["device"] == "cuda",
-        host=host,
-        memory=host * per_node,
         tries=TRIES,
         restarts=RESTARTS,
-        out=quote((_given(rest, "--out") or [str(PurePath("runs", run))])[-1]),
-        command=join(
-            [
-                str(folder / "train.py"),
-                *([] if _given(rest, "--resume") else ["--resume", "auto"]),
-                *rest,
-            ]
-        ),
+        out=quote(out),
+        command=join([str(folder / "train.py"), *resume, *rest]),
     )
     return {NEEDS: dumps(job, indent=2) + "\n", file: text}
 
 
+def _name_words(run: str) -> dict[str, str]:
+    """The name of a run as the schedulers take it: `name`, and `label` for Kubernetes."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", run)
+    label = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:30].strip("-")
+    # names of services begin with a letter
+    if not label[:1].isalpha():
+        label = f"run-{label}".strip("-")
+    return {"name": name, "label": label}
+
+
+def _machine_words(program: Program, job: Mapping[str, Any]) -> dict[str, Any]:
+    """The machines of a job as its script asks for them; memory of the host in GiB."""
+    host = -(-job["host"] // 2**30)
+    nodes = job["nodes"]
+    if job["least"] < job["nodes"]:
+        nodes = f"{job['least']}-{job['nodes']}"
+    return {
+        "size": _size(program, job),
+        "nodes": nodes,
+        "most": job["nodes"],
+        "ranks_per_node": job["ranks_per_node"],
+        "gpus": job["device"] == "cuda",
+        "host": host,
+        "memory": host * job["ranks_per_node"],
+    }
+
+
 def _size(program: Program, job: Mapping[str, Any]) -> str:
     """For instance `4 nodes of 8 GPUs make the 32 ranks of the mesh dp 4 x tp 8`."""
-    each = counted(job["ranks_per_node"], "GPU" if job["device"] == "cuda" else "rank")
-    least, most = (f"{job['least']} to ", "up to ") if job["least"] < job["nodes"] else ("", "")
-    mesh = f" of the mesh {words}" if (words := mesh_words(program)) else ""
+    ranks_of_node = counted(job["ranks_per_node"], "GPU" if job["device"] == "cuda" else "rank")
+    least, most = "", ""
+    if job["least"] < job["nodes"]:
+        least, most = f"{job['least']} to ", "up to "
+    mesh = mesh_words(program)
+    of_mesh = f" of the mesh {mesh}" if mesh else ""
     return (
-        f"{least}{counted(job['nodes'], 'node')} of {each} make"
-        f" {most}{counted(job['ranks'], 'rank')}{mesh}"
+        f"{least}{counted(job['nodes'], 'node')} of {ranks_of_node} make"
+        f" {most}{counted(job['ranks'], 'rank')}{of_mesh}"
     )
 
 
@@ -159,11 +188,12 @@ def _shown(text: str) -> str:
 
 
 def _given(words: Sequence[str], name: str) -> list[str]:
-    """The values of an option among words, where it is given last."""
-    found: list[str] = []
-    for at, word in enumerate(words):
+    """The values of an option on a command line, of its last use; none where it is not used."""
+    values: list[str] = []
+    for position, word in enumerate(words):
         if word.startswith(f"{name}="):
-            found = [word.partition("=")[2]]
+            values = [word.partition("=")[2]]
         if word == name:
-            found = [*takewhile(lambda each: not each.startswith("--"), words[at + 1 :])]
-    return found
+            following = words[position + 1 :]
+            values = [*takewhile(lambda value: not value.startswith("--"), following)]
+    return values

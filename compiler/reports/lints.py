@@ -7,7 +7,7 @@ from ..analysis.expert_loads import rows_of_an_expert
 from ..analysis.vocabulary import tables
 from ..config.gpus import PRODUCT_ROWS, gpu
 from ..config.units import counted
-from ..ir import SEQUENCE, STATES, Program
+from ..ir import SEQUENCE, STATES, Axis, Claim, Program
 from ..ops import OPS
 from ..ops.attention import seen_pairs, window_of
 from ..ops.experts import SORT
@@ -40,10 +40,8 @@ def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
 
 def _reduced_once(program: Program) -> Iterator[Diagnostic]:
     """Per-microbatch gradient reduction, in a pipeline whose stages reduce theirs when they end."""
-    pipeline, state = (
-        program.pipeline,
-        next((state for state in program.state if state.gradients), None),
-    )
+    pipeline = program.pipeline
+    state = next((state for state in program.state if state.gradients), None)
     if pipeline and state:
         kinds = ", ".join(kind for kind in STATES if kind != "gradients" and getattr(state, kind))
         message = "pipeline stages keep unsharded gradients and reduce them once per step"
@@ -72,7 +70,9 @@ def _long_interval(program: Program) -> Iterator[Diagnostic]:
     have one iteration.
     """
     recompute = program.train.recompute
-    for name in recompute.names if recompute.word == "every" and recompute.number > 2 else ():
+    if recompute.word != "every" or recompute.number <= 2:
+        return
+    for name in recompute.names:
         if (layers := program.size(name)) < recompute.number:
             recomputed = f"1 of {layers}" if layers > 1 else "all of them"
             span = program.train.spans["recompute"]
@@ -85,33 +85,39 @@ def _long_interval(program: Program) -> Iterator[Diagnostic]:
 
 
 def _unequal_parts(program: Program) -> Iterator[Diagnostic]:
-    """Contiguous parts of a causal sequence, of which the last rank computes most; or a window,
-    and chunks apart.
+    """Contiguous parts of a causal sequence, where the last rank computes most; or a window whose
+    sequence lies in chunks apart.
     """
-    for claim in (claim for claim in program.claims if claim.dim == SEQUENCE):
+    for claim in program.claims:
+        if claim.dim != SEQUENCE:
+            continue
         ops = [op for op in program.ops if claim.axis in query_axes(program, op)]
         if not ops or any(OPS[op.kind].get(op, "mask") != "causal" for op in ops):
             continue
         axis, seq = program.axis(claim.axis), program.size(claim.dim)
         windows = [window_of(op) or seq for op in ops]
+        # in contiguous parts, how many ranks have the keys of the widest window
         near = -(-max(windows) * axis.size // seq)
         if not claim.zigzag and min(windows) >= seq:
-            pairs, part = seen_pairs(seq, causal=True), seq // axis.size
-            most = (pairs - seen_pairs(seq - part, causal=True)) * axis.size / pairs
-            message = (
-                f"the last rank of `{axis.parent}` computes {most:.1f} times as much attention"
-                " as the mean"
-            )
-            help = f"write `{claim.dim} over {axis.parent} as {ZIGZAG}`"
-            yield Diagnostic(
-                "W0904", message, claim.span, "contiguous parts of a causal sequence", help=help
-            )
+            yield _last_rank_computes_most(claim, axis, seq)
         elif claim.zigzag and near < axis.size - 1:
             message = (
                 f"chunks apart need the keys of all {axis.size - 1} other ranks of `{axis.parent}`"
             )
             label = f"in contiguous parts a window of {max(windows):,} tokens needs those of {near}"
             yield Diagnostic("W0904", message, claim.span, label, help=f"leave `as {ZIGZAG}` out")
+
+
+def _last_rank_computes_most(claim: Claim, axis: Axis, seq: int) -> Diagnostic:
+    """The warning for contiguous parts of a causal sequence of `seq` tokens."""
+    pairs, part = seen_pairs(seq, causal=True), seq // axis.size
+    most = (pairs - seen_pairs(seq - part, causal=True)) * axis.size / pairs
+    message = (
+        f"the last rank of `{axis.parent}` computes {most:.1f} times as much attention as the mean"
+    )
+    label = "contiguous parts of a causal sequence"
+    help = f"write `{claim.dim} over {axis.parent} as {ZIGZAG}`"
+    return Diagnostic("W0904", message, claim.span, label, help=help)
 
 
 def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
@@ -121,10 +127,9 @@ def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
         schedule.kind == "cosine" and schedule.warmup == train.steps
     ):
         message = f"warm-up takes {schedule.warmup:,} steps, but the run has only {train.steps:,}"
-        label = (
-            "the learning rate never"
-            f" {'reaches its peak' if schedule.warmup > train.steps else 'falls'}"
-        )
+        label = "the learning rate never falls"
+        if schedule.warmup > train.steps:
+            label = "the learning rate never reaches its peak"
         notes = (Note(train.spans["steps"], "the steps of the run"),)
         help = f"write a `warmup` below {train.steps}, or more `steps`"
         yield Diagnostic("W0910", message, schedule.spans["warmup"], label, notes, help)
@@ -132,10 +137,8 @@ def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
 
 def _ids_out_of_reach(program: Program) -> Iterator[Diagnostic]:
     """Files of 16 bits a token, and a vocabulary of more."""
-    data, vocabulary = (
-        program.train.data,
-        min(map(program.valid, tables(program).values()), default=0),
-    )
+    data = program.train.data
+    vocabulary = min(map(program.valid, tables(program).values()), default=0)
     if data.kind == "tokens" and data.dtype == "uint16" and vocabulary > 2**16:
         message = f"ids of uint16 end at 65,535, but the vocabulary has {vocabulary:,}"
         help = "write `dtype = uint32` if the files have 32 bits a token"
@@ -144,12 +147,12 @@ def _ids_out_of_reach(program: Program) -> Iterator[Diagnostic]:
 
 def _few_rows(program: Program) -> Iterator[Diagnostic]:
     """Products of experts with fewer rows than tensor cores multiply at once."""
-    found = gpu(program.cluster)
-    least = found.product_rows if found else PRODUCT_ROWS
+    known_gpu = gpu(program.cluster)
+    least = known_gpu.product_rows if known_gpu else PRODUCT_ROWS
     for op in program.ops:
-        if op.kind == SORT.name and (each := rows_of_an_expert(program, op)) < least:
-            said = counted(int(each), "row") if each >= 1 else "less than 1 row"
-            message = f"each expert gets {said} of a microbatch on average"
+        if op.kind == SORT.name and (rows := rows_of_an_expert(program, op)) < least:
+            rows_in_words = counted(int(rows), "row") if rows >= 1 else "less than 1 row"
+            message = f"each expert gets {rows_in_words} of a microbatch on average"
             label = f"tensor cores multiply {least} rows at a time"
             help = (
                 f"use larger microbatches, or put `{op.get('to')}` over more of the axes of"

@@ -23,7 +23,7 @@ HEADER = (
 
 
 def lines(ops: Sequence[OpRow]) -> str:
-    """A table of ops, those that take longest first."""
+    """A table of ops, the longest first."""
     head = (
         "op",
         "value",
@@ -47,18 +47,32 @@ def as_csv(ops: Sequence[OpRow]) -> str:
     writer.writerow(HEADER)
     for row in ops:
         kinds = [row.computes.get(kind, 0.0) for kind in KINDS]
-        named = (row.kind, row.name, row.line, row.where, row.layers, row.count)
+        names = (row.kind, row.name, row.line, row.where, row.layers, row.count)
         writer.writerow(
-            (*named, *kinds, _links(row), row.issued, row.operations, row.bytes, row.sent)
+            (*names, *kinds, _links(row), row.issued, row.operations, row.bytes, row.sent)
         )
     return text.getvalue()
 
 
 def _row(row: OpRow) -> tuple[str, ...]:
-    taken = [seconds(each) if each else "" for each in (_computes(row), _links(row))]
-    sizes = [amount(each) if each else "" for each in (row.bytes, row.sent)]
-    operations = f"{row.operations:.2e}" if row.operations else ""
-    return row.kind, row.name, row.line, row.where, f"{row.count:,}", *taken, operations, *sizes
+    computes, links = _computes(row), _links(row)
+    return (
+        row.kind,
+        row.name,
+        row.line,
+        row.where,
+        f"{row.count:,}",
+        _unless_zero(computes, seconds(computes)),
+        _unless_zero(links, seconds(links)),
+        _unless_zero(row.operations, f"{row.operations:.2e}"),
+        _unless_zero(row.bytes, amount(row.bytes)),
+        _unless_zero(row.sent, amount(row.sent)),
+    )
+
+
+def _unless_zero(number: float, words: str) -> str:
+    """The words for a number; "" for 0."""
+    return words if number else ""
 
 
 def _computes(row: OpRow) -> float:
@@ -75,19 +89,19 @@ ABOUT = (
 )
 
 
-def critical(it: CriticalPath) -> str:
-    """A table by kind and plan line: first those on the path, the longest first, then others,
-    the least slack first.
+def critical(path: CriticalPath) -> str:
+    """A table by kind and plan line: first the rows on the path, the longest first, then the
+    others, the least slack first.
     """
-    rows = [("critical path", "seconds", "share", "slack", ""), *_path_rows(it)]
+    rows = [("critical path", "seconds", "share", "slack", ""), *_path_rows(path)]
     return "\n".join((*table(rows, "lrrrl"), "", ABOUT))
 
 
-def _path_rows(it: CriticalPath) -> Iterator[tuple[str, str, str, str, str]]:
-    keys = sorted(it.slack, key=lambda key: (-it.on_path.get(key, 0.0), it.slack[key]))
+def _path_rows(path: CriticalPath) -> Iterator[tuple[str, str, str, str, str]]:
+    keys = sorted(path.slack, key=lambda key: (-path.on_path.get(key, 0.0), path.slack[key]))
     for kind, line in keys:
-        on_path, slack = it.on_path.get((kind, line), 0.0), it.slack[kind, line]
-        if on_path >= LEAST * it.seconds:
-            yield kind, seconds(on_path), f"{on_path / it.seconds:.0%}", seconds(slack), line
-        elif slack >= LEAST * it.seconds:
+        on_path, slack = path.on_path.get((kind, line), 0.0), path.slack[kind, line]
+        if on_path >= LEAST * path.seconds:
+            yield kind, seconds(on_path), f"{on_path / path.seconds:.0%}", seconds(slack), line
+        elif slack >= LEAST * path.seconds:
             yield kind, "", "", seconds(slack), line

@@ -19,8 +19,8 @@ LEAST = 0.001
 
 
 def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> str:
-    """Seconds of each line, for people; `predicted` where it is of the device that the steps
-    ran on.
+    """Seconds of each line, for people; `predicted` is None unless it is for the device that the
+    steps ran on.
     """
     rows = [heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
     return "\n".join([*summary(profile, predicted), "", *aligned(rows, "lr")])
@@ -28,31 +28,34 @@ def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> 
 
 def summary(profile: Profile, predicted: Report | None) -> Iterator[str]:
     """Seconds of a step, beside the prediction."""
-    of = f"{counted(profile.steps, 'step')} of {counted(len(profile.ranks), 'rank')}"
-    yield f"{of} on {profile.device}: {seconds(profile.seconds)} a step"
-    if it := predicted:
-        yield f"predicted on {it.on.name}: {seconds(it.step.seconds)}, within {it.on.error:.0%}"
+    steps = f"{counted(profile.steps, 'step')} of {counted(len(profile.ranks), 'rank')}"
+    yield f"{steps} on {profile.device}: {seconds(profile.seconds)} a step"
+    if predicted:
+        step, on = predicted.step, predicted.on
+        yield f"predicted on {on.name}: {seconds(step.seconds)}, within {on.error:.0%}"
 
 
 def heading(beside: bool) -> list[str]:
-    """The names of the columns of `cells`."""
-    return ["", *(name for kind in KINDS for name in ((kind, "predicted") if beside else (kind,)))]
+    """The names of the columns: none for the line, then the names for `cells`."""
+    names = [""]
+    for kind in KINDS:
+        names.append(kind)
+        if beside:
+            names.append("predicted")
+    return names
 
 
 def _rows(profile: Profile, lines: Sequence[Line], beside: bool) -> Iterator[list[str]]:
     """A row for each line, and one for all."""
+    least = LEAST * profile.seconds
     for line in lines:
-        if (
-            line.name == ELSEWHERE
-            or max(line.took, sum(line.predicted.values())) >= LEAST * profile.seconds
-        ):
+        if line.name == ELSEWHERE or max(line.took, sum(line.predicted.values())) >= least:
             yield [line.name, *cells(line, beside)]
-    total = Line(
-        "in all",
-        {kind: sum(line.measured[kind] for line in lines) for kind in KINDS},
-        {kind: sum(line.predicted.get(kind, 0.0) for line in lines) for kind in KINDS},
-    )
-    yield [total.name, *cells(total, beside)]
+    measured, predicted = dict[str, float](), dict[str, float]()
+    for kind in KINDS:
+        measured[kind] = sum(line.measured[kind] for line in lines)
+        predicted[kind] = sum(line.predicted.get(kind, 0.0) for line in lines)
+    yield ["in all", *cells(Line("in all", measured, predicted), beside)]
 
 
 def cells(line: Line, beside: bool) -> Iterator[str]:
@@ -70,86 +73,73 @@ EXACT = 5e-7
 """Seconds below which nothing differs."""
 
 
-def fitted(profile: Profile, lines: Sequence[Line], of: Report, found: Fit) -> str:
-    """The lines, those that differ most first, each with the ops that were predicted for it;
-    then the figures.
+def fitted(profile: Profile, lines: Sequence[Line], report: Report, fit: Fit) -> str:
+    """The lines, the largest difference first, each with the ops that were predicted for it;
+    then the figures of the hardware that would explain the differences.
     """
     rows = [[*heading(True), "differs"]]
+    least_of_op = LEAST * report.step.seconds
     for line in sorted(lines, key=lambda line: -abs(line.excess)):
         rows.append([line.name, *cells(line, True), _signed(line.excess)])
-        if abs(line.excess) >= LEAST * profile.seconds:
-            least = LEAST * of.step.seconds
-            rows += (
-                _op(op) for op in of.ops if op.line == line.name and sum(op.taken.values()) >= least
-            )
-    return "\n".join(
-        [
-            *summary(profile, of),
-            "",
-            *aligned(rows, "lr"),
-            LINKS,
-            "",
-            *_explained(lines, of.on, found),
-        ]
-    )
+        if abs(line.excess) < LEAST * profile.seconds:
+            continue
+        for op in report.ops:
+            if op.line == line.name and sum(op.taken.values()) >= least_of_op:
+                rows.append(_op(op))
+    parts = [*summary(profile, report), "", *aligned(rows, "lr"), LINKS, ""]
+    return "\n".join([*parts, *_explained(lines, report.on, fit)])
 
 
 def _signed(time: float) -> str:
-    return f"{'-' if time < 0 else '+'}{seconds(abs(time))}" if abs(time) >= EXACT else "0"
+    if abs(time) < EXACT:
+        return "0"
+    sign = "-" if time < 0 else "+"
+    return f"{sign}{seconds(abs(time))}"
 
 
 def _op(op: OpRow) -> list[str]:
     """An op in the columns of its line."""
     computes, sends = sum(op.computes.values()), sum(op.sends.values())
+    computes_words = seconds(computes) if computes else ""
     links = f"({seconds(sends)})" if sends else ""
-    return [
-        f"  {op.kind} {op.name}, {op.where}",
-        "",
-        seconds(computes) if computes else "",
-        "",
-        links,
-        "",
-        "",
-        "",
-    ]
+    return [f"  {op.kind} {op.name}, {op.where}", "", computes_words, "", links, "", "", ""]
 
 
-def _explained(lines: Sequence[Line], on: Hardware, found: Fit) -> Iterator[str]:
+def _explained(lines: Sequence[Line], on: Hardware, fit: Fit) -> Iterator[str]:
     """The figures that would explain the differences, and how much of them."""
-    if not found.changes:
+    if not fit.changes:
         yield "no figure of the hardware would explain what differs"
         return
-    rows = [_change(it, on, found) for it in FIGURES if it.of in found.changes]
-    given = on.source if on.source == DATA_SHEETS else "in the file"
-    yield from aligned(
-        [("slower or faster", "seconds", "figure", given, "would explain it"), *rows], "lrlrr"
-    )
-    before, after = (sum(abs(line.excess) for line in each) for each in (lines, found.lines))
+    changes = [_change(figure, on, fit) for figure in FIGURES if figure.of in fit.changes]
+    source = on.source if on.source == DATA_SHEETS else "in the file"
+    head = ("slower or faster", "seconds", "figure", source, "would explain it")
+    yield from aligned([head, *changes], "lrlrr")
+    before = sum(abs(line.excess) for line in lines)
+    after = sum(abs(line.excess) for line in fit.lines)
     yield f"with that, lines differ by {seconds(after)} in all, in place of {seconds(before)}"
 
 
-def _change(it: Figure, on: Hardware, found: Fit) -> tuple[str, ...]:
+def _change(figure: Figure, on: Hardware, fit: Fit) -> tuple[str, ...]:
     """How much longer something takes, and the figure that says it; measured rows, where there
     are any.
     """
-    times = found.changes[it.of]
+    times = fit.changes[figure.of]
     share = f"{times - 1:+.0%}"
-    if it.table and getattr(on.measured, it.table):
-        return (
-            it.of,
-            share,
-            f"[[{it.table.removesuffix('s')}]] seconds",
-            "as measured",
-            f"{times:.3g} times that",
-        )
-    given, explains = (
-        ", ".join(_figure(getattr(each, name)) for name in it.fields) for each in (on, found.on)
-    )
-    return it.of, share, f"[{it.place}] {', '.join(it.fields.values())}", given, explains
+    if figure.table and getattr(on.measured, figure.table):
+        rows = f"[[{figure.table.removesuffix('s')}]] seconds"
+        return figure.of, share, rows, "as measured", f"{times:.3g} times that"
+    fields = f"[{figure.place}] {', '.join(figure.fields.values())}"
+    return figure.of, share, fields, _figures(figure, on), _figures(figure, fit.on)
+
+
+def _figures(figure: Figure, hardware: Hardware) -> str:
+    """The values of a figure's fields in a description of hardware."""
+    return ", ".join(_figure(getattr(hardware, name)) for name in figure.fields)
 
 
 def _figure(value: Any) -> str:
     if isinstance(value, Mapping):
-        each = cast(Mapping[str, float], value)
-        return f"{{ {', '.join(f'{dtype} = {_figure(part)}' for dtype, part in each.items())} }}"
+        values = cast(Mapping[str, float], value)
+        parts = ", ".join(f"{dtype} = {_figure(part)}" for dtype, part in values.items())
+        return f"{{ {parts} }}"
     return f"{value:.3g}"

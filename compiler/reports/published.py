@@ -1,5 +1,5 @@
-"""The best speeds that others have published, by class of model and GPU: what a prediction above
-them is compared with.
+"""The best speeds that others have published, by class of model and GPU, to compare a prediction
+with.
 
 MFU counts causal attention by the pairs that are seen, and no parameters of the input embedding, as
 ours does.
@@ -15,12 +15,12 @@ from ..ir import Program
 
 @frozen
 class Published:
-    """A published speed of training in bf16: MFU, or 0.0 where that does not follow from what is
-    published.
+    """A published speed of training in bf16: MFU, or 0.0 where what is published does not give
+    it.
 
-    parameters  in billions, of the model alone that has this speed; 0.0 where it is the best of its
-                class
-    tokens      a second and GPU, of that model
+    parameters  in billions, where only a model of this size has this speed; 0.0 where the speed is
+                the best of its class
+    tokens      a second and GPU, of this model
     """
 
     gpu: str
@@ -66,12 +66,10 @@ BEST = (
         tokens=1_002,
     ),
 )
-"""The best of each class, and of models that are published by themselves."""
+"""The best of each class, and the speeds of single models."""
 
 ALIKE = 0.03
-"""The part by which the parameters of a model may differ from those of a published one to be
-the same.
-"""
+"""A model counts as a published one if its number of parameters differs by at most this part."""
 
 
 def get_warning(program: Program, gpu: str, mfu: float, tokens: float) -> Iterator[str]:
@@ -100,15 +98,14 @@ def get_best(program: Program, gpu: str) -> Published | None:
     there is neither.
     """
     billions = parameter_count(program) / 1e9
-    of_class = [
-        each
-        for each in BEST
-        if each.gpu == gpu
-        and each.has_experts == bool(program.choices)
-        and program.train.precision == "bf16"
-    ]
-    same = [
-        each for each in of_class if each.parameters and abs(billions / each.parameters - 1) < ALIKE
-    ]
-    others = [each for each in of_class if not each.parameters]
-    return next(iter([*same, *others]), None)
+    if program.train.precision != "bf16":
+        return None
+    best_of_class: Published | None = None
+    for speed in BEST:
+        if speed.gpu != gpu or speed.has_experts != bool(program.choices):
+            continue
+        if speed.parameters and abs(billions / speed.parameters - 1) < ALIKE:
+            return speed
+        if not speed.parameters and best_of_class is None:
+            best_of_class = speed
+    return best_of_class

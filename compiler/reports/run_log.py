@@ -50,31 +50,35 @@ SPEEDS = (
 """The speed of a run on GPUs, and of one on CPUs; of each run there is one."""
 
 MEASURES = (LOSS, VALIDATION, NORM, ROUTER_LOSS, *SPEEDS, Measure("mfu", "MFU", ".1%"))
-"""The charts, in order; of a number that no run has there is none."""
+"""The measures that have charts, in order; a number that no run has gets no chart."""
 
 Points = Sequence[tuple[int, float]]
-"""Steps, and the numbers of them."""
+"""Steps, and the number at each."""
 
 
 @frozen
 class Run:
-    """A run's records by step, in order; of a step that was repeated, the last ones."""
+    """A run's records by step, in order; the last records of a step that was repeated."""
 
     name: str
     records: tuple[dict[str, Any], ...]
 
     def points(self, measure: Measure) -> Points:
         """The logged steps that have this number."""
-        return [
-            (it["step"], it[measure.key])
-            for it in self.records
-            if isfinite(it.get(measure.key, nan))
-        ]
+        points: list[tuple[int, float]] = []
+        for record in self.records:
+            if isfinite(record.get(measure.key, nan)):
+                points.append((record["step"], record[measure.key]))
+        return points
+
+    def values(self, measure: Measure) -> list[float]:
+        """The numbers alone, in the order of their steps."""
+        return [value for _, value in self.points(measure)]
 
     @property
     def skipped(self) -> int:
-        """Steps that have updated nothing."""
-        return sum(bool(it.get("skipped")) for it in self.records)
+        """How many steps have updated nothing."""
+        return sum(bool(record.get("skipped")) for record in self.records)
 
 
 def read(name: str, log: str) -> Run | None:
@@ -82,12 +86,15 @@ def read(name: str, log: str) -> Run | None:
 
     ValueError or KeyError where it is no log.
     """
-    found: dict[int, dict[str, Any]] = {}
+    records: dict[int, dict[str, Any]] = {}
     for line in log.splitlines():
         record = json.loads(line)
-        found[record["step"]] = found.get(record["step"], {}) | record
-    run = Run(name, tuple(found[step] for step in sorted(found)))
-    return run if run.points(LOSS) else None
+        step = record["step"]
+        records[step] = records.get(step, {}) | record
+    run = Run(name, tuple(records[step] for step in sorted(records)))
+    if not run.points(LOSS):
+        return None
+    return run
 
 
 def text(runs: Sequence[Run], columns: int) -> str:
@@ -102,7 +109,10 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
 
 def head(runs: Sequence[Run]) -> tuple[str, ...]:
     """The names of the table's columns; the column of speed names the units of the runs."""
-    units = [speed.name for speed in SPEEDS if any(run.points(speed) for run in runs)]
+    units: list[str] = []
+    for speed in SPEEDS:
+        if any(run.points(speed) for run in runs):
+            units.append(speed.name)
     return (
         "run",
         "steps",
@@ -116,11 +126,13 @@ def head(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def row(run: Run) -> tuple[str, ...]:
     """The last loss, the least, the last validation, the median speed."""
-    losses = [value for _, value in run.points(LOSS)]
-    held = [value for _, value in run.points(VALIDATION)]
-    validation = VALIDATION(held[-1]) if held else ""
-    speeds = [(measure, [value for _, value in run.points(measure)]) for measure in SPEEDS]
-    speed = "".join(measure(median(values)) for measure, values in speeds if values)
+    losses = run.values(LOSS)
+    validations = run.values(VALIDATION)
+    validation = VALIDATION(validations[-1]) if validations else ""
+    speed = ""
+    for measure in SPEEDS:
+        if speeds := run.values(measure):
+            speed += measure(median(speeds))
     steps = f"{run.points(LOSS)[0][0]:,} to {run.records[-1]['step']:,}"
     return (
         run.name,
@@ -135,27 +147,35 @@ def row(run: Run) -> tuple[str, ...]:
 
 def charts(runs: Sequence[Run], columns: int) -> Iterator[str]:
     """A chart for each number and run."""
-    first, last = (
-        min(run.records[0]["step"] for run in runs),
-        max(run.records[-1]["step"] for run in runs),
-    )
+    first, last = _step_range(runs)
+    width = max(columns - MARGIN, 10)
     for measure in MEASURES:
         lines = [run.points(measure) for run in runs]
         values = [value for _, value in chain.from_iterable(lines)]
         for run, points in zip(runs, lines, strict=True):
-            if points:
-                head = f"{measure.name}{f' of {run.name}' if len(runs) > 1 else ''}"
-                width = max(columns - MARGIN, 10)
-                drawn = _chart(points, (first, last), (min(values), max(values)), width)
-                labelled = _labelled(drawn, measure, min(values), max(values))
-                yield "\n".join((head, *labelled, _step_axis(first, last, width)))
+            if not points:
+                continue
+            head = measure.name
+            if len(runs) > 1:
+                head = f"{measure.name} of {run.name}"
+            chart = _chart(points, (first, last), (min(values), max(values)), width)
+            labelled = _labelled(chart, measure, min(values), max(values))
+            yield "\n".join((head, *labelled, _step_axis(first, last, width)))
 
 
-def _labelled(drawn: Sequence[str], measure: Measure, low: float, high: float) -> Iterator[str]:
-    """The highest and the lowest number left of a chart."""
-    labels = {0: measure(high), len(drawn) - 1: measure(low)}
-    for at, line in enumerate(drawn):
-        yield f"{labels.get(at, ''):>{MARGIN - 3}} {'┤' if at in labels else '│'}{line}".rstrip()
+def _step_range(runs: Sequence[Run]) -> tuple[int, int]:
+    """The first and the last logged step of all runs."""
+    first = min(run.records[0]["step"] for run in runs)
+    last = max(run.records[-1]["step"] for run in runs)
+    return first, last
+
+
+def _labelled(chart: Sequence[str], measure: Measure, low: float, high: float) -> Iterator[str]:
+    """The lines of a chart with the highest and the lowest number left of them."""
+    labels = {0: measure(high), len(chart) - 1: measure(low)}
+    for number, line in enumerate(chart):
+        edge = "┤" if number in labels else "│"
+        yield f"{labels.get(number, ''):>{MARGIN - 3}} {edge}{line}".rstrip()
 
 
 def _step_axis(first: int, last: int, width: int) -> str:
@@ -172,29 +192,37 @@ def _chart(
     cells = [[0] * columns for _ in range(ROWS)]
     scale = (high - 1) / ((values[1] - values[0]) or 1)
     dots = [(x, round((value - values[0]) * scale)) for x, value in binned(points, steps, wide)]
-    for x, y in chain(dots[:1], *(_joined(*pair) for pair in pairwise(dots))):
+    joined = dots[:1]
+    for begin, end in pairwise(dots):
+        joined.extend(_joined(begin, end))
+    for x, y in joined:
         cells[ROWS - 1 - y // 4][x // 2] |= DOTS[x % 2][y % 4]
-    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
+    return ["".join(map(_braille, line)) for line in cells]
+
+
+def _braille(cell: int) -> str:
+    """The character that has the dots of a cell; a blank for none."""
+    return chr(0x2800 + cell) if cell else " "
 
 
 def _joined(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """The dots of a line from one to another."""
+    """The dots of a line from `begin`, which is not among them, to `end`, which is."""
     (x, y), (to_x, to_y) = begin, end
     count = max(to_x - x, abs(to_y - y))
-    return (
-        (x + round((to_x - x) * at / count), y + round((to_y - y) * at / count))
-        for at in range(1, count + 1)
-    )
+    for dot in range(1, count + 1):
+        yield x + round((to_x - x) * dot / count), y + round((to_y - y) * dot / count)
 
 
 def binned(points: Points, steps: tuple[int, int], count: int) -> Iterator[tuple[int, float]]:
-    """The mean of the numbers in each of `count` equal parts of the steps that has any."""
-    found: dict[int, list[float]] = {}
+    """The mean of the numbers in each of `count` equal parts of the steps; a part without
+    numbers has none.
+    """
+    first, last = steps
+    values_by_bin: dict[int, list[float]] = {}
     for step, value in points:
-        found.setdefault((step - steps[0]) * (count - 1) // max(steps[1] - steps[0], 1), []).append(
-            value
-        )
-    return ((at, fmean(found[at])) for at in sorted(found))
+        number = (step - first) * (count - 1) // max(last - first, 1)
+        values_by_bin.setdefault(number, []).append(value)
+    return ((number, fmean(values_by_bin[number])) for number in sorted(values_by_bin))
 
 
 MARK = "Written by scalec log"
@@ -206,12 +234,11 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 190, 76, 20, 14
 
 def page(runs: Sequence[Run]) -> str:
     """The text of the file, which needs nothing else."""
-    steps = (
-        min(run.records[0]["step"] for run in runs),
-        max(run.records[-1]["step"] for run in runs),
-    )
-    measures = [measure for measure in MEASURES if _has_line(measure, runs)]
-    pictures = [(measure.name, _picture(measure, runs, steps)) for measure in measures]
+    steps = _step_range(runs)
+    pictures: list[tuple[str, str]] = []
+    for measure in MEASURES:
+        if _has_line(measure, runs):
+            pictures.append((measure.name, _picture(measure, runs, steps)))
     return filled(
         "log.html.j2",
         escaped=True,
@@ -232,7 +259,7 @@ def _has_line(measure: Measure, runs: Sequence[Run]) -> bool:
 def _picture(measure: Measure, runs: Sequence[Run], steps: tuple[int, int]) -> str:
     """The lines of all runs, over a grid of round numbers."""
     lines = [[*binned(run.points(measure), steps, WIDTH)] for run in runs]
-    values = [value for line in lines for _, value in line]
+    values = [value for _, value in chain.from_iterable(lines)]
     low, high = min(values), max(values)
     canvas, foot, span = Canvas(WIDTH), TOP + HEIGHT, (high - low) or 1
     wide = WIDTH - LEFT - RIGHT
@@ -245,21 +272,25 @@ def _picture(measure: Measure, runs: Sequence[Run], steps: tuple[int, int]) -> s
         canvas.words(LEFT - 6, y(tick) + 4, measure(tick), "end muted")
     canvas.words(0, foot + 16, "step", "muted")
     for step in _within(*steps):
-        at = LEFT + (step - steps[0]) / max(steps[1] - steps[0], 1) * wide
-        canvas.words(at, foot + 16, f"{step:,.0f}", "mid muted")
-    for at, line in enumerate(lines):
+        x = LEFT + (step - steps[0]) / max(steps[1] - steps[0], 1) * wide
+        canvas.words(x, foot + 16, f"{step:,.0f}", "mid muted")
+    for series, line in enumerate(lines):
         places = [(LEFT + x / (WIDTH - 1) * wide, y(value)) for x, value in line]
         if len(places) > 1:
-            canvas.path(places, f"trace l{at}")
+            canvas.path(places, f"trace l{series}")
         elif places:
-            canvas.dot(*places[0], 2, f"s{at}")
+            canvas.dot(*places[0], 2, f"s{series}")
     return canvas.svg(f"{measure.name} over steps {steps[0]:,} to {steps[1]:,}")
 
 
 def _within(low: float, high: float) -> list[float]:
-    """Round numbers from one to another; the one where both are the same."""
-    _, *rest = ticks(high - low) if high > low else (0.0,)
-    if not rest:
+    """Round numbers from `low` to `high`; `low` alone where the two are equal."""
+    if high <= low:
         return [low]
-    least = ceil(low / rest[0])
-    return [rest[0] * at for at in range(least, least + len(rest) + 1) if rest[0] * at <= high]
+    _, *later = ticks(high - low)
+    if not later:
+        return [low]
+    step = later[0]
+    least = ceil(low / step)
+    multiples = range(least, least + len(later) + 1)
+    return [step * multiple for multiple in multiples if step * multiple <= high]

@@ -1,6 +1,8 @@
 """The summary of a compiled plan: its size, its communication, and the command that starts it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import PurePath
 from shlex import quote
 
@@ -30,8 +32,8 @@ earlier one.
 
 @frozen
 class Launch:
-    """How many machines a program runs on, and ranks on each; an elastic one goes on with as
-    few as `least`.
+    """How many machines a program runs on, and how many ranks on each; an elastic program goes
+    on with as few machines as `least`.
     """
 
     nodes: int
@@ -39,7 +41,7 @@ class Launch:
     least: int
 
     def options(self) -> tuple[str, ...]:
-        """torchrun's options; with several nodes, `$HEAD` is the one where the others meet."""
+        """torchrun's options; with several nodes, the nodes meet at the node `$HEAD`."""
         ranks = f"--nproc-per-node={self.ranks_per_node}"
         if self.nodes == 1:
             return "--standalone", ranks
@@ -51,7 +53,9 @@ class Launch:
     def command(self, script: PurePath) -> str:
         """The line for a shell that starts `script`."""
         line = " ".join(("torchrun", *self.options(), quote(str(script))))
-        return f"{SEPARATE_STORES} {line} --resume auto" if self.least < self.nodes else line
+        if self.least < self.nodes:
+            return f"{SEPARATE_STORES} {line} --resume auto"
+        return line
 
 
 def launch(program: Program) -> Launch:
@@ -62,45 +66,45 @@ def launch(program: Program) -> Launch:
 
 def headline(program: Program) -> str:
     """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many
-    compute for a token.
+    parameters compute for a token.
     """
-    where = (
-        f"{counted(program.ranks, 'rank')}, {mesh_words(program)}"
-        if program.ranks > 1
-        else "one rank"
-    )
-    where += f" ({each})" if (each := elastic_words(program)) else ""
+    where = "one rank"
+    if program.ranks > 1:
+        where = f"{counted(program.ranks, 'rank')}, {mesh_words(program)}"
+    if other_sizes := elastic_words(program):
+        where += f" ({other_sizes})"
     return f"{program.name}: {parameters(program)}{',' * bool(program.choices)} on {where}"
 
 
 def parameters(program: Program) -> str:
     """For instance `131,392 parameters`; with experts, `1,024 parameters, 512 of them active`."""
-    active = f", {active_count(program):,} of them active" if program.choices else ""
-    return f"{counted(parameter_count(program), 'parameter')}{active}"
+    words = counted(parameter_count(program), "parameter")
+    if program.choices:
+        words += f", {active_count(program):,} of them active"
+    return words
 
 
 def elastic(program: Program) -> str:
-    """A table of the sizes of an elastic axis, and those that a step cannot have; "" without
+    """A table of the sizes of an elastic axis, and the sizes that a step cannot have; "" without
     such an axis.
     """
     if not (axis := elastic_axis(program)):
         return ""
-    each = every_size(program)
-    times = [expected(it) for it in each]
-    columns = [
-        ("elastic", *(f"{axis.name} {size}" for size in sizes(program))),
-        ("microbatches", *(f"{it.size(MICROBATCHES):,}" for it in each)),
-        ("needs", *(amount(account(it).needs) for it in each)),
-        *(
-            [("a step", *(f"{found.step.seconds:,.3g} s" for found in times if found))]
-            if all(times)
-            else []
-        ),
-    ]
-    left = left_out(program)
-    return "\n".join(
-        (*table([*zip(*columns, strict=True)], "lr"), *([f"not {left}"] if left else []))
-    )
+    head, rows = ["elastic", "microbatches", "needs"], list[list[str]]()
+    times = list[str]()
+    for size, resized in zip(sizes(program), every_size(program), strict=True):
+        microbatches = f"{resized.size(MICROBATCHES):,}"
+        rows.append([f"{axis.name} {size}", microbatches, amount(account(resized).needs)])
+        if report := expected(resized):
+            times.append(f"{report.step.seconds:,.3g} s")
+    if len(times) == len(rows):
+        head.append("a step")
+        for row, time in zip(rows, times, strict=True):
+            row.append(time)
+    lines = [*table([head, *rows], "lr")]
+    if left := left_out(program):
+        lines.append(f"not {left}")
+    return "\n".join(lines)
 
 
 def tokens(program: Program) -> str:
@@ -109,14 +113,15 @@ def tokens(program: Program) -> str:
 
 
 def mesh_words(program: Program) -> str:
-    """The axes as the plan names them, those that were factored with their factors."""
+    """The axes as the plan names them; an axis that was factored has its factors beside it."""
     axes: list[str] = []
     for parent in dict.fromkeys(axis.parent for axis in program.axes):
-        its = factors(program, parent)
-        parts = " x ".join(f"{name} {program.axis(name).size}" for name in its)
-        axes.append(
-            parts if its == [parent] else f"{parent} {program.degree(tuple(its))} ({parts})"
-        )
+        names = factors(program, parent)
+        parts = " x ".join(f"{name} {program.axis(name).size}" for name in names)
+        if names == [parent]:
+            axes.append(parts)
+        else:
+            axes.append(f"{parent} {program.degree(tuple(names))} ({parts})")
     return " x ".join(axes)
 
 
@@ -128,36 +133,37 @@ def factors(program: Program, parent: str) -> list[str]:
 def communication(program: Program) -> str:
     """A table of the collectives of one step by kind and axes, with calls and bytes of one rank.
 
-    With a pipeline one for each rank of its axis; ranks with equal tables share one.
+    A pipeline has a table for each rank of its axis; ranks with equal tables share one.
     """
     alike: dict[tuple[Row, ...], list[int]] = {}
     for rank in places(program):
         alike.setdefault(tuple(_communication(program, rank)), []).append(rank)
     if not any(alike):
         return "no communication"
-    axis = program.pipeline.axis if program.pipeline else ""
-    heads = [
-        f"per step and rank {_numbers(ranks)} of {axis}" if axis else "per rank and step"
-        for ranks in alike.values()
-    ]
-    rows = [
-        [(head, "axis", "ranks", "calls", "input"), *rows]
-        for head, rows in zip(heads, alike, strict=True)
-    ]
-    return tables(rows)
+    parts: list[list[Row]] = []
+    for rows, ranks in alike.items():
+        head = "per rank and step"
+        if program.pipeline:
+            head = f"per step and rank {_numbers(ranks)} of {program.pipeline.axis}"
+        parts.append([(head, "axis", "ranks", "calls", "input"), *rows])
+    return tables(parts)
 
 
 def needs_by_load(program: Program) -> str:
-    """A table of what the rank that needs most needs by the rows that its experts get; "" where all
-    ranks get as many.
+    """A table of the memory that the most loaded rank needs, by the rows that its experts get; ""
+    where all ranks get as many.
 
     For instance `room = 1.25   10,240   45.4 GiB   fits`.
     """
-    said = {None: "", True: "fits", False: "does not fit"}
-    each = ((load, max(of_ranks, key=lambda it: it.needs)) for load, of_ranks in at_loads(program))
-    rows = [(load.name, load.shown, amount(it.needs), said[fits(program, it)]) for load, it in each]
+    verdicts = {None: "", True: "fits", False: "does not fit"}
+    rows: list[tuple[str, str, str, str]] = []
+    for load, accounts in at_loads(program):
+        most = max(accounts, key=lambda account: account.needs)
+        rows.append((load.name, load.shown, amount(most.needs), verdicts[fits(program, most)]))
+    if not rows:
+        return ""
     head = ("rows of a rank's experts", "in a microbatch", "needs", program.cluster.gpu)
-    return "\n".join(table([head, *rows])) if rows else ""
+    return "\n".join(table([head, *rows]))
 
 
 def kernels(program: Program) -> str:
@@ -170,10 +176,11 @@ def kernels(program: Program) -> str:
     for op in walk(program.forward.body):
         if op.kind in FUSED:
             places.setdefault(op.kind, {})[str(op.span)] = None
-    fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))
-    return f"kernels: Triton's, with tiles for {chip(program)}" + (
-        f"\nfused: {fused}" if fused else ""
-    )
+    words = f"kernels: Triton's, with tiles for {chip(program)}"
+    if places:
+        fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))
+        words += f"\nfused: {fused}"
+    return words
 
 
 def recomputation(program: Program) -> str:
@@ -187,12 +194,14 @@ def recomputation(program: Program) -> str:
         return ""
     if not program.recomputed:
         return "recomputed: nothing, as a rank has memory for all"
-    found, dims = again(program), {dim.name for dim in program.dims}
+    ops_again, dims = again(program), {dim.name for dim in program.dims}
     layers = [f"all of each of {name}" for name in program.recomputed if name in dims]
-    ops = [found[name] for name in program.recomputed if name in found]
-    what = ", ".join(
-        layers or dict.fromkeys(f"{OPS[op.kind].plan_name} at {op.span}" for op in ops)
-    )
+    ops: dict[str, None] = {}
+    for name in program.recomputed:
+        if name in ops_again:
+            op = ops_again[name]
+            ops[f"{OPS[op.kind].plan_name} at {op.span}"] = None
+    what = ", ".join(layers or ops)
     from ..analysis.hardware import hardware
 
     measure = "the computation" if hardware(program) else "the operations"
@@ -210,28 +219,27 @@ def largest_bucket(program: Program, model: Program) -> str:
     from ..analysis.hardware import hardware
 
     size, on = program.flow.largest, hardware(program)
-    why = (
-        f"by the seconds of a step on {on.name}"
-        if on
-        else "as the speed of the cluster's GPU is not known"
-    )
-    return f"largest bucket: {amount(size) if size else 'unset'}, {why}"
+    why = "as the speed of the cluster's GPU is not known"
+    if on:
+        why = f"by the seconds of a step on {on.name}"
+    bytes = amount(size) if size else "unset"
+    return f"largest bucket: {bytes}, {why}"
 
 
 Row = tuple[str, str, str, str, str]
 
 
 def _communication(program: Program, rank: int) -> list[Row]:
-    totals: dict[tuple[str, str, int], list[int]] = {}
-    for each in collectives(program, rank):
-        kind = f"{each.op} (max)" if each.maximum else each.op
-        total = totals.setdefault((kind, axes_of(program, each), each.ranks), [0, 0])
-        total[0] += each.count
-        total[1] += each.count * each.bytes
-    rows = [
-        (kind, axes, f"{ranks:,}", f"{n:,}", amount(size))
-        for (kind, axes, ranks), (n, size) in totals.items()
-    ]
+    calls, sizes_of_input = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
+    for collective in collectives(program, rank):
+        kind = f"{collective.op} (max)" if collective.maximum else collective.op
+        key = (kind, axes_of(program, collective), collective.ranks)
+        calls[key] += collective.count
+        sizes_of_input[key] += collective.count * collective.bytes
+    rows: list[Row] = []
+    for (kind, axes, ranks), count in calls.items():
+        size = sizes_of_input[kind, axes, ranks]
+        rows.append((kind, axes, f"{ranks:,}", f"{count:,}", amount(size)))
     return sorted(rows)
 
 
@@ -246,9 +254,12 @@ def axes_of(program: Program, collective: Collective) -> str:
     """The axes of the mesh as the plan names them, wherever all factors of an axis take part."""
     names: list[str] = []
     for parent in dict.fromkeys(program.axis(name).parent for name in collective.axes):
-        its = factors(program, parent)
-        taking = [name for name in its if name in collective.axes]
-        names += [parent] if taking == its else taking
+        factors_of_axis = factors(program, parent)
+        taking_part = [name for name in factors_of_axis if name in collective.axes]
+        if taking_part == factors_of_axis:
+            names.append(parent)
+        else:
+            names.extend(taking_part)
     return " x ".join(names)
 
 
@@ -257,17 +268,15 @@ def table(rows: Sequence[Sequence[str]], aligned: str = "llr") -> Iterator[str]:
     further columns.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    flush = [
-        str.ljust if letter == "l" else str.rjust
-        for letter in aligned.ljust(len(widths), aligned[-1])
-    ]
+    letters = aligned.ljust(len(widths), aligned[-1])
     for row in rows:
-        yield "  ".join(
-            to(cell, width) for to, cell, width in zip(flush, row, widths, strict=False)
-        ).rstrip()
+        cells: list[str] = []
+        for letter, cell, width in zip(letters, row, widths, strict=False):
+            cells.append(cell.ljust(width) if letter == "l" else cell.rjust(width))
+        yield "  ".join(cells).rstrip()
 
 
 def tables(parts: Sequence[Sequence[Sequence[str]]]) -> str:
     """Tables with columns of one width, blank lines between them."""
-    lines = table([row for rows in parts for row in rows])
-    return "\n\n".join("\n".join(next(lines) for _ in rows) for rows in parts)
+    lines = table([*chain.from_iterable(parts)])
+    return "\n\n".join("\n".join(islice(lines, len(rows))) for rows in parts)

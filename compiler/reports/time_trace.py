@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from ..analysis.time.clocks import GPU, HOST, Event, Stream
 from ..analysis.time.events import ACTIONS
@@ -18,7 +19,7 @@ from .chrome_trace import chrome_trace, process
 from .summary import headline
 
 MARK = "Written by scalec explain time"
-"""By which a file is known to be one that may be replaced."""
+"""A file with this mark is a trace that may be replaced."""
 
 STEP = re.compile(r"step \d+")
 """The name of a step's span in a recorded trace."""
@@ -33,66 +34,86 @@ _UNIT = 1e6
 def time_trace(
     program: Program, events: Sequence[Sequence[Event]], beside: Iterable[Shown] = ()
 ) -> str:
-    """The text of a file, of the events of each rank along the pipeline's axis, and of others
-    `beside` them.
+    """The text of a trace file: the events of each rank along the pipeline's axis, then the
+    events `beside` them.
     """
-    axis = program.pipeline.axis if program.pipeline else ""
-    names = [f"predicted: {axis} {rank}" if axis else "predicted" for rank in range(len(events))]
-    shown = (it for rank, own in enumerate(events) for it in _rank(rank, names[rank], own))
-    return chrome_trace(headline(program), MARK, chain(shown, beside))
+    processes: list[Iterator[Shown]] = []
+    for rank, events_of_rank in enumerate(events):
+        name = "predicted"
+        if program.pipeline:
+            name = f"predicted: {program.pipeline.axis} {rank}"
+        processes.append(_rank(rank, name, events_of_rank))
+    return chrome_trace(headline(program), MARK, chain(*processes, beside))
 
 
 def recorded(rank: int, text: str) -> Iterator[Shown]:
-    """The last step of the trace that a rank of a run has recorded, which begins at 0, in processes
-    of their own.
+    """The last step of a trace that a rank of a run has recorded, moved so that it begins at 0,
+    in processes of its own.
 
-    Raises ValueError, KeyError or TypeError where it is no such trace.
+    Raises ValueError, KeyError or TypeError where the text is no such trace.
     """
-    found: list[Shown] = json.loads(text)["traceEvents"]
-    steps = [
-        it for it in found if it.get("cat") == "user_annotation" and STEP.fullmatch(it["name"])
-    ]
-    if not steps:
+    events: list[Shown] = json.loads(text)["traceEvents"]
+    begin, end = _last_step(events)
+    names = {event["pid"]: event["args"]["name"] for event in events if _is_process_name(event)}
+    numbers: dict[Any, int] = {}
+    for event in events:
+        numbers.setdefault(event.get("pid"), RECORDED * (rank + 1) + len(numbers))
+    for event in events:
+        if _is_process_name(event):
+            name = f"recorded: rank {rank}, {names[event['pid']]}"
+            yield {**event, "pid": numbers[event["pid"]], "args": {"name": name}}
+        elif event["ph"] == "M":
+            yield {**event, "pid": numbers[event.get("pid")]}
+        elif event["ph"] in ("X", "s", "f") and begin <= event["ts"] <= end:
+            start = round(event["ts"] - begin, 3)
+            yield {**event, "pid": numbers[event["pid"]], "ts": start}
+
+
+def _is_process_name(event: Shown) -> bool:
+    return event["name"] == "process_name"
+
+
+def _last_step(events: Sequence[Shown]) -> tuple[float, float]:
+    """When the last step of a recorded trace begins and ends, in µs."""
+    last: Shown | None = None
+    for event in events:
+        if event.get("cat") == "user_annotation" and STEP.fullmatch(event["name"]):
+            last = event
+    if last is None:
         raise ValueError("no step")
-    begin, end = steps[-1]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
-    names = {it["pid"]: it["args"]["name"] for it in found if it["name"] == "process_name"}
-    numbers = {
-        pid: RECORDED * (rank + 1) + at
-        for at, pid in enumerate(dict.fromkeys(it.get("pid") for it in found))
-    }
-    for it in found:
-        if it["name"] == "process_name":
-            named = f"recorded: rank {rank}, {names[it['pid']]}"
-            yield {**it, "pid": numbers[it["pid"]], "args": {"name": named}}
-        elif it["ph"] == "M":
-            yield {**it, "pid": numbers[it.get("pid")]}
-        elif it["ph"] in ("X", "s", "f") and begin <= it["ts"] <= end:
-            yield {**it, "pid": numbers[it["pid"]], "ts": round(it["ts"] - begin, 3)}
+    return last["ts"], last["ts"] + last["dur"]
 
 
 def _rank(rank: int, name: str, events: Sequence[Event]) -> Iterator[Shown]:
+    """The process of a predicted rank."""
     streams = sorted({event.stream for event in events}, key=_order)
     yield from process(rank, name, map(_called, streams))
     tracks = {stream: track for track, stream in enumerate(streams)}
-    for it in events:
-        if it.end > it.begin:
-            begin, end = round(it.begin * _UNIT, 3), round(it.end * _UNIT, 3)
-            place = {
-                "pid": rank,
-                "tid": tracks[it.stream],
-                "ts": begin,
-                "dur": round(end - begin, 3),
-            }
-            name = it.kind if it.stream == ACTIONS or not it.line else f"{it.line}  {it.kind}"
-            yield {"ph": "X", **place, "name": name, "cat": it.kind, "args": {"line": it.line}}
+    for event in events:
+        if event.end <= event.begin:
+            continue
+        begin, end = round(event.begin * _UNIT, 3), round(event.end * _UNIT, 3)
+        name = event.kind
+        if event.line and event.stream != ACTIONS:
+            name = f"{event.line}  {event.kind}"
+        yield {
+            "ph": "X",
+            "pid": rank,
+            "tid": tracks[event.stream],
+            "ts": begin,
+            "dur": round(end - begin, 3),
+            "name": name,
+            "cat": event.kind,
+            "args": {"line": event.line},
+        }
 
 
 def _order(stream: Stream) -> tuple[int, str]:
-    """Actions, the GPU, groups of ranks by their axes, the host."""
+    """The key that sorts streams: actions, the GPU, groups of ranks by their axes, the host."""
     order = [ACTIONS, GPU, "", HOST]
-    return (
-        (order.index(stream), "") if isinstance(stream, str) else (order.index(""), _called(stream))
-    )
+    if isinstance(stream, str):
+        return order.index(stream), ""
+    return order.index(""), _called(stream)
 
 
 def _called(stream: Stream) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from ..analysis.causality import What, kinds_seen
+from ..analysis.collective import Collective
 from ..analysis.communication import collectives, places
 from ..analysis.time.op_rows import OpRow
 from ..config.units import amount
@@ -11,54 +12,66 @@ from .summary import table
 
 
 def names_of(program: Program) -> list[str]:
-    """The values of a plan that have a name there: those that statements bind, and parameters."""
+    """The names of values in a plan: of parameters, and of values that statements bind."""
     return [name for name in dict.fromkeys(map(base, program.types)) if not name.startswith("_")]
 
 
 def explain_value(
     name: str, worked: Program, placed: Program, final: Program, rows: Mapping[str, OpRow]
 ) -> str:
-    """All that decided where a value lies, for people.
+    """Everything that decided where a value lies, for people.
 
     `worked` is the program after `propagate`, `placed` after `insert_collectives`, `final` after
     the last pass; `rows` are its ops by the name of their results, where the GPU's speed is known.
     """
-    params = [param for param in placed.params if param.name == name]
-    made = {value.name: op for op in worked.ops for value in op.outputs if base(value.name) == name}
+    parts: dict[str, None] = {}
+    for param in placed.params:
+        if param.name == name:
+            parts["\n".join(_param(param, placed))] = None
+    makers: dict[str, Op] = {}
+    for op in worked.ops:
+        for value in op.outputs:
+            if base(value.name) == name:
+                makers[value.name] = op
     seen = kinds_seen(worked)
-    parts = [*map("\n".join, [_param(param, placed) for param in params])]
     for op in placed.ops:
         for value in op.outputs:
-            if value.name in made and op.kind not in ("leaf", "coerce"):
-                parts.append(
-                    "\n".join([*_value(value, made[value.name], worked), *_tokens(value, seen)])
-                )
-    lines = {str(op.span) for op in made.values() if op.kind != "leaf"}
-    return "\n\n".join([*dict.fromkeys(parts), *_coercions(name, lines, final, rows)])
+            if value.name in makers and op.kind not in ("leaf", "coerce"):
+                maker = makers[value.name]
+                part = "\n".join([*_value(value, maker, worked), *_tokens(value, seen)])
+                parts[part] = None
+    lines = {str(op.span) for op in makers.values() if op.kind != "leaf"}
+    return "\n\n".join([*parts, *_coercions(name, lines, final, rows)])
 
 
 def _param(param: Param, program: Program) -> Iterator[str]:
+    """The placement of a parameter on each axis, by the rules that name a dim of it."""
     yield f"{param.name}: {_shown(param.type)}, a parameter  {param.span}"
     for axis in program.axes:
-        own = [claim for claim in _over(axis, program) if claim.dim in param.type.dims]
-        yield _why(axis, param.type, own, "no rule over it names a dim of the parameter")
+        claims = [claim for claim in _over(axis, program) if claim.dim in param.type.dims]
+        yield _why(axis, param.type, claims, "no rule over it names a dim of the parameter")
 
 
 def _value(value: Value, op: Op, program: Program) -> Iterator[str]:
-    """Its placement on each axis, by the rules that name a dim of the op that makes it."""
+    """The placement of a value on each axis, by the rules that name a dim of its op."""
     yield f"{value.name}: {_shown(value.type)}, made by `{op.kind}`  {op.span}"
-    space = {dim for type in (*program.operands(op), value.type) for dim in type.dims}
-    work = {entry.partition(":")[0]: entry.partition(":")[2] for entry in op.names("work")}
+    dims_of_op: set[str] = set()
+    for type in (*program.operands(op), value.type):
+        dims_of_op.update(type.dims)
+    dim_by_axis: dict[str, str] = {}
+    for entry in op.names("work"):
+        name, _, dim = entry.partition(":")
+        dim_by_axis[name] = dim
     for axis in program.axes:
-        named = [claim for claim in _over(axis, program) if claim.dim in space]
-        first = [claim for claim in named if claim.dim == work.get(axis.name)]
-        rest = [claim for claim in named if claim not in first]
-        none = (
-            "no rule over it names a dim of the op"
-            if not named
-            else "the op is done alike by all of its ranks"
-        )
-        yield _why(axis, value.type, [*first, *rest] if first else [], none)
+        claims = [claim for claim in _over(axis, program) if claim.dim in dims_of_op]
+        first = [claim for claim in claims if claim.dim == dim_by_axis.get(axis.name)]
+        others = [claim for claim in claims if claim not in first]
+        if not claims:
+            yield _why(axis, value.type, [], "no rule over it names a dim of the op")
+        elif not first:
+            yield _why(axis, value.type, [], "the op is done alike by all of its ranks")
+        else:
+            yield _why(axis, value.type, [*first, *others], "")
 
 
 def _tokens(value: Value, seen: Mapping[str, tuple[What, ...]]) -> Iterator[str]:
@@ -78,16 +91,15 @@ def _why(axis: Axis, type: Type, claims: list[Claim], none: str) -> str:
     """`tp: S(heads), by `heads over tp` (tiny.scale:10), before `seq over tp` (tiny.scale:11)`."""
     if not claims:
         return f"  {axis.name}: {type.at(axis.name)}, {none}"
-    first, *lost = (f"`{claim.dim} over {axis.parent}` ({claim.span})" for claim in claims)
-    sums = (
-        f"a sum over `{claims[0].dim}` that is still to be done, "
-        if str(type.at(axis.name)) == "P"
-        else ""
-    )
-    return (
-        f"  {axis.name}: {type.at(axis.name)}, {sums}by"
-        f" {first}{', before ' * bool(lost)}{', '.join(lost)}"
-    )
+    rules = [f"`{claim.dim} over {axis.parent}` ({claim.span})" for claim in claims]
+    placement = str(type.at(axis.name))
+    sums = ""
+    if placement == "P":
+        sums = f"a sum over `{claims[0].dim}` that is still to be done, "
+    words = f"  {axis.name}: {placement}, {sums}by {rules[0]}"
+    if len(rules) > 1:
+        words += f", before {', '.join(rules[1:])}"
+    return words
 
 
 def _shown(type: Type) -> str:
@@ -100,33 +112,46 @@ def _coercions(
     """A table of the coercions of the value and of its gradient, and of the buckets that hold
     it.
     """
-    calls = {each.value: each for rank in places(final) for each in collectives(final, rank)}
+    calls: dict[str, Collective] = {}
+    for rank in places(final):
+        for call in collectives(final, rank):
+            calls[call.value] = call
     buckets = {bucket.name for bucket in final.buckets if name in bucket.params}
-    found: list[tuple[str, ...]] = []
+    cells: list[tuple[str, ...]] = []
     for op in final.ops:
         if op.kind != "coerce":
             continue
-        call, row = calls.get(op.outputs[0].name), rows.get(op.outputs[0].name)
-        around = {
-            base(op.inputs[0]).removeprefix("d_"),
-            base(op.outputs[0].name).removeprefix("d_"),
-        }
-        own = name in around or (
-            str(op.span) in lines and any(each.startswith("_") for each in around)
-        )
-        if own or (call and call.bucket in buckets):
-            change = (
-                f"{op.inputs[0]} {op.get('from')}→{op.get('to')} over {', '.join(op.names('axes'))}"
-            )
-            sent = (
-                (call.op, f"{call.count} × {amount(call.bytes)}", call.where)
-                if call
-                else ("nothing is sent", "", "")
-            )
-            seconds = f"{sum(row.sends.values()) * 1e3:.3g} ms" if row and row.sends else ""
-            found.append((change, *sent, seconds, str(op.span)))
-    if not found:
+        result = op.outputs[0].name
+        call = calls.get(result)
+        if _is_about(op, name, lines) or (call and call.bucket in buckets):
+            cells.append(_coercion(op, call, rows.get(result)))
+    if not cells:
         yield f"`{name}` has no coercions"
         return
     head = ("coercion", "collective", "calls in a step", "where", "time", "line")
-    yield "\n".join(table([head, *found], "lllll"))
+    yield "\n".join(table([head, *cells], "lllll"))
+
+
+def _is_about(coercion: Op, name: str, lines: set[str]) -> bool:
+    """Whether a coercion is of the value or of its gradient; or of a value without a name on one
+    of the value's lines.
+    """
+    operand = base(coercion.inputs[0]).removeprefix("d_")
+    result = base(coercion.outputs[0].name).removeprefix("d_")
+    if name in (operand, result):
+        return True
+    has_unnamed = operand.startswith("_") or result.startswith("_")
+    return has_unnamed and str(coercion.span) in lines
+
+
+def _coercion(op: Op, call: Collective | None, row: OpRow | None) -> tuple[str, ...]:
+    """The cells of a coercion, with its collective and its time where there are any."""
+    axes = ", ".join(op.names("axes"))
+    change = f"{op.inputs[0]} {op.get('from')}→{op.get('to')} over {axes}"
+    sent = ("nothing is sent", "", "")
+    if call:
+        sent = (call.op, f"{call.count} × {amount(call.bytes)}", call.where)
+    seconds = ""
+    if row and row.sends:
+        seconds = f"{sum(row.sends.values()) * 1e3:.3g} ms"
+    return change, *sent, seconds, str(op.span)

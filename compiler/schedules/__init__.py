@@ -1,1 +1,1 @@
-"""Pipeline schedules as values: who does what in which order, checked, simulated and made."""
+"""Pipeline schedules as values: the order of each rank's work, checked, simulated and made."""

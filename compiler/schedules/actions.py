@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import cached_property, wraps
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeVar, cast
 
 from attrs import evolve, field, frozen
@@ -45,13 +45,17 @@ class Action:
     @classmethod
     def of(cls, text: str) -> "Action | None":
         """The action that a text says, if it says one."""
-        found = _TEXT.fullmatch(text)
-        return cls(int(found[1]), Work(found[2]), int(found[3])) if found else None
+        match = _TEXT.fullmatch(text)
+        if not match:
+            return None
+        return cls(int(match[1]), Work(match[2]), int(match[3]))
 
     @property
     def peer(self) -> int:
-        """The stage at the other end of a message; a stage may not have one there."""
-        return self.stage + (1 if self.work in (Work.SEND_FORWARD, Work.RECEIVE_BACKWARD) else -1)
+        """The stage at the other end of a message; there may be no such stage."""
+        if self.work in (Work.SEND_FORWARD, Work.RECEIVE_BACKWARD):
+            return self.stage + 1
+        return self.stage - 1
 
     def __str__(self) -> str:
         return f"{self.stage}{self.work.letters}{self.microbatch}"
@@ -66,7 +70,7 @@ _FORWARDS = (Work.FORWARD, Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
 
 @frozen
 class Known:
-    """A holder of the results of functions that run `once` for each."""
+    """A base of values that hold the results of functions that run `once` for each value."""
 
     known: dict[object, object] = field(
         factory=dict[object, object], init=False, eq=False, repr=False
@@ -78,22 +82,22 @@ T = TypeVar("T")
 
 
 def once(function: Callable[[K], T]) -> Callable[[K], T]:
-    """A function that is asked often, and runs once for each: the result stays with what it is
-    of.
+    """A function that runs once for each value, however often it is called: the value keeps the
+    result.
     """
 
     @wraps(function)
-    def asked(of: K) -> T:
-        if asked not in of.known:
-            of.known[asked] = function(of)
-        return cast(T, of.known[asked])
+    def call_once(value: K) -> T:
+        if call_once not in value.known:
+            value.known[call_once] = function(value)
+        return cast(T, value.known[call_once])
 
-    return asked
+    return call_once
 
 
 @frozen(slots=False)
 class Schedule(Known):
-    """Which rank has which stage, and what each rank does in which order."""
+    """The rank of each stage, and the actions of each rank in order."""
 
     stage_to_rank: tuple[int, ...]
     """The rank of each stage."""
@@ -123,38 +127,38 @@ class Schedule(Known):
         """The same with groups between brackets: `[0SEND_F1` is the first of one, `0RECV_B0]`
         the last.
         """
-        first, last = ({str(each[end]) for each in self.groups} for end in (0, -1))
-        return [
-            [f"{'[' * (it in first)}{it}{']' * (it in last)}" for it in row] for row in self.words
-        ]
+        first = {str(group[0]) for group in self.groups}
+        last = {str(group[-1]) for group in self.groups}
+        rows: list[list[str]] = []
+        for words in self.words:
+            row: list[str] = []
+            for word in words:
+                row.append(f"{'[' * (word in first)}{word}{']' * (word in last)}")
+            rows.append(row)
+        return rows
 
     @cached_property
     def splits(self) -> bool:
         """Whether backward is done in two parts anywhere."""
         weight = Work.WEIGHT
-        return any(action.work is weight for row in self.rows for action in row)
+        return any(action.work is weight for action in chain.from_iterable(self.rows))
 
     @cached_property
     def spans(self) -> tuple[dict[int, range], ...]:
-        """For each rank where its stages work (`spans`)."""
+        """For each rank the cells where its stages work (`spans`)."""
         return tuple(map(spans, self.rows))
 
     @property
     def forwards(self) -> "Schedule":
         """The part for evaluation: forwards and their messages, in the same order.
 
-        If ranks do not wait for each other in the whole, they do not in this: of the messages here
-        that were never matched, take the one that is matched first in the whole.  All that its two
-        ranks do here before they post it they do before it there too, so it is done; both post it,
-        and it is matched.  The same holds of groups.
+        If ranks do not wait for each other in the whole, they do not in this part: of the messages
+        here that were never matched, take the one that is matched first in the whole.  All that its
+        two ranks do here before they post it they do before it there too, so it is done; both post
+        it, and it is matched.  The same holds of groups.
         """
-        rows, groups = (
-            [tuple(action for action in each if action.work in _FORWARDS) for each in rows]
-            for rows in (self.rows, self.groups)
-        )
-        return evolve(
-            self, rows=tuple(rows), groups=tuple(group for group in groups if len(group) > 1)
-        )
+        groups = [group for group in map(_forwards_of, self.groups) if len(group) > 1]
+        return evolve(self, rows=tuple(map(_forwards_of, self.rows)), groups=tuple(groups))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in the model's order."""
@@ -162,22 +166,29 @@ class Schedule(Known):
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Rank, place in the row, action."""
-        return (
-            (rank, at, action)
-            for rank, row in enumerate(self.rows)
-            for at, action in enumerate(row)
-        )
+        for rank, row in enumerate(self.rows):
+            for place, action in enumerate(row):
+                yield rank, place, action
+
+
+def _forwards_of(actions: Row) -> Row:
+    return tuple(action for action in actions if action.work in _FORWARDS)
 
 
 def spans(row: Row) -> dict[int, range]:
-    """The cells of a row from where a stage begins to where it has ended: at the next action that
-    computes.
+    """For each stage the cells of a row from its first action to the next action that computes
+    after its last one.
 
-    The value that a last action makes is sent before a reduction begins.
+    So the value that a last action makes is sent before a reduction begins.
     """
-    cells = [(at, action.stage) for at, action in enumerate(row) if not action.work.is_message]
-    ends = {stage: end for (_, stage), (end, _) in pairwise([*cells, (len(row), -1)])}
-    begins = {stage: at for at, stage in reversed(cells)}
+    cells: list[tuple[int, int]] = []
+    for place, action in enumerate(row):
+        if not action.work.is_message:
+            cells.append((place, action.stage))
+    begins, ends = dict[int, int](), dict[int, int]()
+    for (place, stage), (next_place, _) in pairwise([*cells, (len(row), -1)]):
+        begins.setdefault(stage, place)
+        ends[stage] = next_place
     return {stage: range(begins[stage], end) for stage, end in ends.items()}
 
 
@@ -187,9 +198,7 @@ def stages_of_rank(stage_to_rank: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 class ScheduleError(Exception):
-    """A schedule cannot do what it is asked for: why, with the arithmetic, and what it can do
-    instead.
-    """
+    """A schedule cannot do what a plan asks for: the reason, with the arithmetic, and help."""
 
     def __init__(self, why: str, help: str) -> None:
         super().__init__(why)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Beside:
-    """The actions of a rank that compute, and what it holds during each beside its own microbatch
-    in its stage.
+    """The actions of a rank that compute, and the memory that it holds during each beside the
+    action's own microbatch in its stage.
 
-    kept    of other microbatches, and of this one in other stages
-    handed  of what stages hand to each other, but for that which the action takes
+    kept    for other microbatches, and for this one in other stages
+    handed  for values between stages, except the value that the action takes
     """
 
     cells: "CellTable"
@@ -51,11 +51,15 @@ class Keeps:
 
     def between(self, stage: int, other: int) -> float:
         """Bytes that two neighbours hand to each other."""
-        return self.cuts[min(stage, other)] if self.cuts else self.handed
+        if self.cuts:
+            return self.cuts[min(stage, other)]
+        return self.handed
 
     def entering(self, stage: int) -> float:
         """Bytes that a stage gets from the one before it; nothing enters the first."""
-        return self.between(stage - 1, stage) if stage else 0
+        if not stage:
+            return 0
+        return self.between(stage - 1, stage)
 
     def before(self, action: Action) -> float:
         """The memory of a microbatch in a stage before an action that computes."""
@@ -68,7 +72,7 @@ class Keeps:
                 return self.input[action.stage]
 
     def after(self, action: Action) -> float:
-        """Its memory then."""
+        """The memory of a microbatch in a stage after an action that computes."""
         match action.work:
             case Work.FORWARD:
                 return self.input[action.stage]
@@ -91,11 +95,9 @@ class MemoryBudget:
         return cls((most,) * ranks, Keeps.uniform(stages))
 
     def holds(self, schedule: Schedule) -> bool:
-        """Whether all ranks keep to it."""
-        return all(
-            held <= most
-            for held, most in zip(high_water(schedule, self.keeps), self.most, strict=True)
-        )
+        """Whether no rank holds more than it may."""
+        highest = high_water(schedule, self.keeps)
+        return all(memory <= most for memory, most in zip(highest, self.most, strict=True))
 
 
 def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
@@ -108,21 +110,21 @@ def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
     more = cells.each(lambda action: _more(action, last, keeps))
     takes = cells.each(lambda action: passes(action, last, keeps)[0])
     before, after = cells.each(keeps.before), cells.each(keeps.after)
-    first = np.zeros(len(cells.kinds), dtype=np.int64)  # of each kind
+    first = np.zeros(len(cells.kinds), dtype=np.int64)  # the first cell of each kind
     first[cells.like[::-1]] = np.arange(len(cells.like))[::-1]
-    more[first[cells.are_sends[first]]] = 0  # none before it is gone
+    more[first[cells.are_sends[first]]] = 0  # before the first send of a kind no value is freed
     for rank in range(schedule.ranks):
         row = cells.row(rank)
         computes = ~cells.are_messages[row]
-        own = row[computes]
+        computing = row[computes]
         handed = np.concatenate(([0], more[row])).cumsum()[:-1][computes]
-        kept = np.concatenate(([0], after[own] - before[own])).cumsum()[:-1]
-        yield Beside(cells.where(own), kept - before[own], handed - takes[own])
+        kept = np.concatenate(([0], after[computing] - before[computing])).cumsum()[:-1]
+        yield Beside(cells.where(computing), kept - before[computing], handed - takes[computing])
 
 
 def _more(action: Action, last: int, keeps: Keeps) -> float:
-    """Memory that an action adds between stages; when a send begins, the one before of its kind
-    is gone.
+    """Memory for values between stages that an action adds; when a send begins, the value of the
+    send before it of the same kind is gone.
     """
     if action.work.is_message:
         size = keeps.between(action.stage, action.peer)
@@ -132,7 +134,9 @@ def _more(action: Action, last: int, keeps: Keeps) -> float:
 
 
 def passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
-    """The values that an action takes from another stage, and makes for another."""
+    """Bytes of the value that an action takes from another stage, and of the value that it makes
+    for another.
+    """
     stage = action.stage
     follows = keeps.entering(stage)
     precedes = keeps.between(stage, stage + 1) if stage < last else 0
@@ -146,35 +150,43 @@ def passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
 
 
 def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, ...]:
-    """The most that each rank holds at once; without `keeps`, of how many forwards backward is not
-    done.
+    """The most that each rank holds at once; without `keeps`, the most microbatches whose backward
+    is not done.
 
-    Rows have messages, unless what stages hand to each other counts nothing.
+    Rows have messages, unless `keeps` counts nothing for values between stages.
     """
-    of = keeps or Keeps.uniform(schedule.stages)
-    each = (
-        (it, it.cells.each(lambda action: max(of.before(action), of.after(action))))
-        for it in beside(schedule, of)
-    )
-    return tuple((it.kept + it.handed + own).max(initial=0).item() for it, own in each)
+    sizes = keeps or Keeps.uniform(schedule.stages)
+
+    def memory_of(action: Action) -> float:
+        """The most memory of the action's own microbatch in its stage."""
+        return max(sizes.before(action), sizes.after(action))
+
+    highest: list[float] = []
+    for others in beside(schedule, sizes):
+        memory = others.kept + others.handed + others.cells.each(memory_of)
+        highest.append(memory.max(initial=0).item())
+    return tuple(highest)
 
 
 def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
-    """How much of what stages hand to each other a rank always needs memory for.
+    """The memory for values between stages that a rank always needs.
 
-    One gradient for each stage that others give one: whatever else it holds, what frees memory can
-    then go on.  And those of which one is under way.
+    It needs memory for one gradient for each stage that gets one from another stage: whatever else
+    the rank holds, actions that free memory can then go on.  And it needs memory for the values
+    that are on their way to other ranks, one of each kind.
     """
     last = len(stage_to_rank) - 1
     stages = stages_of_rank(stage_to_rank, rank)
     gradients = sum(keeps.between(stage, stage + 1) for stage in stages if stage < last)
-    near = (
-        (stage, other) for stage in stages for other in (stage - 1, stage + 1) if 0 <= other <= last
-    )
-    return gradients + sum(keeps.between(*pair) for pair in near if stage_to_rank[pair[1]] != rank)
+    under_way: list[float] = []
+    for stage in stages:
+        for other in (stage - 1, stage + 1):
+            if 0 <= other <= last and stage_to_rank[other] != rank:
+                under_way.append(keeps.between(stage, other))
+    return gradients + sum(under_way)
 
 
 def least(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:
     """The memory of a single microbatch on a rank before any backward, the least that it needs."""
-    own = sum(keeps.input[stage] for stage in stages_of_rank(stage_to_rank, rank))
-    return own + always_handed(stage_to_rank, rank, keeps)
+    inputs = sum(keeps.input[stage] for stage in stages_of_rank(stage_to_rank, rank))
+    return inputs + always_handed(stage_to_rank, rank, keeps)

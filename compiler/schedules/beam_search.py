@@ -1,15 +1,17 @@
-"""The best of all orders, as far as it can be looked for: exactly in small cases.
+"""A search for the best of all orders; in small cases it finds the best one exactly.
 
-A search by levels, each one cell longer than the last, that keeps the most promising of each.
-Where it never has to drop one, no order is better than what it finds.
+The search goes by levels: orders of each level are one cell longer than orders of the last, and it
+goes on from the most promising orders of each level.  Where it never has to drop an order, no order
+is better than the one that it finds.
 
-It branches as Giffler and Thompson (1960) do: of all that could be next something ends first, on
-some rank, and in some best order what that rank does next begins before that end.  An action that
-takes memory may also be left for later, since others may need it more; then the same holds of the
-rest.
+It branches as Giffler and Thompson (1960) do: of all possible next actions one ends first, on some
+rank; in some best order, the next action of this rank begins before that end.  An action that takes
+memory may also be left for later, since others may need the memory more; then the same holds of the
+remaining actions.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from attrs import frozen
 
@@ -20,35 +22,37 @@ from .partial_schedule import Move, Progress
 def searched(
     task: Task, below: float, width: int, fits: Callable[[Progress], bool]
 ) -> Progress | None:
-    """The best order found that `fits` and takes less than `below`, with `width` orders on each
-    level; else none.
+    """The best order that the search finds, `fits` and takes less than `below`; None if it finds
+    none.
+
+    The search goes on from at most `width` orders of each level.
     """
     bound = Bound.of(task)
     best: Progress | None = None
     level = [Progress.begin(task)]
     while level:
-        children = [child for progress in level for child in _next(progress)]
+        children = [*chain.from_iterable(map(_next, level))]
         for child in children:
             if child.is_done and max(child.free) < below and fits(child):
                 best, below = child, max(child.free)
-        costs = sorted(
-            (bound(child), sum(child.free), at)
-            for at, child in enumerate(children)
-            if not child.is_done
-        )
-        level = _undominated((children[at] for cost, _, at in costs if cost < below), width)
+        costs: list[tuple[float, float, int]] = []
+        for number, child in enumerate(children):
+            if not child.is_done:
+                costs.append((bound(child), sum(child.free), number))
+        costs.sort()
+        promising = (children[number] for cost, _, number in costs if cost < below)
+        level = _undominated(promising, width)
     return best
 
 
 def _next(progress: Progress) -> Iterator[Progress]:
     """Orders with one cell more."""
-    moves = [
-        (move.end, rank, move)
-        for rank in range(len(progress.free))
-        for move in progress.moves(rank)
-    ]
-    moves = [each for each in moves if progress.fits(each[2])]
-    moves.sort(key=lambda each: each[:2])
+    moves: list[tuple[float, int, Move]] = []
+    for rank in range(len(progress.free)):
+        for move in progress.moves(rank):
+            if progress.fits(move):
+                moves.append((move.end, rank, move))
+    moves.sort(key=lambda end_rank_move: end_rank_move[:2])
     tried: set[Move] = set()
     for end, rank, first in moves:
         for _, other, move in moves:
@@ -62,26 +66,33 @@ def _next(progress: Progress) -> Iterator[Progress]:
 
 
 def _undominated(orders: Iterable[Progress], width: int) -> list[Progress]:
-    """The first orders, without those that have done no more than another and are nowhere
-    earlier.
+    """The first `width` orders, except each order that has done no more than another one before
+    it and is nowhere earlier.
     """
-    kept: dict[object, list[tuple[float, ...]]] = {}
-    found: list[Progress] = []
+    times_by_progress: dict[object, list[tuple[float, ...]]] = {}
+    undominated: list[Progress] = []
     for progress in orders:
-        done, when = progress.done(), progress.when()
-        others = kept.setdefault(done, [])
-        if not any(all(a <= b for a, b in zip(other, when, strict=True)) for other in others):
+        when = progress.when()
+        others = times_by_progress.setdefault(progress.done(), [])
+        if not any(_is_nowhere_later(other, when) for other in others):
             others.append(when)
-            found.append(progress)
-            if len(found) == width:
+            undominated.append(progress)
+            if len(undominated) == width:
                 break
-    return found
+    return undominated
+
+
+def _is_nowhere_later(times: tuple[float, ...], others: tuple[float, ...]) -> bool:
+    for time, other in zip(times, others, strict=True):  # noqa: SIM110 - faster than all()
+        if time > other:
+            return False
+    return True
 
 
 @frozen
 class Bound:
-    """The least time that orders can take: the rest of each stage's work, and then what must
-    follow the last of it.
+    """The least time that orders can take: the remaining work of each stage, and then the work
+    that must follow it.
     """
 
     task: Task
@@ -96,10 +107,13 @@ class Bound:
     def of(cls, task: Task) -> "Bound":
         """The parts that are the same for all orders."""
         times, last = task.times, task.stages - 1
-        there = [0.0]
+        arrivals = [0.0]  # when the first microbatch can be at each stage
         for stage in range(1, task.stages):
-            there.append(there[-1] + times.forward[stage - 1] + task.delay(stage - 1, stage))
-        begins = (min((there[stage] for stage in own), default=0.0) for own in task.stages_of)
+            delay = task.delay(stage - 1, stage)
+            arrivals.append(arrivals[-1] + times.forward[stage - 1] + delay)
+        begins: list[float] = []
+        for stages in task.stages_of:
+            begins.append(min([arrivals[stage] for stage in stages], default=0.0))
         back = [times.weight[0]]
         for stage in range(1, task.stages):
             onward = task.delay(stage, stage - 1) + times.input[stage - 1] + back[-1]
@@ -110,25 +124,20 @@ class Bound:
         return cls(task, tuple(begins), tuple(reversed(forth)), tuple(back))
 
     def __call__(self, progress: Progress) -> float:
-        """For one order."""
+        """The least time of one order."""
         least = 0.0
         times, count, filling = self.task.times, self.task.microbatches, progress.filling
         for rank, stages in enumerate(self.task.stages_of):
-            rest = free = max(progress.free[rank], self.begins[rank])
+            end = free = max(progress.free[rank], self.begins[rank])
             for stage in stages:
-                forwards, backwards = (
-                    count - filling.forwards[stage],
-                    count - filling.backwards[stage],
-                )
+                forwards = count - filling.forwards[stage]
+                backwards = count - filling.backwards[stage]
+                weights = backwards + len(progress.owed[stage])
                 forward, backward = forwards * times.forward[stage], backwards * times.input[stage]
-                rest += (
-                    forward
-                    + backward
-                    + (backwards + len(progress.owed[stage])) * times.weight[stage]
-                )
+                end += forward + backward + weights * times.weight[stage]
                 if forwards:
                     least = max(least, free + forward + self.after_forward[stage])
                 if backwards:
                     least = max(least, free + backward + self.after_backward[stage])
-            least = max(least, rest)
+            least = max(least, end)
         return least

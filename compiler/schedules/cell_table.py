@@ -1,12 +1,13 @@
-"""The cells of a schedule as arrays of numbers, for what is asked of all of them at once.
+"""The cells of a schedule as arrays of numbers, for questions about all cells at once.
 
-This imports numpy, which takes longer than many commands: what needs it imports it then.
+This imports numpy, which takes longer than many commands run: functions that need this module
+import it when they run.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -24,8 +25,8 @@ WORKS = tuple(Work)
 class CellTable:
     """Cells, in the order of ranks and of their rows.
 
-    at    their places in the rows
-    like  for each cell the action of `kinds` that it is, but for its microbatch
+    at    the place of each cell in its row
+    like  for each cell the number in `kinds` of its action, whose microbatch there is 0
     """
 
     schedule: Schedule
@@ -36,18 +37,22 @@ class CellTable:
     kinds: tuple[Action, ...]
 
     def row(self, rank: int) -> Numbers:
-        """The numbers of those of a rank."""
+        """The numbers of the cells of a rank."""
         return np.flatnonzero(self.rank == rank)
 
     def where(self, chosen: NDArray[np.bool_] | Numbers) -> "CellTable":
         """Some of the cells."""
-        rank, at, microbatch, like = (
-            column[chosen] for column in (self.rank, self.at, self.microbatch, self.like)
+        return CellTable(
+            self.schedule,
+            rank=self.rank[chosen],
+            at=self.at[chosen],
+            microbatch=self.microbatch[chosen],
+            like=self.like[chosen],
+            kinds=self.kinds,
         )
-        return CellTable(self.schedule, rank, at, microbatch, like, self.kinds)
 
     def cell(self, number: SupportsIndex) -> Cell:
-        """One of them by number."""
+        """A cell by its number."""
         return Cell(int(self.rank[number]), int(self.at[number]))
 
     def action(self, number: SupportsIndex) -> Action:
@@ -59,44 +64,49 @@ class CellTable:
     def actions(self) -> list[Action]:
         """The action of each cell."""
         kinds: Iterator[Action] = map(self.kinds.__getitem__, self.like.tolist())
-        each = zip(kinds, self.microbatch.tolist(), strict=True)
-        return [Action(kind.stage, kind.work, microbatch) for kind, microbatch in each]
+        columns = zip(kinds, self.microbatch.tolist(), strict=True)
+        return [Action(kind.stage, kind.work, microbatch) for kind, microbatch in columns]
 
     @property
     def counts(self) -> Counter[tuple[int, Work]]:
-        """How many each stage has of each kind of work."""
-        each = zip(
-            self.kinds, np.bincount(self.like, minlength=len(self.kinds)).tolist(), strict=True
-        )
-        return Counter({(kind.stage, kind.work): count for kind, count in each})
+        """The number of cells for each stage and each kind of work."""
+        numbers: list[int] = np.bincount(self.like, minlength=len(self.kinds)).tolist()
+        counts: Counter[tuple[int, Work]] = Counter()
+        for kind, count in zip(self.kinds, numbers, strict=True):
+            counts[kind.stage, kind.work] = count
+        return counts
 
     def largest(self, sizes: NDArray[Any]) -> list[int]:
-        """The number of the first cell of each kind for which a size is largest; kinds as they
-        first occur.
+        """The number of the first cell of each kind with the kind's largest size; kinds in the
+        order of their first cells.
         """
-        kinds = (np.flatnonzero(self.like == kind) for kind in dict.fromkeys(self.like.tolist()))
-        return [int(cells[sizes[cells].argmax()]) for cells in kinds]
+        numbers: list[int] = []
+        for kind in dict.fromkeys(self.like.tolist()):
+            cells = np.flatnonzero(self.like == kind)
+            numbers.append(int(cells[sizes[cells].argmax()]))
+        return numbers
 
-    def each(self, said: Callable[[Action], float]) -> NDArray[Any]:
+    def each(self, number_of: Callable[[Action], float]) -> NDArray[Any]:
         """A number for each cell by its action, whatever its microbatch."""
-        return np.array([*map(said, self.kinds), 0])[self.like]
+        return np.array([*map(number_of, self.kinds), 0])[self.like]
 
     @cached_property
     def are_messages(self) -> NDArray[np.bool_]:
-        """Which compute nothing."""
+        """Which cells compute nothing."""
         return self.each(lambda action: action.work.is_message) > 0
 
     @cached_property
     def are_sends(self) -> NDArray[np.bool_]:
-        """Which are messages that leave."""
+        """Which cells are messages that leave their rank."""
         return self.each(lambda action: action.work.sends) > 0
 
     @cached_property
     def at_home(self) -> NDArray[np.bool_]:
-        """Which are of a stage of their rank, and of a microbatch that there is."""
+        """Which cells have a stage of their rank, and a microbatch that exists."""
         owner = dict(enumerate(self.schedule.stage_to_rank))
-        own = self.each(lambda action: owner.get(action.stage, -1)) == self.rank
-        return own & (self.microbatch >= 0) & (self.microbatch < self.schedule.microbatches)
+        has_own_stage = self.each(lambda action: owner.get(action.stage, -1)) == self.rank
+        exists = (self.microbatch >= 0) & (self.microbatch < self.schedule.microbatches)
+        return has_own_stage & exists
 
     @property
     def are_whole(self) -> bool:
@@ -104,28 +114,34 @@ class CellTable:
         return bool(np.all(self.at_home | self.are_messages)) and all(map(self._once, "FIW"))
 
     def _once(self, part: str) -> bool:
-        done = self.values(
-            lambda it: Value(False, it.stage, 0) if part in PARTS.get(it.work, "") else None
-        )
-        return bool(np.all(np.bincount(done, minlength=self.nothing + 1)[: self.nothing // 2] == 1))
+        """Whether a part of each stage's work is done once for each microbatch."""
+
+        def stage_of(action: Action) -> Value | None:
+            return Value(False, action.stage, 0) if part in PARTS.get(action.work, "") else None
+
+        counts = np.bincount(self.values(stage_of), minlength=self.nothing + 1)
+        return bool(np.all(counts[: self.nothing // 2] == 1))
 
     @property
     def nothing(self) -> int:
-        """How many values there are, whose numbers are below it: stage by stage, gradients last."""
+        """The number of values; the numbers of values are below it, stage by stage, gradients
+        last.
+        """
         return 2 * self.schedule.stages * self.schedule.microbatches
 
     def values(self, which: Callable[[Action], Value | None]) -> Numbers:
         """The number of a value of each cell, `nothing` where it has none."""
         stages, microbatches = self.schedule.stages, self.schedule.microbatches
-        firsts = [
-            value if (value := which(action)) and 0 <= value.stage < stages else None
-            for action in self.kinds
-        ]
-        at = np.array([it.gradient * stages + it.stage if it else -1 for it in firsts] + [-1])[
-            self.like
-        ]
-        there = (at >= 0) & (self.microbatch >= 0) & (self.microbatch < microbatches)
-        return np.where(there, at * microbatches + self.microbatch, self.nothing)
+        number_by_kind: list[int] = []
+        for action in self.kinds:
+            value = which(action)
+            if value and 0 <= value.stage < stages:
+                number_by_kind.append(value.gradient * stages + value.stage)
+            else:
+                number_by_kind.append(-1)
+        numbers = np.array([*number_by_kind, -1])[self.like]
+        exists = (numbers >= 0) & (self.microbatch >= 0) & (self.microbatch < microbatches)
+        return np.where(exists, numbers * microbatches + self.microbatch, self.nothing)
 
     def value(self, number: int) -> Value:
         """The value of a number."""
@@ -134,18 +150,24 @@ class CellTable:
 
     def number(self, value: Value) -> int:
         """The number of a value."""
-        return (
-            value.gradient * self.schedule.stages + value.stage
-        ) * self.schedule.microbatches + value.microbatch
+        stage = value.gradient * self.schedule.stages + value.stage
+        return stage * self.schedule.microbatches + value.microbatch
 
     @cached_property
     def needed(self) -> tuple[Numbers, Numbers]:
         """The first and the second value that each cell needs to compute."""
-        stages = self.schedule.stages
-        needed = {it: () if it.work.is_message else needs(it, stages) for it in self.kinds}
-        return self.values(lambda it: (*needed[it], None)[0]), self.values(
-            lambda it: (*needed[it], None, None)[1]
-        )
+        needed: dict[Action, tuple[Value | None, ...]] = {}
+        for kind in self.kinds:
+            values = () if kind.work.is_message else needs(kind, self.schedule.stages)
+            needed[kind] = (*values, None, None)
+        first = self.values(lambda action: needed[action][0])
+        second = self.values(lambda action: needed[action][1])
+        return first, second
+
+    @property
+    def message_values(self) -> Numbers:
+        """The number of the value that each message moves, `nothing` for other cells."""
+        return self.values(lambda action: carried(action) if action.work.is_message else None)
 
     @cached_property
     def makers(self) -> Numbers:
@@ -154,12 +176,12 @@ class CellTable:
 
     @property
     def need_later(self) -> bool:
-        """Whether any cell needs what its own rank makes later."""
+        """Whether any cell needs a value that its own rank makes later."""
         cells = np.arange(len(self.rank))
-        return any(
-            np.any((self.makers[values] > cells) & ~self.elsewhere(values))
-            for values in self.needed
-        )
+        for values in self.needed:
+            if np.any((self.makers[values] > cells) & ~self.elsewhere(values)):
+                return True
+        return False
 
     def elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
         """Whether another rank makes a value, given one for each cell."""
@@ -170,21 +192,21 @@ class CellTable:
 
     def where_of(self, values: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
         """For each value the number of the chosen cell that has it, -1 where none has."""
-        found = np.full(self.nothing + 1, -1)
-        found[values[chosen]] = np.flatnonzero(chosen)
-        found[self.nothing] = -1
-        return found
+        numbers = np.full(self.nothing + 1, -1)
+        numbers[values[chosen]] = np.flatnonzero(chosen)
+        numbers[self.nothing] = -1
+        return numbers
 
 
 @once
 def cell_table(schedule: Schedule) -> CellTable:
     """All cells of a schedule."""
     lengths = [*map(len, schedule.rows)]
-    actions = [action for row in schedule.rows for action in row]
+    actions = [*chain.from_iterable(schedule.rows)]
     return coded(
         schedule,
         rank=np.repeat(np.arange(len(lengths)), lengths),
-        at=np.concatenate([np.arange(length) for length in lengths]),
+        places=np.concatenate([np.arange(length) for length in lengths]),
         microbatch=np.array([action.microbatch for action in actions], dtype=np.int64),
         codes=np.array([*map(code, actions)], dtype=np.int64),
     )
@@ -196,18 +218,20 @@ def code(action: Action) -> int:
 
 
 def coded(
-    schedule: Schedule, rank: Numbers, at: Numbers, microbatch: Numbers, codes: Numbers
+    schedule: Schedule, rank: Numbers, places: Numbers, microbatch: Numbers, codes: Numbers
 ) -> CellTable:
     """The cells whose stage and work have these codes."""
-    found, like = np.unique(codes, return_inverse=True)
-    numbers: list[int] = found.tolist()
-    kinds = (Action(number // len(WORKS), WORKS[number % len(WORKS)], 0) for number in numbers)
-    return CellTable(schedule, rank, at, microbatch, like, tuple(kinds))
+    distinct_codes, like = np.unique(codes, return_inverse=True)
+    kinds: list[Action] = []
+    for number in distinct_codes.tolist():
+        stage, work = divmod(number, len(WORKS))
+        kinds.append(Action(stage, WORKS[work], 0))
+    return CellTable(schedule, rank, places, microbatch, like, tuple(kinds))
 
 
 def message_groups(cells: CellTable) -> tuple[Row, ...]:
-    """Messages between the same two ranks that are neighbours in both rows, which are matched and
-    in order.
+    """Groups of messages between the same two ranks that are neighbours in both rows; messages of
+    `cells` are matched and in order.
 
     NCCL has one kernel for messages that begin as one, which is done when all of them are, and does
     not promise that they go on by themselves.  So a group is the same at both its ends; nothing
@@ -215,16 +239,19 @@ def message_groups(cells: CellTable) -> tuple[Row, ...]:
     messages are parts of one order of groups.  `rendezvous` proves it of the rows.
     """
     numbers = np.flatnonzero(cells.are_messages)
-    moved = cells.values(lambda it: carried(it) if it.work.is_message else None)[numbers]
+    moved = cells.message_values[numbers]
     ends = [*np.flatnonzero(~_joins(cells, numbers, moved)).tolist(), len(numbers)]
-    spans = ((start, end) for start, end in pairwise(ends) if end - start > 1)
-    return tuple(tuple(map(cells.action, numbers[start:end])) for start, end in spans)
+    groups: list[Row] = []
+    for start, end in pairwise(ends):
+        if end - start > 1:
+            groups.append(tuple(map(cells.action, numbers[start:end])))
+    return tuple(groups)
 
 
 def _joins(cells: CellTable, numbers: Numbers, moved: Numbers) -> NDArray[np.bool_]:
     """Which messages begin with the one before, given the values that all move."""
     rank = cells.rank[numbers]
-    stages = cells.each(lambda it: it.peer if it.work.is_message else 0)[numbers]
+    stages = cells.each(lambda action: action.peer if action.work.is_message else 0)[numbers]
     peer = np.array(cells.schedule.stage_to_rank)[stages]
     beside = (
         (np.diff(numbers, prepend=-2) == 1)

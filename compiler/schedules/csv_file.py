@@ -3,21 +3,21 @@ writes and reads them.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from .actions import Action, Schedule
 
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
 _STATE = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
-"""When torch gathers weights and reduces gradients, which here is not for rows to say."""
+"""Actions of torch that gather weights and reduce gradients; rows here do not say when."""
 
 Cell = tuple[int, int]
 """A rank, and a place in its line."""
 
 
 class BadRows(Exception):
-    """Text that is not rows of a schedule, and where: a rank and a cell of its line, both from
-    0.
+    """Text that is not rows of a schedule, and the place of the mistake: a rank and a cell of its
+    line, from 0.
     """
 
     def __init__(self, rank: int, cell: int, why: str) -> None:
@@ -46,21 +46,18 @@ def read_csv(text: str) -> Schedule:
     """Rows from text, as `csv` or torch's `_dump_csv` writes them; `BadRows` if it is anything
     else.
 
-    A stage is on the rank whose row has it.  Empty cells, in which a rank waits, are left out.
+    A stage is on the rank whose row has it.  Empty cells, where a rank waits, are left out.
     """
     lines = [line.split(",") for line in text.rstrip().split("\n")]
     rows: list[list[Action]] = [[] for _ in lines]
     stages: dict[int, Cell] = {}
     microbatches: dict[int, Cell] = {}
-    for rank, at in ((rank, at) for rank, line in enumerate(lines) for at in range(len(line))):
-        for action in _actions(lines[rank][at].strip(), (rank, at)):
-            owner, _ = stages.setdefault(action.stage, (rank, at))
-            if owner != rank:
-                raise BadRows(
-                    rank, at, f"`{action}` is for stage {action.stage}, which rank {owner} has"
-                )
-            microbatches.setdefault(action.microbatch, (rank, at))
-            rows[rank].append(action)
+    for rank, action, cell in _all_actions(lines):
+        owner, _ = stages.setdefault(action.stage, cell)
+        if owner != rank:
+            raise BadRows(*cell, f"`{action}` is for stage {action.stage}, which rank {owner} has")
+        microbatches.setdefault(action.microbatch, cell)
+        rows[rank].append(action)
     for rank, row in enumerate(rows):
         if not row:
             raise BadRows(rank, 0, "the rank has nothing to do")
@@ -68,12 +65,20 @@ def read_csv(text: str) -> Schedule:
     return Schedule(stage_to_rank, _count("microbatch", microbatches), tuple(map(tuple, rows)))
 
 
+def _all_actions(lines: Sequence[Sequence[str]]) -> Iterator[tuple[int, Action, Cell]]:
+    """The actions of all lines in order, each with its rank and its cell."""
+    for rank, line in enumerate(lines):
+        for place, content in enumerate(line):
+            for action in _actions(content.strip(), (rank, place)):
+                yield rank, action, (rank, place)
+
+
 def _actions(content: str, cell: Cell) -> Iterator[Action]:
-    """The actions of a cell: of an overlapped pair `(0F1;1B0)OVERLAP_F_B` first the one, then
-    the other.
-    """
-    pair = _PAIR.fullmatch(content)
-    for part in pair[1].split(";") if pair else [content]:
+    """The actions of a cell; an overlapped pair `(0F1;1B0)OVERLAP_F_B` gives its two in order."""
+    parts = [content]
+    if pair := _PAIR.fullmatch(content):
+        parts = pair[1].split(";")
+    for part in parts:
         if action := Action.of(part):
             yield action
         elif part and not _STATE.fullmatch(part):

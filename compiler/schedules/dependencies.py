@@ -1,5 +1,5 @@
-"""Dependencies of actions, the one place that knows what F, B, I and W need of each other;
-problems of schedules.
+"""Dependencies of actions, the one place that knows the values that F, B, I and W take from each
+other; problems of schedules.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,13 +14,15 @@ class Value(NamedTuple):
     """A value that one action makes and others wait for; messages carry them."""
 
     gradient: bool
-    """The gradient of what the stage received; else what the stage makes of it."""
+    """Whether it is the gradient of the value that the stage received; else it is the stage's
+    result.
+    """
     stage: int
     microbatch: int
 
 
 PARTS = {Work.FORWARD: "F", Work.INPUT: "I", Work.WEIGHT: "W", Work.BACKWARD: "IW"}
-"""Which parts of a stage's work an action does."""
+"""The parts of a stage's work that an action does."""
 
 
 class Cell(NamedTuple):
@@ -31,20 +33,19 @@ class Cell(NamedTuple):
 
 
 class Stuck(Exception):
-    """Rows that cannot go on: the cell at which each rank waits, and for what."""
+    """Rows that cannot go on: the cell where each rank waits, and the value that it waits for."""
 
     def __init__(self, waits: Mapping[Cell, Value]) -> None:
-        super().__init__(
-            ", ".join(
-                f"rank {rank} waits in cell {at} for {value}" for (rank, at), value in waits.items()
-            )
-        )
+        words: list[str] = []
+        for cell, value in waits.items():
+            words.append(f"rank {cell.rank} waits in cell {cell.at} for {value}")
+        super().__init__(", ".join(words))
         self.waits = waits
 
 
 def made_by(action: Action) -> Value | None:
-    """The value that a computing action makes; none for the weight part, for which nothing
-    waits.
+    """The value that a computing action makes; None for the weight part, since nothing waits for
+    it.
     """
     if action.work is Work.WEIGHT:
         return None
@@ -52,36 +53,41 @@ def made_by(action: Action) -> Value | None:
 
 
 def carried(message: Action) -> Value:
-    """The value that a send or receive moves."""
+    """The value that a send or receive moves.  Raises ValueError for an action that computes."""
     if not message.work.is_message:
         raise ValueError(f"{message} moves nothing")
     gradient = message.work in (Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD)
-    return Value(
-        gradient, message.stage if message.work.sends else message.peer, message.microbatch
-    )
+    maker = message.stage if message.work.sends else message.peer
+    return Value(gradient, maker, message.microbatch)
 
 
 def needs(action: Action, stages: int) -> tuple[Value, ...]:
-    """The values that a computing action needs, those of its own rank first."""
+    """The values that a computing action needs, the values of its own rank first."""
     stage, microbatch = action.stage, action.microbatch
     if action.work is Work.FORWARD:
         return (Value(False, stage - 1, microbatch),) if stage else ()
     if action.work is Work.WEIGHT:
         return (Value(True, stage, microbatch),)
-    own = Value(False, stage, microbatch)
-    return (own, Value(True, stage + 1, microbatch)) if stage + 1 < stages else (own,)
+    activation = Value(False, stage, microbatch)
+    if stage + 1 >= stages:
+        return (activation,)
+    return activation, Value(True, stage + 1, microbatch)
 
 
 def circles(waits: Mapping[int, int]) -> list[tuple[int, ...]]:
-    """The ranks that wait for each other in a circle, where each waits for one at most; the
-    lowest rank first.
+    """The circles of ranks that wait for each other, the lowest rank of each first.
+
+    Each rank waits for one other at most.
     """
     # needed only where rows are wrong, and slow to import
     from networkx import DiGraph, simple_cycles
 
-    found: Iterator[list[int]] = simple_cycles(DiGraph([*waits.items()]))
-    lowest = ((ranks, ranks.index(min(ranks))) for ranks in found)
-    return sorted((*ranks[at:], *ranks[:at]) for ranks, at in lowest)
+    cycles: Iterator[list[int]] = simple_cycles(DiGraph([*waits.items()]))
+    rotated: list[tuple[int, ...]] = []
+    for ranks in cycles:
+        lowest = ranks.index(min(ranks))
+        rotated.append((*ranks[lowest:], *ranks[:lowest]))
+    return sorted(rotated)
 
 
 # ---- problems of a schedule, and their places
@@ -93,7 +99,7 @@ class Problem:
 
     rank: int
     cell: int | None
-    """Its place in the row, from 0; none where the row lacks something."""
+    """The place of its cell in the row, from 0; None where the row lacks something."""
     why: str
     help: str
 
@@ -103,49 +109,54 @@ def lacking(missing: Iterable[tuple[int, Action]], help: str) -> list[Problem]:
     by_rank: dict[int, list[Action]] = {}
     for rank, action in missing:
         by_rank.setdefault(rank, []).append(action)
-    return [
-        Problem(rank, None, f"the row lacks {_few(by_rank[rank])}", help)
-        for rank in sorted(by_rank)
-    ]
+    problems: list[Problem] = []
+    for rank in sorted(by_rank):
+        problems.append(Problem(rank, None, f"the row lacks {_few(by_rank[rank])}", help))
+    return problems
 
 
 def _few(actions: list[Action], most: int = 4) -> str:
-    more = f" and {len(actions) - most} more" if len(actions) > most else ""
-    return ", ".join(f"`{action}`" for action in actions[:most]) + more
+    """The first actions in words, and how many more there are."""
+    words = ", ".join(f"`{action}`" for action in actions[:most])
+    if len(actions) > most:
+        words += f" and {len(actions) - most} more"
+    return words
 
 
 def misplaced(cell: Cell, action: Action, schedule: Schedule) -> Problem | None:
-    """An action of a stage or microbatch that there is not, or of another rank's stage."""
+    """The problem of an action whose stage or microbatch does not exist, or whose stage is
+    another rank's; None for other actions.
+    """
     stage, microbatch = action.stage, action.microbatch
     if not 0 <= stage < schedule.stages:
-        why, help = f"there is no stage {stage}", f"stages are 0 to {schedule.stages - 1}"
+        why = f"there is no stage {stage}"
+        help = f"stages are 0 to {schedule.stages - 1}"
     elif not 0 <= microbatch < schedule.microbatches:
-        why, help = (
-            f"there is no microbatch {microbatch}",
-            f"microbatches are 0 to {schedule.microbatches - 1}",
-        )
+        why = f"there is no microbatch {microbatch}"
+        help = f"microbatches are 0 to {schedule.microbatches - 1}"
     elif schedule.stage_to_rank[stage] != cell.rank:
-        why, help = (
-            f"rank {cell.rank} does not have stage {stage}",
-            f"rank {schedule.stage_to_rank[stage]} has it",
-        )
+        why = f"rank {cell.rank} does not have stage {stage}"
+        help = f"rank {schedule.stage_to_rank[stage]} has it"
     else:
         return None
     return Problem(*cell, f"`{action}`: {why}", help)
 
 
 def circular(waits: Mapping[Cell, Cell], schedule: Schedule, help: str) -> list[Problem]:
-    """One problem for each circle of ranks, given where each rank waits and for which cell."""
+    """One problem for each circle of ranks; `waits` has the cell where each rank waits, and the
+    cell that it waits for.
+    """
     cells = {cell.rank: cell for cell in waits}
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for ranks in circles({cell.rank: awaited.rank for cell, awaited in waits.items()}):
-        said = [_waits(cells[rank], waits[cells[rank]], schedule) for rank in ranks]
-        found.append(Problem(*cells[ranks[0]], ", ".join(said), help))
-    return found
+        sentences = [_waits(cells[rank], waits[cells[rank]], schedule) for rank in ranks]
+        problems.append(Problem(*cells[ranks[0]], ", ".join(sentences), help))
+    return problems
 
 
 def _waits(cell: Cell, awaited: Cell, schedule: Schedule) -> str:
-    waiting, other = (
-        f"`{schedule.rows[rank][at]}` (rank {rank}, cell {at})" for rank, at in (cell, awaited)
-    )
-    return f"{waiting} waits for {other}"
+    return f"{_cell_words(cell, schedule)} waits for {_cell_words(awaited, schedule)}"
+
+
+def _cell_words(cell: Cell, schedule: Schedule) -> str:
+    return f"`{schedule.rows[cell.rank][cell.at]}` (rank {cell.rank}, cell {cell.at})"

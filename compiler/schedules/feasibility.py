@@ -1,5 +1,5 @@
-"""The requirements of a schedule in the making, how far its stages are, and how much of ranks'
-memory that takes.
+"""The requirements of a schedule in the making, how far its stages are, and the memory that this
+takes on ranks.
 """
 
 from functools import cached_property
@@ -34,7 +34,7 @@ class Task:
 
     @property
     def cells(self) -> int:
-        """How many cells rows have in which each backward is in two parts."""
+        """The number of cells of all rows if each backward is in two parts."""
         return 3 * self.stages * self.microbatches
 
     @cached_property
@@ -44,23 +44,29 @@ class Task:
 
     @cached_property
     def always(self) -> tuple[float, ...]:
-        """Memory that each rank needs whatever it does: for values that stages hand to each
-        other.
-        """
-        return tuple(
-            always_handed(self.stage_to_rank, rank, self.budget.keeps) for rank in range(self.ranks)
-        )
+        """Memory that each rank always needs for values that stages hand to each other."""
+        keeps = self.budget.keeps
+        return tuple(always_handed(self.stage_to_rank, rank, keeps) for rank in range(self.ranks))
 
     @cached_property
     def is_bound(self) -> tuple[bool, ...]:
         """For each stage, whether its work takes memory of a rank that has a budget."""
-        most, near = self.budget.most, int(bool(self.budget.keeps.handed))
-        touched = (self.stage_to_rank[max(s - near, 0) : s + near + 1] for s in range(self.stages))
-        return tuple(any(not isinf(most[rank]) for rank in ranks) for ranks in touched)
+        most = self.budget.most
+        # where budgets count values between stages, work takes memory of neighbours too
+        near = int(bool(self.budget.keeps.handed))
+        is_bound: list[bool] = []
+        for stage in range(self.stages):
+            ranks = self.stage_to_rank[max(stage - near, 0) : stage + near + 1]
+            is_bound.append(any(not isinf(most[rank]) for rank in ranks))
+        return tuple(is_bound)
 
     def touched(self, stage: int, work: Work) -> set[int]:
-        """The ranks that have other moves after this one: its own, that which is given something,
-        and, where a rank's budget counts what others give it too, those that give it something."""
+        """The ranks that have other moves after this one: the work's own rank, and the rank that
+        gets its result.
+
+        Where a rank's budget counts values from other ranks too, the ranks that give this rank
+        something are among them.
+        """
         stage_to_rank = self.stage_to_rank
         if self.budget.keeps.handed:
             return self._near[stage_to_rank[stage]]
@@ -69,8 +75,8 @@ class Task:
 
     @cached_property
     def _near(self) -> tuple[set[int], ...]:
-        """For each rank those, it too, to which its stages hand something, and from which they
-        are handed it.
+        """For each rank the ranks that its stages give something to or get something from, and
+        the rank itself.
         """
         near = tuple({rank} for rank in range(self.ranks))
         for one, other in pairwise(self.stage_to_rank):
@@ -79,29 +85,33 @@ class Task:
         return near
 
     def delay(self, stage: int, other: int) -> float:
-        """How long a message takes from one stage to another."""
-        return 0 if self.stage_to_rank[stage] == self.stage_to_rank[other] else self.times.send
+        """The time of a message from one stage to another."""
+        if self.stage_to_rank[stage] == self.stage_to_rank[other]:
+            return 0
+        return self.times.send
 
 
 @define
 class Filling:
-    """How many microbatches have been through each stage, forward and backward, and what ranks
-    hold.
+    """How many microbatches have been through each stage, forward and backward, and the memory
+    that ranks hold.
     """
 
     task: Task
     forwards: list[int]
     backwards: list[int]
     held: list[float]
-    """With what ranks always need memory for; it has the first gradient that a stage is given."""
+    """The memory of each rank, with the memory that it always needs; the first gradient that a
+    stage gets is part of this.
+    """
 
     @classmethod
     def begin(cls, task: Task) -> "Filling":
-        """Nothing is done."""
+        """The state where nothing is done."""
         return cls(task, [0] * task.stages, [0] * task.stages, [*task.always])
 
     def copy(self) -> "Filling":
-        """One that goes on by itself."""
+        """A copy that goes on by itself."""
         return Filling(self.task, self.forwards.copy(), self.backwards.copy(), self.held.copy())
 
     def do(self, stage: int, work: Work) -> None:
@@ -118,23 +128,26 @@ class Filling:
                 self.held[rank] -= keeps.weight[stage]
             case _:
                 self.held[rank] -= keeps.input[stage]
-                self.held[rank] += keeps.weight[stage] if work is Work.INPUT else 0
-                self.held[rank] -= keeps.entering(stage + 1) if self._given(stage) > 1 else 0
+                if work is Work.INPUT:
+                    self.held[rank] += keeps.weight[stage]
+                if self._given(stage) > 1:
+                    self.held[rank] -= keeps.entering(stage + 1)
                 self.backwards[stage] += 1
                 if stage and self._given(stage - 1) > 1:
                     self.held[stage_to_rank[stage - 1]] += keeps.entering(stage)
 
     def takes(self, stage: int, work: Work) -> bool:
-        """Whether work takes memory that has a budget: then what it leaves to others may matter.
+        """Whether work takes memory that has a budget: then the memory that it leaves to others may
+        matter.
 
-        A gradient that is handed on is not counted: what it goes with frees more.
+        A gradient that a stage hands on does not count: the action that makes it frees more.
         """
         keeps = self.task.budget.keeps
         raises = work is Work.INPUT and keeps.weight[stage] > keeps.input[stage]
         return self.task.is_bound[stage] and (raises or work is Work.FORWARD)
 
     def allows(self, stage: int, work: Work) -> bool:
-        """Whether work fits in memory, and what must follow it still does."""
+        """Whether work fits in memory, and the work that must follow it still fits."""
         if not self.task.is_bound[stage]:
             return True
         match work:
@@ -146,7 +159,9 @@ class Filling:
                 return self._allows_backward(stage, work)
 
     def _allows_forward(self, stage: int) -> bool:
-        """Its own rank holds more, and that of the next stage what it is given."""
+        """Whether a forward may go: its own rank holds more, and the next stage's rank holds the
+        result.
+        """
         stage_to_rank, keeps = self.task.stage_to_rank, self.task.budget.keeps
         rank = stage_to_rank[stage]
         if not self._goes_on(rank, stage, keeps.input[stage] - keeps.entering(stage)):
@@ -159,56 +174,57 @@ class Filling:
         )
 
     def _goes_on(self, rank: int, stage: int, more: float) -> bool:
-        """Whether a rank can hold so much more when a stage has done one more forward, and then
-        still all that comes before any backward frees it.
+        """Whether a rank can hold `more` bytes when a stage has done one more forward, and then
+        still everything that comes before any backward frees memory.
 
         A microbatch's backward comes after its forwards on all stages, and microbatches keep their
-        order; so what is held of one and of those after it is held until it has been through the
-        rank's other stages.
+        order; so the rank holds the memory of a microbatch, and of the microbatches after it, until
+        the microbatch has been through the rank's other stages.
         """
         task, most = self.task, self.task.budget.most[rank]
         if self.held[rank] + more > most:
             return False
         keeps, stages = task.budget.keeps, task.stages_of[rank]
-        done = self.forwards
-        firsts = {done[s] + (s == stage) for s in stages}
+        forwards = self.forwards
+        firsts = {forwards[s] + (s == stage) for s in stages}
         for first in firsts:
-            if first > done[stage]:
+            if first > forwards[stage]:
                 continue
             needs = task.always[rank]
             for s in stages:
-                f = done[s] + (s == stage)
-                needs += keeps.input[s] * (f - max(first, self.backwards[s]) if f > first else 1)
+                f = forwards[s] + (s == stage)
+                count = 1
+                if f > first:
+                    count = f - max(first, self.backwards[s])
+                needs += keeps.input[s] * count
                 if keeps.handed and s:
-                    needs += keeps.entering(s) * max(
-                        done[s - 1] + (s - 1 == stage) - max(f, first + 1), 0
-                    )
+                    arrived = forwards[s - 1] + (s - 1 == stage)
+                    needs += keeps.entering(s) * max(arrived - max(f, first + 1), 0)
             if needs > most:
                 return False
         return True
 
     def _allows_backward(self, stage: int, work: Work) -> bool:
-        """Whether a backward may go: postponed, it may take more memory, and the stage before gets
-        a gradient.
+        """Whether a backward may go: its weight part, postponed, may take more memory, and the
+        stage before gets a gradient.
 
-        Its first one always fits: so of all backwards that can be done that of the first such stage
-        fits.
+        The first gradient of a stage always fits: so of all backwards that can be done, the one of
+        the first such stage fits.
         """
         task = self.task
         keeps, most = task.budget.keeps, task.budget.most
         rank = task.stage_to_rank[stage]
-        more = keeps.weight[stage] - keeps.input[stage] if work is Work.INPUT else 0
-        if more > 0 and self.held[rank] + more > most[rank]:
-            return False
+        if work is Work.INPUT:
+            more = keeps.weight[stage] - keeps.input[stage]
+            if more > 0 and self.held[rank] + more > most[rank]:
+                return False
         if not stage or not keeps.handed or self._given(stage - 1) < 1:
             return True
         before = task.stage_to_rank[stage - 1]
         return self.held[before] + keeps.entering(stage) <= most[before]
 
     def _given(self, stage: int) -> int:
-        """How many gradients a stage has that it has not taken yet; the last one is given none."""
-        return (
-            self.backwards[stage + 1] - self.backwards[stage]
-            if stage + 1 < len(self.backwards)
-            else 0
-        )
+        """How many gradients a stage has that it has not taken yet; the last stage gets none."""
+        if stage + 1 >= len(self.backwards):
+            return 0
+        return self.backwards[stage + 1] - self.backwards[stage]

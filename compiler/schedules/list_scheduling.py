@@ -1,9 +1,9 @@
-"""A schedule made for given times and memory, `schedule = auto(memory = …)`: named ones, rules,
-and a search.
+"""A schedule made for given times and memory, `schedule = auto(memory = …)`: by named schedules,
+by rules, and by a search.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, product
+from itertools import chain, islice, product
 from math import inf
 
 from attrs import evolve, frozen
@@ -20,7 +20,7 @@ from .timeline import Times, simulate
 
 @frozen
 class Rule:
-    """A rule for a rank's next action: the one that begins first, with these handicaps."""
+    """A rule for a rank's next action: the action that begins first, with these handicaps."""
 
     forward: float
     """How much later a backward may begin and still go before a forward; below 0, the other way
@@ -34,50 +34,55 @@ class Rule:
     """
 
     def best(self, rank: int, progress: Progress) -> Move | None:
-        """The rank's next action; none if it must wait for others."""
-        moves = sorted(
-            (move for move in progress.moves(rank) if self._allows(move, progress)), key=self._rank
-        )
-        return next(filter(progress.fits, moves), None)
+        """The rank's next action; None if it must wait for others."""
+        moves = [move for move in progress.moves(rank) if self._allows(move, progress)]
+        moves.sort(key=self._rank)
+        for move in moves:
+            if progress.fits(move):
+                return move
+        return None
 
     def _allows(self, move: Move, progress: Progress) -> bool:
+        """Whether a forward is not too far ahead of its stage's backward."""
+        if move.work is not Work.FORWARD:
+            return True
         ahead = progress.filling.forwards[move.stage] - progress.filling.backwards[move.stage]
-        return move.work is not Work.FORWARD or ahead < self.ahead * (
-            progress.task.stages - move.stage
-        )
+        return ahead < self.ahead * (progress.task.stages - move.stage)
 
     def _rank(self, move: Move) -> tuple[float, float, int]:
-        handicap = (
-            self.forward
-            if move.work is Work.FORWARD
-            else self.weight
-            if move.work is Work.WEIGHT
-            else 0.0
-        )
+        """The key that sorts moves, the best first."""
+        handicap = 0.0
+        if move.work is Work.FORWARD:
+            handicap = self.forward
+        elif move.work is Work.WEIGHT:
+            handicap = self.weight
         return move.start + handicap, handicap, -move.stage
 
 
 def rules(task: Task) -> Iterator[Rule]:
-    """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps,
-    like GPipe last.
+    """Rules, the ones that tend to be good first: first rules like 1F1B with weight parts in the
+    gaps, last rules like GPipe.
 
-    The first of a rank's stages would take all of little memory: less far ahead, it leaves some to
-    the others.
+    Where memory is scarce, the first of a rank's stages would take all of it: if it is less far
+    ahead, it leaves some to the others.
     """
     times, stages = task.times, task.stages
     weight, forward = sum(times.weight) / stages, sum(times.forward) / stages
-    ahead = dict.fromkeys((1, task.ranks / stages, 2, inf))
-    for lag, patience in product((-forward, 1e-9 * forward, forward), (1e-9 * weight, weight, inf)):
-        yield from (Rule(lag, patience, each) for each in ahead)
+    forward_handicaps = (-forward, 1e-9 * forward, forward)
+    weight_handicaps = (1e-9 * weight, weight, inf)
+    limits = dict.fromkeys((1, task.ranks / stages, 2, inf))
+    for forward_handicap, weight_handicap in product(forward_handicaps, weight_handicaps):
+        for ahead in limits:
+            yield Rule(forward_handicap, weight_handicap, ahead)
 
 
 def followed(rule: Rule, task: Task) -> Progress:
-    """The rows that a rule makes: of all ranks' next moves, always the one that begins first."""
+    """The rows that a rule makes: the first to begin of all ranks' next moves is always done."""
     progress = Progress.begin(task)
     best = {rank: rule.best(rank, progress) for rank in range(task.ranks)}
     while able := [(move.start, rank, move) for rank, move in best.items() if move]:
-        _, rank, move = min(able, key=lambda each: each[:2])
-        if not progress.fits(move):  # others have taken it
+        _, rank, move = min(able, key=lambda start_rank_move: start_rank_move[:2])
+        if not progress.fits(move):  # others have taken its memory
             best[rank] = rule.best(rank, progress)
             continue
         progress.do(rank, move)
@@ -99,28 +104,36 @@ class _Found:
     task: Task
 
     @classmethod
-    def of(cls, made: Progress) -> "_Found":
-        """One that was made cell by cell."""
-        return cls(max(made.free), made.schedule(), made.task)
+    def of(cls, progress: Progress) -> "_Found":
+        """A schedule that was made cell by cell."""
+        return cls(max(progress.free), progress.schedule(), progress.task)
 
 
 def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
-    """The fastest schedule found in which no rank holds more than it may; the best there is in
-    small cases.
+    """The fastest schedule that the search finds where no rank holds more than it may; the best
+    there is in small cases.
 
-    The tasks differ in where stages lie.  It is no slower than any named schedule that has the
-    `stage_to_rank` of one of them and fits its memory.  Where backward cannot be split, without
-    `splits`, it is one of those.  `ScheduleError` if one microbatch alone is too much for a rank.
+    The tasks differ in the ranks of their stages.  The schedule is no slower than any named
+    schedule that has the `stage_to_rank` of one of the tasks and fits its memory.  Without
+    `splits`, where backward cannot be split, it is one of these named schedules.  Raises
+    ScheduleError if one microbatch alone is too much for a rank.
     """
     for task in tasks:
         demand_memory(task.stage_to_rank, task.budget)
-    named = [it for task in tasks for it in _named(task) if splits or not it.schedule.splits]
-    best = _first(named) or _one_by_one(tasks[0])
+    candidates = [*chain.from_iterable(map(_named, tasks))]
+    if not splits:
+        candidates = [candidate for candidate in candidates if not candidate.schedule.splits]
+    best = _first(candidates) or _one_by_one(tasks[0])
     if splits and best.total > min(Bound.of(task)(Progress.begin(task)) for task in tasks):
-        best = _first([best, *(it for task in tasks for it in _ruled(task, len(tasks)))]) or best
+        ruled = [best]
+        for task in tasks:
+            ruled.extend(_ruled(task, len(tasks)))
+        best = _first(ruled) or best
         for task in tasks:
             best = _searched(task, best, len(tasks)) or best
-    return _joined(best.schedule, best.task.times) if best.schedule.splits else best.schedule
+    if best.schedule.splits:
+        return _joined(best.schedule, best.task.times)
+    return best.schedule
 
 
 def demand_memory(stage_to_rank: tuple[int, ...], budget: MemoryBudget) -> None:
@@ -135,14 +148,14 @@ def demand_memory(stage_to_rank: tuple[int, ...], budget: MemoryBudget) -> None:
 
 
 def _named(task: Task) -> Iterator[_Found]:
-    """Named schedules with these stage_to_rank that fit the memory."""
-    kept = evolve(task.budget, keeps=evolve(task.budget.keeps, handed=0, cuts=()))
+    """Named schedules with the task's stage_to_rank that fit the memory."""
+    budget = evolve(task.budget, keeps=evolve(task.budget.keeps, handed=0, cuts=()))
     for maker in SCHEDULES.values():
         try:
             schedule = maker(task.ranks, task.microbatches, len(task.stage_to_rank) // task.ranks)
         except ScheduleError:
             continue
-        if schedule.stage_to_rank == task.stage_to_rank and kept.holds(schedule):
+        if schedule.stage_to_rank == task.stage_to_rank and budget.holds(schedule):
             yield _Found(simulate(schedule, task.times).total, schedule, task)
 
 
@@ -153,71 +166,65 @@ def _ruled(task: Task, tasks: int) -> Iterator[_Found]:
 
 
 def _searched(task: Task, best: _Found, tasks: int) -> _Found | None:
-    """Schedules found by search that are faster than the best so far."""
+    """A schedule that the search finds and that is faster than the best so far, if any."""
     width = SEARCHED // task.cells // tasks
-    made = (
-        searched(task, best.total, width, lambda it: _fits(it.schedule(), task)) if width else None
-    )
-    return _Found.of(made) if made else None
+    if not width:
+        return None
+    progress = searched(task, best.total, width, lambda order: _fits(order.schedule(), task))
+    if progress is None:
+        return None
+    return _Found.of(progress)
 
 
-def _first(found: Iterable[_Found]) -> _Found | None:
-    """The fastest that fits, of several one that does not split backward."""
-    ordered = sorted(found, key=lambda it: (it.total, it.schedule.splits))
-    return next((it for it in ordered if _fits(it.schedule, it.task)), None)
+def _first(candidates: Iterable[_Found]) -> _Found | None:
+    """The fastest that fits; of several equally fast ones, one that does not split backward."""
+    by_time = sorted(candidates, key=lambda candidate: (candidate.total, candidate.schedule.splits))
+    for candidate in by_time:
+        if _fits(candidate.schedule, candidate.task):
+            return candidate
+    return None
 
 
 def _fits(schedule: Schedule, task: Task) -> bool:
-    """Whether messages fit too, which depends on when they begin: nothing delays them for lack
-    of memory.
+    """Whether messages fit too; this depends on when they begin, since nothing delays them for
+    lack of memory.
     """
     return not task.budget.keeps.handed or task.budget.holds(with_messages(schedule, task.times))
 
 
 def _one_by_one(task: Task) -> _Found:
-    """Each microbatch when the one before is done: which always fits."""
-    there, back = range(task.stages), reversed(range(task.stages))
-    order = [
-        *((stage, Work.FORWARD) for stage in there),
-        *((stage, Work.BACKWARD) for stage in back),
-    ]
-    rows = (
-        tuple(
-            Action(s, work, m)
-            for m in range(task.microbatches)
-            for s, work in order
-            if task.stage_to_rank[s] == rank
-        )
-        for rank in range(task.ranks)
-    )
-    schedule = Schedule(task.stage_to_rank, task.microbatches, tuple(rows))
+    """Each microbatch begins when the one before is done; this schedule always fits."""
+    order = [(stage, Work.FORWARD) for stage in range(task.stages)]
+    order += [(stage, Work.BACKWARD) for stage in reversed(range(task.stages))]
+    rows: list[list[Action]] = [[] for _ in range(task.ranks)]
+    for microbatch in range(task.microbatches):
+        for stage, work in order:
+            rows[task.stage_to_rank[stage]].append(Action(stage, work, microbatch))
+    schedule = Schedule(task.stage_to_rank, task.microbatches, tuple(map(tuple, rows)))
     return _Found(simulate(schedule, task.times).total, schedule, task)
 
 
 def _joined(schedule: Schedule, times: Times) -> Schedule:
-    """The same with backward in one wherever nobody waits for its first part alone: nothing
-    begins later.
+    """The same schedule with backward in one action wherever nobody waits for its first part
+    alone: nothing begins later.
     """
     timeline = simulate(schedule, times)
-    backwards = (
-        slot
-        for row in timeline.slots
-        for slot in row
-        if slot.action.work in (Work.INPUT, Work.BACKWARD)
-    )
-    begins = {(slot.action.stage, slot.action.microbatch): slot.start for slot in backwards}
+    begins: dict[tuple[int, int], float] = {}
+    for slot in chain.from_iterable(timeline.slots):
+        if slot.action.work in (Work.INPUT, Work.BACKWARD):
+            begins[slot.action.stage, slot.action.microbatch] = slot.start
 
-    def needed(action: Action) -> float:
-        """When the stage before begins with what an action's stage makes for it; a message must
-        arrive till then.
+    def deadline(action: Action) -> float:
+        """When the result of an action's stage must leave, so that the backward of the stage
+        before begins in time; inf where nothing waits for it.
         """
-        before = max(action.stage - 1, 0)
-        late = (
-            times.send
-            if schedule.stage_to_rank[before] != schedule.stage_to_rank[action.stage]
-            else 0
-        )
-        return begins[before, action.microbatch] - late if action.stage else inf
+        if not action.stage:
+            return inf
+        before = action.stage - 1
+        delay = 0.0
+        if schedule.stage_to_rank[before] != schedule.stage_to_rank[action.stage]:
+            delay = times.send
+        return begins[before, action.microbatch] - delay
 
     rows: list[Row] = []
     for row in timeline.slots:
@@ -225,7 +232,8 @@ def _joined(schedule: Schedule, times: Times) -> Schedule:
         for slot in row:
             action = slot.action
             first = Action(action.stage, Work.INPUT, action.microbatch)
-            if action.work is Work.WEIGHT and cells[-1:] == [first] and slot.end <= needed(action):
+            follows_first = action.work is Work.WEIGHT and cells[-1:] == [first]
+            if follows_first and slot.end <= deadline(action):
                 cells[-1] = Action(action.stage, Work.BACKWARD, action.microbatch)
             else:
                 cells.append(action)

@@ -1,7 +1,7 @@
-"""The rows of schedules with names."""
+"""The rows of named schedules."""
 
 from collections.abc import Iterable
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from attrs import frozen
 
@@ -16,11 +16,11 @@ class RankContext:
     ranks: int
     microbatches: int
     stages: tuple[int, ...]
-    """The stages it has, in the model's order; their places here are its chunks."""
+    """The rank's stages, in the model's order; their places here are its chunks."""
 
     @property
     def chunks(self) -> int:
-        """The number of stages it has."""
+        """The number of the rank's stages."""
         return len(self.stages)
 
     @property
@@ -35,26 +35,27 @@ Steps = tuple[Step, ...]
 
 
 def numbered(steps: Iterable[Step], stages: tuple[int, ...]) -> Row:
-    """The row of steps whose chunks take microbatches in order: the next one for each of F, I and
-    W.
+    """The row of steps whose chunks take microbatches in order: each of F, I and W takes the next
+    one.
 
-    B is I and W, so it has the next microbatch of both.
+    B is I and W, so it takes the next microbatch of both.
     """
-    done = {work: [0] * len(stages) for work in (Work.FORWARD, Work.INPUT, Work.WEIGHT)}
-    done[Work.BACKWARD] = done[Work.INPUT]
+    counts_by_work = {work: [0] * len(stages) for work in (Work.FORWARD, Work.INPUT, Work.WEIGHT)}
+    counts_by_work[Work.BACKWARD] = counts_by_work[Work.INPUT]
     row: list[Action] = []
     for chunk, work in steps:
-        counts = done[work]
+        counts = counts_by_work[work]
         row.append(Action(stages[chunk], work, counts[chunk]))
         counts[chunk] += 1
         if work is Work.BACKWARD:
-            done[Work.WEIGHT][chunk] += 1
+            counts_by_work[Work.WEIGHT][chunk] += 1
     return tuple(row)
 
 
 def interleave_passes(*columns: Iterable[Step | None]) -> Steps:
-    """One of each column in order, `None` left out, until the longest ends."""
-    return tuple(step for row in zip_longest(*columns) for step in row if step is not None)
+    """One step of each column in turn, `None` left out, until the longest column ends."""
+    steps = chain.from_iterable(zip_longest(*columns))
+    return tuple(step for step in steps if step is not None)
 
 
 # ---- all forwards, then all backwards
@@ -79,15 +80,18 @@ def breadth_first(seat: RankContext) -> Row:
 
 
 def _passes(seat: RankContext, backward: Iterable[int]) -> Row:
-    back = tuple(backward)
-    return (
-        *(
-            Action(stage, Work.FORWARD, each)
-            for stage in seat.stages
-            for each in range(seat.microbatches)
-        ),
-        *(Action(stage, Work.BACKWARD, each) for stage in reversed(seat.stages) for each in back),
-    )
+    """All forwards, stage by stage, then all backwards, with microbatches in the order of
+    `backward`.
+    """
+    row: list[Action] = []
+    for stage in seat.stages:
+        for microbatch in range(seat.microbatches):
+            row.append(Action(stage, Work.FORWARD, microbatch))
+    backward_order = tuple(backward)
+    for stage in reversed(seat.stages):
+        for microbatch in backward_order:
+            row.append(Action(stage, Work.BACKWARD, microbatch))
+    return tuple(row)
 
 
 # ---- forwards and backwards that alternate once the pipeline is full: one order with other numbers
@@ -121,8 +125,8 @@ def zero_bubble_h2(seat: RankContext) -> Row:
     """ZB-H2 (arXiv 2401.10241, section 2.2): a bubble of (p - 1)(F + I - 2W), with memory for 2p -
     1 microbatches.
 
-    Ranks begin and end one after the other; that its bubble is zero where F, I and W take equally
-    long is said of the time between a rank's own first and last action.
+    Ranks begin and end one after the other.  The paper says that its bubble is zero where F, I and
+    W take equally long; it means the time between a rank's own first and last action.
     """
     return _alternating(seat, round_size=seat.microbatches, hop=2, split=True)
 
@@ -141,15 +145,19 @@ def _alternating(seat: RankContext, round_size: int, hop: int, split: bool) -> R
     Where backward is split, W waits for as many more I as there were fewer forwards ahead of them
     than on the first rank, so that all ranks hold equally many microbatches.
     """
-    order = [at // round_size % seat.chunks for at in range(seat.microbatches * seat.chunks)]
+    count = seat.microbatches * seat.chunks
+    order = [number // round_size % seat.chunks for number in range(count)]
     back = [seat.chunks - 1 - chunk for chunk in order]
     forwards = [(chunk, Work.FORWARD) for chunk in order]
-    inputs = [(chunk, Work.INPUT if split else Work.BACKWARD) for chunk in back]
-    weights = [None] * (hop * seat.rank) + [(chunk, Work.WEIGHT) for chunk in back if split]
+    backward_work = Work.INPUT if split else Work.BACKWARD
+    backwards = [(chunk, backward_work) for chunk in back]
+    weights: list[Step | None] = []
+    if split:
+        weights = [None] * (hop * seat.rank)
+        weights += [(chunk, Work.WEIGHT) for chunk in back]
     ahead = (seat.chunks - 1) * round_size + hop * seat.after
-    return numbered(
-        [*forwards[:ahead], *interleave_passes(forwards[ahead:], inputs, weights)], seat.stages
-    )
+    steady = interleave_passes(forwards[ahead:], backwards, weights)
+    return numbered([*forwards[:ahead], *steady], seat.stages)
 
 
 def _round_size(seat: RankContext) -> int:
@@ -187,8 +195,8 @@ def zero_bubble_v(seat: RankContext) -> Row:
     """ZB-V (arXiv 2405.15362; 2401.10241, section 6): no bubble where F, I and W take equally long,
     1F1B's memory.
 
-    Written for 2p - 1 microbatches or more; with fewer, the schedule of 2p - 1 leaves out those
-    that are not there.
+    The order is for 2p - 1 microbatches or more; with fewer, the schedule of 2p - 1 leaves out the
+    missing ones.
     """
     ranks, before, after = seat.ranks, seat.rank, seat.after
     microbatches = max(seat.microbatches, 2 * ranks - 1)
@@ -203,9 +211,8 @@ def zero_bubble_v(seat: RankContext) -> Row:
         + W1 * before
         + W0 * before
     )
-    return tuple(
-        action for action in numbered(steps, seat.stages) if action.microbatch < seat.microbatches
-    )
+    row = numbered(steps, seat.stages)
+    return tuple(action for action in row if action.microbatch < seat.microbatches)
 
 
 def dualpipe_v(seat: RankContext) -> Row:
@@ -222,7 +229,7 @@ def dualpipe_v(seat: RankContext) -> Row:
             f"{seat.microbatches} microbatches are fewer than the 2 × {ranks} stages",
             f"take at least {2 * ranks} microbatches, or `zbv`",
         )
-    whole = before + 1  # of the backwards after the last forward; those after them are split
+    whole = before + 1  # this many backwards after the last forward are in one; later ones split
     steps = (
         F0 * (2 * after)
         + (F0 + F1) * (before + 1)

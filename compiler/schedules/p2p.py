@@ -30,27 +30,28 @@ class Message:
 
 
 def message_of(value: Value, stage_to_rank: tuple[int, ...]) -> Message | None:
-    """How a value goes to the rank that waits for it; none where its own rank does, or no stage
-    does.
+    """The message that brings a value to the rank that waits for it; None where the value's own
+    rank waits, or no stage waits.
     """
     gradient, stage, microbatch = value
-    send = Action(stage, Work.SEND_BACKWARD if gradient else Work.SEND_FORWARD, microbatch)
-    receive = Action(
-        send.peer, Work.RECEIVE_BACKWARD if gradient else Work.RECEIVE_FORWARD, microbatch
-    )
+    sending, receiving = Work.SEND_FORWARD, Work.RECEIVE_FORWARD
+    if gradient:
+        sending, receiving = Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD
+    send = Action(stage, sending, microbatch)
+    receive = Action(send.peer, receiving, microbatch)
     if not 0 <= send.peer < len(stage_to_rank) or stage_to_rank[send.peer] == stage_to_rank[stage]:
         return None
     return Message(stage_to_rank[stage], stage_to_rank[send.peer], send, receive)
 
 
 def with_messages(schedule: Schedule, times: Times) -> Schedule:
-    """The rows with a send right after each action whose value crosses, and its receive where that
-    action begins.
+    """The rows with a send right after each action whose value crosses to another rank, and its
+    receive where this action begins.
 
-    All actions and messages are in one total order, of which each row is a part; a message is one
-    event of it on both its ranks.  So the first event that is not done can always be done, even if
-    a send blocks until it is received, and two ranks see the messages between them in the same
-    order.  Raises Stuck where rows wait for each other.
+    All actions and messages are in one total order, and each row is a part of it; a message is one
+    event of the order on both its ranks.  So the first event that is not done can always be done,
+    even if a send blocks until it is received, and two ranks see the messages between them in the
+    same order.  Raises Stuck where rows wait for each other.
     """
     if times not in schedule.known:
         schedule.known[times] = _in_order(_ends(schedule), timed(schedule, times))
@@ -59,49 +60,50 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
 
 @once
 def _ends(schedule: Schedule) -> "CellTable":
-    """The actions that compute and both ends of each message; `at` is the number of the cell
-    that does or makes it.
+    """The actions that compute and both ends of each message; `at` is the number of the cell that
+    computes the action, or the message's value.
     """
     import numpy as np
 
     from .cell_table import cell_table, code, coded
 
     cells = cell_table(schedule)
-    each = np.full((3, len(cells.kinds)), -1)
+    codes_by_kind = np.full((3, len(cells.kinds)), -1)  # of an action, its send, its receive
     for number, kind in enumerate(cells.kinds):
         if not kind.work.is_message:
-            each[0, number] = code(kind)
+            codes_by_kind[0, number] = code(kind)
             if (value := made_by(kind)) and (way := message_of(value, schedule.stage_to_rank)):
-                each[1:, number] = code(way.send), code(way.receive)
-    codes = each[:, cells.like].ravel()
+                codes_by_kind[1:, number] = code(way.send), code(way.receive)
+    codes = codes_by_kind[:, cells.like].ravel()
     there = np.flatnonzero(codes >= 0)
-    of, codes = there % len(cells.like), codes[there]
+    numbers, codes = there % len(cells.like), codes[there]
     ranks = np.array(schedule.stage_to_rank)[codes // len(Work)]
-    return coded(schedule, ranks, of, cells.microbatch[of], codes)
+    return coded(schedule, ranks, numbers, cells.microbatch[numbers], codes)
 
 
-def _in_order(ends: "CellTable", found: Timed) -> Schedule:
-    """By when what they are of begins, messages after actions, then rank by rank.
+def _in_order(ends: "CellTable", times: Timed) -> Schedule:
+    """The rows with actions and messages by when their computing action begins, messages after
+    actions, then rank by rank.
 
-    But actions that take no time come first, in an order in which they can be done, each with its
-    message.
+    But actions that take no time come first, each with its message, in an order that lets each be
+    done.
     """
     import numpy as np
 
     from .cell_table import cell_table, message_groups
 
-    place = np.full(len(found.start), inf)
-    place[found.order] = np.arange(len(found.order))
-    place[found.start != found.end] = inf
-    of = ends.at
+    place = np.full(len(times.start), inf)
+    place[times.order] = np.arange(len(times.order))
+    place[times.start != times.end] = inf
+    makers = ends.at
     order = np.lexsort(
-        (found.cells.rank[of], ends.are_messages, place[of], found.start[of], ends.rank)
+        (times.cells.rank[makers], ends.are_messages, place[makers], times.start[makers], ends.rank)
     )
     cells = ends.where(order)
     starts = np.searchsorted(cells.rank, range(ends.schedule.ranks + 1))
     actions = [*map(ends.actions.__getitem__, order)]
     rows = (tuple(actions[start:end]) for start, end in pairwise(starts))
     cells = evolve(cells, at=np.arange(len(order)) - starts[cells.rank])
-    made = evolve(ends.schedule, rows=tuple(rows), groups=message_groups(cells))
-    made.known[cell_table] = evolve(cells, schedule=made)
-    return made
+    schedule = evolve(ends.schedule, rows=tuple(rows), groups=message_groups(cells))
+    schedule.known[cell_table] = evolve(cells, schedule=schedule)
+    return schedule

@@ -32,36 +32,39 @@ class Progress:
     free: list[float]
     """When each rank has done its row."""
     arrived: list[list[float]]
-    """For each stage, when what its forwards take is there, as far as that is known."""
+    """For each stage, when the inputs of its forwards are there, as far as this is known."""
     returned: list[list[float]]
-    """For each stage, when what its backwards take is there."""
+    """For each stage, when the gradients for its backwards are there."""
     owed: list[list[int]]
-    """The microbatches of each stage of which the weight part is to be done."""
+    """For each stage, the microbatches whose weight part is to be done."""
 
     @classmethod
     def begin(cls, task: Task) -> "Progress":
-        """Nothing is done."""
-        ranks, stages = range(task.ranks), range(task.stages)
+        """The state where nothing is done."""
+        stages = range(task.stages)
+        arrived: list[list[float]] = [[] for _ in stages]
+        # the first stage waits for no other
+        arrived[0] = [0.0] * task.microbatches
         return cls(
             task,
-            rows=[[] for _ in ranks],
+            rows=[[] for _ in range(task.ranks)],
             filling=Filling.begin(task),
             free=[0.0] * task.ranks,
-            arrived=[[] if stage else [0.0] * task.microbatches for stage in stages],
+            arrived=arrived,
             returned=[[] for _ in stages],
             owed=[[] for _ in stages],
         )
 
     def copy(self) -> "Progress":
-        """One that goes on by itself."""
+        """A copy that goes on by itself."""
         return Progress(
             self.task,
-            [row.copy() for row in self.rows],
-            self.filling.copy(),
-            self.free.copy(),
-            [times.copy() for times in self.arrived],
-            [times.copy() for times in self.returned],
-            [owed.copy() for owed in self.owed],
+            rows=[row.copy() for row in self.rows],
+            filling=self.filling.copy(),
+            free=self.free.copy(),
+            arrived=[times.copy() for times in self.arrived],
+            returned=[times.copy() for times in self.returned],
+            owed=[microbatches.copy() for microbatches in self.owed],
         )
 
     def schedule(self) -> Schedule:
@@ -73,9 +76,10 @@ class Progress:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left."""
-        return not any(self.owed) and all(
-            backwards == self.task.microbatches for backwards in self.filling.backwards
-        )
+        microbatches = self.task.microbatches
+        if any(self.owed):
+            return False
+        return all(backwards == microbatches for backwards in self.filling.backwards)
 
     def done(self) -> tuple[tuple[int, ...], ...]:
         """How far each stage is."""
@@ -86,18 +90,16 @@ class Progress:
         )
 
     def when(self) -> tuple[float, ...]:
-        """When each rank can go on, and with what; of two orders that are as far, a better one
-        has all this earlier.
+        """When each rank can go on, and when each value that is there can be used; of two orders
+        that are as far, a better one has all these times earlier.
         """
         when = [*self.free]
         for stage, rank in enumerate(self.task.stage_to_rank):
             free = self.free[rank]
-            when += (
-                max(free, time) for time in self.arrived[stage][self.filling.forwards[stage] :]
-            )
-            when += (
-                max(free, time) for time in self.returned[stage][self.filling.backwards[stage] :]
-            )
+            for time in self.arrived[stage][self.filling.forwards[stage] :]:
+                when.append(max(free, time))
+            for time in self.returned[stage][self.filling.backwards[stage] :]:
+                when.append(max(free, time))
         return tuple(when)
 
     def moves(self, rank: int) -> Iterator[Move]:
@@ -124,7 +126,7 @@ class Progress:
         return self.filling.allows(move.stage, move.work)
 
     def do(self, rank: int, move: Move) -> None:
-        """Goes on by a move."""
+        """Adds a move to the rank's row, and takes note of its results."""
         task, stage, end = self.task, move.stage, move.end
         self.free[rank] = end
         match move.work:

@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 from attrs import frozen
 
 Ways = dict[int, tuple[int, int]]
-"""By where the stages so far end: the least sum of squares, and where the last of them then
-begins.
+"""By the end of the stages so far: the least sum of squares, and the beginning of the last of these
+stages then.
 """
 
 
@@ -18,9 +18,9 @@ def balanced(costs: tuple[int, ...], first: int, last: int, count: int) -> tuple
     """How many of the items, in order, each of `count` stages has: the dearest stage as cheap as
     can be.
 
-    The first and the last stage cost so much more, and alone may have no item: of items there are
-    `count` - 2 at least.  Among several such divisions it is the one whose costs have the least sum
-    of squares.
+    The first stage costs `first` more and the last costs `last` more.  These two alone may have no
+    item: there are at least `count` - 2 items.  Among several such divisions it is the one whose
+    costs have the least sum of squares.
     """
     extra = [0] * count
     extra[0] += first
@@ -32,7 +32,7 @@ def balanced(costs: tuple[int, ...], first: int, last: int, count: int) -> tuple
 
 @frozen
 class _Division:
-    """Items, what each stage costs without any, and how many it must have."""
+    """The costs of items, the cost of each stage without any, and how many items it must have."""
 
     costs: tuple[int, ...]
     extra: tuple[int, ...]
@@ -50,8 +50,9 @@ class _Division:
         ):
             ways.append(_after(ways[-1], ends, bound, extra, least, where))
         cuts = [total]  # read back from the end
-        for found in reversed(ways[1:]):
-            cuts.append(found[cuts[-1]][1])
+        for ways_of_stage in reversed(ways[1:]):
+            _, begin = ways_of_stage[cuts[-1]]
+            cuts.append(begin)
         return tuple(end - start for start, end in pairwise(reversed(cuts)))
 
     def _bound(self) -> int:
@@ -59,28 +60,29 @@ class _Division:
         low, high = max(0, *self.extra), sum(self.costs) + max(self.extra)
         while low < high:
             middle = (low + high) // 2
-            low, high = (
-                (low, middle) if self.reached(middle)[-1] == len(self.costs) else (middle + 1, high)
-            )
+            if self.reached(middle)[-1] == len(self.costs):
+                high = middle
+            else:
+                low = middle + 1
         return low
 
     def reached(self, bound: int) -> list[int]:
-        """Where each stage ends if each takes as many items as it can, and leaves what later stages
-        need.
+        """The end of each stage if each takes as many items as it can, and leaves the items that
+        later stages must have.
 
-        No division does better: if a stage takes fewer, later ones have what they would have had,
-        and more.  One that must take an item and does not has come to one above the bound, which no
-        other takes either.
+        No division does better: if a stage takes fewer, later stages have the items that they would
+        have had, and more.  A stage that must take an item and does not has come to an item above
+        the bound, and no other stage takes this item either.
         """
-        at, needed, found = 0, sum(self.least), list[int]()
+        item, needed, ends = 0, sum(self.least), list[int]()
         for extra, least in zip(self.extra, self.least, strict=True):
             needed -= least
             cost = extra
-            while at < len(self.costs) - needed and cost + self.costs[at] <= bound:
-                cost += self.costs[at]
-                at += 1
-            found.append(at)
-        return found
+            while item < len(self.costs) - needed and cost + self.costs[item] <= bound:
+                cost += self.costs[item]
+                item += 1
+            ends.append(item)
+        return ends
 
 
 def _after(
@@ -89,27 +91,26 @@ def _after(
     """The best ways after one more stage, which ends somewhere from the first to the last of
     `where`.
 
-    Squares are convex: of these, one that ends later begins no earlier.
+    Squares are convex: a best way that ends later begins no earlier.
     """
-    found: Ways = {}
+    best: Ways = {}
+    # ends from `low` on, below `high`, whose stage begins from `first` to `last`
     open = [(where[0], where[1] + 1, min(before), max(before))]
     while open:
         low, high, first, last = open.pop()
         end = (low + high) // 2
-        starts = range(
-            max(first, bisect_left(ends, ends[end] + extra - bound)), min(last, end - least) + 1
-        )
-        ways = [
-            (before[at][0] + (ends[end] - ends[at] + extra) ** 2, at)
-            for at in starts
-            if at in before
-        ]
+        # earlier starts cost more than the bound
+        earliest = max(first, bisect_left(ends, ends[end] + extra - bound))
+        ways: list[tuple[int, int]] = []
+        for start in range(earliest, min(last, end - least) + 1):
+            if start in before:
+                ways.append((before[start][0] + (ends[end] - ends[start] + extra) ** 2, start))
+        highest, lowest = last, first
         if ways:
-            found[end] = min(ways)
-        highest, lowest = (found[end][1],) * 2 if ways else (last, first)
-        open += [
-            part
-            for part in ((low, end, first, highest), (end + 1, high, lowest, last))
-            if part[0] < part[1]
-        ]
-    return found
+            best[end] = min(ways)
+            highest = lowest = best[end][1]
+        if low < end:
+            open.append((low, end, first, highest))
+        if end + 1 < high:
+            open.append((end + 1, high, lowest, last))
+    return best

@@ -37,9 +37,9 @@ class ScheduleSpec:
     row: Callable[[RankContext], Row]
     placed: Callable[[int, int], tuple[int, ...]] = looped
     chunks: int = 1
-    """How many stages a rank has where a plan does not say."""
+    """How many stages a rank has where a plan does not say it."""
     variable: bool = False
-    """Whether a plan may say."""
+    """Whether a plan may say how many stages a rank has."""
 
     def stage_to_rank(self, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
         """The rank of each stage; `ScheduleError` if ranks cannot have that many."""
@@ -53,11 +53,10 @@ class ScheduleSpec:
     def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
         """The schedule, without messages; `ScheduleError` if it has none for these numbers."""
         stage_to_rank = self.stage_to_rank(ranks, chunks)
-        own = (stages_of_rank(stage_to_rank, rank) for rank in range(ranks))
-        rows = (
-            self.row(RankContext(rank, ranks, microbatches, stages))
-            for rank, stages in enumerate(own)
-        )
+        rows: list[Row] = []
+        for rank in range(ranks):
+            stages = stages_of_rank(stage_to_rank, rank)
+            rows.append(self.row(RankContext(rank, ranks, microbatches, stages)))
         return Schedule(stage_to_rank, microbatches, tuple(rows))
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from attrs import frozen
@@ -17,25 +17,25 @@ from .p2p import message_of
 def rendezvous(schedule: Schedule) -> list[Problem]:
     """Problems of the messages of a schedule whose cells and order are right.
 
-    Each group is one batch, the same at both its ends: all are posted at once, and a row goes on
-    when all are matched.
+    Each group is one batch, the same at both its ends: all its messages are posted at once, and a
+    row goes on when all are matched.
     """
     ways = _ways(cell_table(schedule))
-    if found := [*_superfluous(ways), *_lacking(ways)]:
-        return found
-    if found := [*_misordered(ways)] or [*_mismatched(ways)]:
-        return found
+    if problems := [*_superfluous(ways), *_lacking(ways)]:
+        return problems
+    if problems := [*_misordered(ways)] or [*_mismatched(ways)]:
+        return problems
     batches = _batches(ways)
     return [*_one_sided(ways, batches)] or _deadlocks(ways, batches)
 
 
 @frozen(eq=False)
 class _Ways:
-    """Where each value that crosses from rank to rank is made, sent, received and needed, by the
-    numbers of cells.
+    """The cells that make, send, receive and need each value that crosses from rank to rank, by
+    number.
 
     moves  the value that each cell moves
-    known  the cells that send or receive one first
+    known  the cells that send or receive a value first
     """
 
     cells: CellTable
@@ -48,70 +48,72 @@ class _Ways:
 
 
 def _ways(cells: CellTable) -> _Ways:
-    moves = cells.values(lambda action: carried(action) if action.work.is_message else None)
-    used = np.max(
+    moves = cells.message_values
+    consumers = np.max(
         [cells.where_of(values, cells.elsewhere(values)) for values in cells.needed], axis=0
     )
-    fit = np.flatnonzero(cells.at_home & (used[moves] >= 0))
-    known = np.zeros(len(moves), dtype=bool)
-    known[fit[np.unique(2 * moves[fit] + cells.are_sends[fit], return_index=True)[1]]] = True
-    sent, received = (
-        cells.where_of(moves, known & end) for end in (cells.are_sends, ~cells.are_sends)
-    )
-    return _Ways(cells, moves, known, cells.makers, sent, received, used)
+    fit = np.flatnonzero(cells.at_home & (consumers[moves] >= 0))
+    # the first cell for each value and each end of its message
+    _, firsts = np.unique(2 * moves[fit] + cells.are_sends[fit], return_index=True)
+    is_first = np.zeros(len(moves), dtype=bool)
+    is_first[fit[firsts]] = True
+    sent = cells.where_of(moves, is_first & cells.are_sends)
+    received = cells.where_of(moves, is_first & ~cells.are_sends)
+    return _Ways(cells, moves, is_first, cells.makers, sent, received, consumers)
 
 
 def _superfluous(ways: _Ways) -> Iterator[Problem]:
-    """Messages that go nowhere, and those that a cell before is."""
+    """Problems of messages that go nowhere, and of messages that an earlier cell is too."""
     for number in np.flatnonzero(ways.cells.are_messages & ~ways.known):
         cell, action = ways.cells.cell(number), ways.cells.action(number)
         value, sends = ways.moves[number], action.work.sends
         if problem := misplaced(cell, action, ways.cells.schedule):
             yield problem
         elif ways.used[value] < 0:
-            why = (
-                f"`{action}`: no other rank has the stage {'to' if sends else 'from'} which"
-                " this goes"
-            )
+            preposition = "to" if sends else "from"
+            why = f"`{action}`: no other rank has the stage {preposition} which this goes"
             yield Problem(*cell, why, "leave this cell out")
         else:
-            first = ways.cells.cell((ways.sent if sends else ways.received)[value])
-            yield Problem(
-                *cell, f"`{action}`: cell {first.at} has done it", "leave one of the two cells out"
-            )
+            number_by_value = ways.sent if sends else ways.received
+            first = ways.cells.cell(number_by_value[value])
+            why = f"`{action}`: cell {first.at} has done it"
+            yield Problem(*cell, why, "leave one of the two cells out")
 
 
 def _lacking(ways: _Ways) -> list[Problem]:
+    """Problems of values that another rank needs and that no cell sends, or no cell receives."""
     missing: list[tuple[int, Action]] = []
     lost = np.flatnonzero((ways.used >= 0) & ((ways.sent < 0) | (ways.received < 0)))
     for value in sorted(lost, key=ways.made.__getitem__):
-        if it := message_of(ways.cells.value(int(value)), ways.cells.schedule.stage_to_rank):
-            missing += [(it.source, it.send)] if ways.sent[value] < 0 else []
-            missing += [(it.target, it.receive)] if ways.received[value] < 0 else []
+        message = message_of(ways.cells.value(int(value)), ways.cells.schedule.stage_to_rank)
+        if message and ways.sent[value] < 0:
+            missing.append((message.source, message.send))
+        if message and ways.received[value] < 0:
+            missing.append((message.target, message.receive))
     return lacking(missing, "what a stage of another rank needs is sent once and received once")
 
 
 def _misordered(ways: _Ways) -> Iterator[Problem]:
-    """Sends before their value is made, and receives after the cell that needs it."""
-    cells, every = ways.cells, np.arange(len(ways.moves))
-    for number in np.flatnonzero(
-        ways.known & ways.cells.are_sends & (every < ways.made[ways.moves])
-    ):
-        made = ways.made[ways.moves[number]]
+    """Problems of sends before the cell that makes their value, and of receives after the cell
+    that needs it.
+    """
+    cells, numbers = ways.cells, np.arange(len(ways.moves))
+    too_early = ways.known & cells.are_sends & (numbers < ways.made[ways.moves])
+    for number in np.flatnonzero(too_early):
+        maker = ways.made[ways.moves[number]]
         why = (
-            f"`{cells.action(number)}` comes before `{cells.action(made)}`, which computes"
+            f"`{cells.action(number)}` comes before `{cells.action(maker)}`, which computes"
             " what it sends"
         )
-        yield Problem(*cells.cell(number), why, f"put it after cell {cells.at[made]}")
-    for number in np.flatnonzero(
-        ways.known & ~ways.cells.are_sends & (every > ways.used[ways.moves])
-    ):
-        used = ways.used[ways.moves[number]]
+        yield Problem(*cells.cell(number), why, f"put it after cell {cells.at[maker]}")
+    too_late = ways.known & ~cells.are_sends & (numbers > ways.used[ways.moves])
+    for number in np.flatnonzero(too_late):
+        consumer = ways.used[ways.moves[number]]
         why = (
-            f"`{cells.action(number)}` comes after `{cells.action(used)}`, which needs what it"
+            f"`{cells.action(number)}` comes after `{cells.action(consumer)}`, which needs what it"
             " receives"
         )
-        yield Problem(*cells.cell(number), why, f"put it before cell {cells.at[used]}")
+        yield Problem(*cells.cell(number), why, f"put it before cell {cells.at[consumer]}")
 
 
 def _mismatched(ways: _Ways) -> Iterator[Problem]:
@@ -122,97 +124,100 @@ def _mismatched(ways: _Ways) -> Iterator[Problem]:
     for pair in dict.fromkeys(pairs.tolist()):
         leaving = np.flatnonzero(pairs == pair)
         arriving = leaving[np.argsort(received[leaving])]
-        for at in np.flatnonzero(leaving != arriving)[:1]:
-            (target, cell), (source, other) = (
-                cells.cell(received[arriving[at]]),
-                cells.cell(sent[leaving[at]]),
-            )
-            rows = cells.schedule.rows
-            why = (
-                f"`{rows[target][cell]}` gets `{rows[source][other]}` (cell {other}) of rank"
-                f" {source}"
-            )
-            help = f"rank {target} must receive from rank {source} in the order in which that sends"
-            yield Problem(target, cell, why, help)
+        different = np.flatnonzero(leaving != arriving)
+        if not len(different):
+            continue
+        first = different[0]
+        target, cell = cells.cell(received[arriving[first]])
+        source, other = cells.cell(sent[leaving[first]])
+        rows = cells.schedule.rows
+        why = f"`{rows[target][cell]}` gets `{rows[source][other]}` (cell {other}) of rank {source}"
+        help = f"rank {target} must receive from rank {source} in the order in which that sends"
+        yield Problem(target, cell, why, help)
 
 
 def _one_sided(ways: _Ways, batches: Sequence[Sequence[Sequence[int]]]) -> Iterator[Problem]:
-    """Groups that are not as they are in the rows of two ranks."""
-    schedule, ends = (
-        ways.cells.schedule,
-        Counter(frozenset(batch) for row in batches for batch in row),
-    )
+    """Problems of groups that are not batches of two ranks."""
+    schedule = ways.cells.schedule
+    ends = Counter(map(frozenset, chain.from_iterable(batches)))
     for group in schedule.groups:
         if ends[frozenset(_values(ways, group))] != 2:
-            rank, said = (
-                schedule.stage_to_rank[group[0].stage],
-                ", ".join(f"`{action}`" for action in group),
-            )
-            why = f"{said} begin as one, which are not neighbours in two rows that begin them so"
+            rank = schedule.stage_to_rank[group[0].stage]
+            words = ", ".join(f"`{action}`" for action in group)
+            why = f"{words} begin as one, which are not neighbours in two rows that begin them so"
             yield Problem(rank, schedule.rows[rank].index(group[0]), why, "have each begin alone")
 
 
 def _deadlocks(ways: _Ways, batches: Sequence[Sequence[list[int]]]) -> list[Problem]:
-    """Cycles of ranks, each of which posted a batch with a message that matches only in
-    another's next batch.
+    """Problems of circles of ranks: each posted a batch with a message that matches only in the
+    next batch of another.
     """
-    cells, rank = ways.cells, ways.cells.rank
-    ends: list[list[int]] = [rank[ways.sent].tolist(), rank[ways.received].tolist()]
-    rest, none = [*map(iter, batches)], list[int]()
-    batch = [none] * len(rest)
-    unmatched = [0] * len(rest)
+    cells, rank_of_cell = ways.cells, ways.cells.rank
+    senders: list[int] = rank_of_cell[ways.sent].tolist()
+    receivers: list[int] = rank_of_cell[ways.received].tolist()
+    later_batches, none = [*map(iter, batches)], list[int]()
+    batch = [none] * len(later_batches)
+    unmatched = [0] * len(later_batches)
     waiting: set[int] = set()  # posted by one of two ranks
-    ready = deque(range(len(rest)))
+    ready = deque(range(len(later_batches)))
     while ready:
-        at = ready.popleft()
-        batch[at] = next(rest[at], none)
-        unmatched[at] = len(batch[at])
-        for value in batch[at]:
+        rank = ready.popleft()
+        batch[rank] = next(later_batches[rank], none)
+        unmatched[rank] = len(batch[rank])
+        for value in batch[rank]:
             if value not in waiting:
                 waiting.add(value)
                 continue
             waiting.remove(value)
-            for side in (ends[0][value], ends[1][value]):
+            for side in (senders[value], receivers[value]):
                 unmatched[side] -= 1
                 if not unmatched[side]:
                     ready.append(side)
     waits: dict[Cell, Cell] = {}
-    for here in (at for at, count in enumerate(unmatched) if count):
-        value = next(value for value in batch[here] if value in waiting)
-        sent, received = cells.cell(ways.sent[value]), cells.cell(ways.received[value])
-        waits |= {sent: received} if sent.rank == here else {received: sent}
+    for rank, count in enumerate(unmatched):
+        if count:
+            value = next(value for value in batch[rank] if value in waiting)
+            sent, received = cells.cell(ways.sent[value]), cells.cell(ways.received[value])
+            if sent.rank == rank:
+                waits[sent] = received
+            else:
+                waits[received] = sent
+    if not waits:
+        return []
     help = "each is posted when the messages before it in its row are done; put one of them earlier"
-    return circular(waits, cells.schedule, help) if waits else []
+    return circular(waits, cells.schedule, help)
 
 
 def _batches(ways: _Ways) -> list[list[list[int]]]:
     """For each rank the values of messages that begin as one."""
-    found: list[list[list[int]]] = [[] for _ in ways.cells.schedule.rows]
+    batches: list[list[list[int]]] = [[] for _ in ways.cells.schedule.rows]
     numbers = np.flatnonzero(ways.known)
     rank, group = ways.cells.rank[numbers], _groups(ways)[numbers]
     ranks: list[int] = rank.tolist()
     values: list[int] = ways.moves[numbers].tolist()
-    same = (
-        np.diff(each, prepend=-2) == step for each, step in ((numbers, 1), (rank, 0), (group, 0))
-    )
-    joins = (group >= 0) & np.all([*same], axis=0)
+    is_next_cell = np.diff(numbers, prepend=-2) == 1
+    is_same_rank = np.diff(rank, prepend=-2) == 0
+    is_same_group = np.diff(group, prepend=-2) == 0
+    joins = (group >= 0) & is_next_cell & is_same_rank & is_same_group
     for start, end in pairwise([*np.flatnonzero(~joins).tolist(), len(values)]):
-        found[ranks[start]].append(values[start:end])
-    return found
+        batches[ranks[start]].append(values[start:end])
+    return batches
 
 
 def _groups(ways: _Ways) -> Numbers:
-    """For each cell the number of its group, -1 for those that begin alone."""
-    of = np.full((2, ways.cells.nothing + 1), -1)
+    """For each cell the number of its group, -1 for cells that begin alone."""
+    groups = np.full((2, ways.cells.nothing + 1), -1)  # by end, receive or send, and value
     for number, group in enumerate(ways.cells.schedule.groups):
-        of[[int(action.work.sends) for action in group], _values(ways, group)] = number
-    return of[ways.cells.are_sends.astype(int), ways.moves]
+        groups[[int(action.work.sends) for action in group], _values(ways, group)] = number
+    return groups[ways.cells.are_sends.astype(int), ways.moves]
 
 
 def _values(ways: _Ways, group: Row) -> list[int]:
-    """The values that a group moves; cells that move nothing have one that nobody moves."""
-    nothing = ways.cells.nothing
-    return [
-        ways.cells.number(carried(action)) if action.work.is_message else nothing
-        for action in group
-    ]
+    """The values that a group moves; cells that move nothing have a value that nobody moves."""
+    values: list[int] = []
+    for action in group:
+        if action.work.is_message:
+            values.append(ways.cells.number(carried(action)))
+        else:
+            values.append(ways.cells.nothing)
+    return values

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from attrs import evolve, frozen
 
 from .actions import Action, Schedule, Work
-from .dependencies import Stuck, made_by
+from .dependencies import Cell, Stuck, Value, made_by
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Times:
-    """How long each stage's actions take, and a message between ranks; one unit for all.
+    """The times of each stage's actions, and of a message between ranks; one unit for all.
 
     cuts   messages across each cut between stages, where these differ; else all take `send`
-    ready  when the weights of each stage are there; of none from the start
+    ready  when the weights of each stage are there; empty where all are there from the start
     """
 
     forward: tuple[float, ...]
@@ -41,14 +41,20 @@ class Times:
         return cls((f,) * stages, (b,) * stages, (w,) * stages, comm)
 
     def uniform_in(self, field: str, time: float) -> "Times":
-        """With one kind of time the same for all stages."""
-        return evolve(self, **{field: time if field == "send" else (time,) * len(self.forward)})
+        """These times with one kind of time the same for all stages."""
+        if field == "send":
+            return evolve(self, send=time)
+        return evolve(self, **{field: (time,) * len(self.forward)})
 
     def rounded(self) -> "Times":
-        """To a thousandth."""
-        kinds = self.forward, self.input, self.weight
-        forward, input, weight = (tuple(round(time, 3) for time in times) for times in kinds)
-        return evolve(self, forward=forward, input=input, weight=weight, send=round(self.send, 3))
+        """These times, rounded to a thousandth."""
+        return evolve(
+            self,
+            forward=_round_all(self.forward),
+            input=_round_all(self.input),
+            weight=_round_all(self.weight),
+            send=round(self.send, 3),
+        )
 
     @property
     def are_uniform(self) -> bool:
@@ -56,7 +62,7 @@ class Times:
         return len({*zip(self.forward, self.input, self.weight, strict=True)}) == 1
 
     def of(self, action: Action) -> float:
-        """How long an action takes; backward in one takes both parts."""
+        """The time of an action; backward in one action takes the time of both parts."""
         match action.work:
             case Work.FORWARD:
                 return self.forward[action.stage]
@@ -70,6 +76,10 @@ class Times:
                 return self.send
 
 
+def _round_all(times: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(round(time, 3) for time in times)
+
+
 @frozen
 class Slot:
     """An action in time."""
@@ -81,7 +91,7 @@ class Slot:
 
 @frozen
 class Timeline:
-    """For each rank what it computes when, in order; messages are between these."""
+    """The actions that each rank computes, in time and in order; messages are left out."""
 
     slots: tuple[tuple[Slot, ...], ...]
 
@@ -95,43 +105,39 @@ class Timeline:
         return sum(slot.end - slot.start for slot in self.slots[rank])
 
     def idle(self, rank: int) -> float:
-        """How long it does not, until the last rank is done."""
+        """How long a rank does not compute, until the last rank is done."""
         return self.total - self.busy(rank)
 
     @property
     def bubble(self) -> float:
-        """The part of all ranks' time in which they do not compute."""
-        return (
-            sum(map(self.idle, range(len(self.slots)))) / (self.total * len(self.slots))
-            if self.total
-            else 0.0
-        )
+        """The part of all ranks' time when they do not compute."""
+        if not self.total:
+            return 0.0
+        idle = sum(map(self.idle, range(len(self.slots))))
+        return idle / (self.total * len(self.slots))
 
 
 def simulate(schedule: Schedule, times: Times) -> Timeline:
-    """Each action begins when its rank is free and what it needs is there; messages do not hold
-    ranks up.
+    """The schedule in time: each action begins when its rank is free and its inputs are there;
+    messages do not hold ranks up.
 
     Raises Stuck where rows wait for each other in a circle.
     """
-    found = timed(schedule, times)
-    start, end = found.start.tolist(), found.end.tolist()
-    rows = ((found.cells.row(rank).tolist(), row) for rank, row in enumerate(schedule.rows))
-    return Timeline(
-        tuple(
-            tuple(
-                Slot(it, start[cell], end[cell])
-                for cell, it in zip(*row, strict=True)
-                if not it.work.is_message
-            )
-            for row in rows
-        )
-    )
+    computed = timed(schedule, times)
+    start, end = computed.start.tolist(), computed.end.tolist()
+    slots: list[tuple[Slot, ...]] = []
+    for rank, row in enumerate(schedule.rows):
+        slots_of_rank: list[Slot] = []
+        for cell, action in zip(computed.cells.row(rank).tolist(), row, strict=True):
+            if not action.work.is_message:
+                slots_of_rank.append(Slot(action, start[cell], end[cell]))
+        slots.append(tuple(slots_of_rank))
+    return Timeline(tuple(slots))
 
 
 @frozen(eq=False)
 class Timed:
-    """When each cell begins and ends that computes, and their numbers in an order in which all
+    """When each computing cell begins and ends, and the numbers of these cells in an order that
     can be done.
     """
 
@@ -142,48 +148,39 @@ class Timed:
 
 
 _Cells = Iterator[tuple[int, int, int, float, float, float, int, float]]
+"""For each cell of a row: its number, the numbers of the two values that it needs, the times of
+their messages, its time, the number of its result, and when its stage's weights are there."""
 
 
 def timed(schedule: Schedule, times: Times) -> Timed:
-    """Each computing action begins after those before it in its row and those that it waits
-    for; raises Stuck.
+    """When computing actions begin: each after the actions before it in its row, and after the
+    actions that make its inputs.
+
+    Raises Stuck where rows wait for each other in a circle.
     """
     import numpy as np
 
-    from .cell_table import cell_table
-
-    cells = cell_table(schedule)
-    cuts = times.cuts or (times.send,) * (schedule.stages - 1)
-    # by values, each gradient across the cut before its stage
-    crossed = np.array([*cuts, 0.0, 0.0, *cuts, 0.0])
-    ways = [
-        cells.elsewhere(values) * crossed[values // schedule.microbatches]
-        for values in cells.needed
-    ]
-    opens = cells.each(lambda action: times.ready[action.stage] if times.ready else 0.0)
-    takes, makes = cells.each(times.of), cells.values(made_by)
-    makes[makes == cells.nothing] += 1
-    start, order = [0.0] * len(takes), list[int]()
-    done = [-1.0] * cells.nothing + [0.0] * 2  # when each value is there; negative until it is made
-    waits: dict[int, dict[int, int]] = {}  # for each value the cell at which each rank waits for it
+    columns = _make_columns(schedule, times)
+    cells = columns.cells
+    start, order = [0.0] * len(columns.takes), list[int]()
+    # when each value is there, negative until it is made; then two that always are
+    available = [-1.0] * cells.nothing + [0.0] * 2
+    waits: dict[int, dict[int, int]] = {}  # for each value the cell where each rank waits for it
 
     def row(rank: int) -> Iterator[tuple[int, int]]:
-        """Does a row; stops at each value that is not there, and at which cell."""
-        numbers = cells.row(rank)[~cells.are_messages[cells.row(rank)]]
-        columns = (it[numbers].tolist() for it in (*cells.needed, *ways, takes, makes, opens))
+        """Does a row; stops at each value that is not there, with the value and the cell."""
         free = 0.0
-        each = cast(_Cells, zip(numbers.tolist(), *columns, strict=True))
-        for cell, one, other, way, other_way, time, made, opened in each:
-            if done[one] < 0:
+        for cell, one, other, way, other_way, time, result, opened in columns.row(rank):
+            if available[one] < 0:
                 yield one, cell
-            if done[other] < 0:
+            if available[other] < 0:
                 yield other, cell
-            start[cell] = max(free, opened, done[one] + way, done[other] + other_way)
+            start[cell] = max(free, opened, available[one] + way, available[other] + other_way)
             free = start[cell] + time
             order.append(cell)
-            done[made] = free
-            if made in waits:
-                ready.extend(waits.pop(made))
+            available[result] = free
+            if result in waits:
+                ready.extend(waits.pop(result))
 
     rows = [*map(row, range(schedule.ranks))]
     ready = deque(range(schedule.ranks))
@@ -192,11 +189,57 @@ def timed(schedule: Schedule, times: Times) -> Timed:
         for value, cell in islice(rows[rank], 1):
             waits.setdefault(value, {})[rank] = cell
     if waits:
-        raise Stuck(
-            {
-                cells.cell(cell): cells.value(value)
-                for value, at in waits.items()
-                for cell in at.values()
-            }
-        )
-    return Timed(cells, np.array(start), start + takes, order)
+        values_by_cell: dict[Cell, Value] = {}
+        for value, cell_by_rank in waits.items():
+            for cell in cell_by_rank.values():
+                values_by_cell[cells.cell(cell)] = cells.value(value)
+        raise Stuck(values_by_cell)
+    return Timed(cells, np.array(start), start + columns.takes, order)
+
+
+@frozen(eq=False)
+class _TimedColumns:
+    """The inputs of `timed`, for all cells.
+
+    ways   the time of the message that brings each of the two values that a cell needs
+    opens  when the weights of the cell's stage are there
+    makes  the number of the result; one of its own for cells whose result nothing waits for
+    """
+
+    cells: "CellTable"
+    ways: "tuple[NDArray[Any], NDArray[Any]]"
+    takes: "NDArray[Any]"
+    makes: "NDArray[Any]"
+    opens: "NDArray[Any]"
+
+    def row(self, rank: int) -> _Cells:
+        """The columns of the computing cells of a rank."""
+        row = self.cells.row(rank)
+        numbers = row[~self.cells.are_messages[row]]
+        columns: list[list[Any]] = [numbers.tolist()]
+        for column in (*self.cells.needed, *self.ways, self.takes, self.makes, self.opens):
+            columns.append(column[numbers].tolist())
+        return cast(_Cells, zip(*columns, strict=True))
+
+
+def _make_columns(schedule: Schedule, times: Times) -> _TimedColumns:
+    import numpy as np
+
+    from .cell_table import cell_table
+
+    cells = cell_table(schedule)
+    cuts = times.cuts or (times.send,) * (schedule.stages - 1)
+    # the time of a message by its value; each gradient goes across the cut before its stage
+    crossed = np.array([*cuts, 0.0, 0.0, *cuts, 0.0])
+    first, second = cells.needed
+    first_way = cells.elsewhere(first) * crossed[first // schedule.microbatches]
+    second_way = cells.elsewhere(second) * crossed[second // schedule.microbatches]
+    makes = cells.values(made_by)
+    makes[makes == cells.nothing] += 1
+    return _TimedColumns(
+        cells,
+        ways=(first_way, second_way),
+        takes=cells.each(times.of),
+        makes=makes,
+        opens=cells.each(lambda action: times.ready[action.stage] if times.ready else 0.0),
+    )

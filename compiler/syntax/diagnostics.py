@@ -180,13 +180,16 @@ class PlanError(Exception):
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         assert diagnostics, "diagnostics: a PlanError without a diagnostic"
-        self.diagnostics = tuple(
-            sorted(diagnostics, key=lambda it: (it.span.path, it.span.line, it.span.column))
-        )
+        self.diagnostics = tuple(sorted(diagnostics, key=lambda mistake: _position(mistake.span)))
         super().__init__(*self.diagnostics)
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.diagnostics))
+
+
+def _position(span: Span) -> tuple[str, int, int]:
+    """The key that sorts places: by file, line and column."""
+    return span.path, span.line, span.column
 
 
 def wrong(
@@ -203,15 +206,15 @@ def wrong(
 
 
 def located(mistake: Diagnostic, text: str) -> Diagnostic:
-    """The mistake with its places in another text of the same lines and columns."""
-    notes = (
-        evolve(note, span=note.span and evolve(note.span, text=text)) for note in mistake.notes
-    )
+    """The mistake with its places in another text that has the same lines and columns."""
+    notes: list[Note] = []
+    for note in mistake.notes:
+        notes.append(evolve(note, span=note.span and evolve(note.span, text=text)))
     return evolve(mistake, span=evolve(mistake.span, text=text), notes=tuple(notes))
 
 
 class Unknown(Exception):
-    """Something follows from a mistake that has been told, and cannot be known."""
+    """Something cannot be known, because of a mistake that has been reported."""
 
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -227,20 +230,20 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "E0212": ("loss",),
     "E0410": ("model",),
 }
-"""Mistakes that may follow from others, and the sections, or other parts of a plan, on all of which
-each rests.
+"""Mistakes that may follow from others, and the sections, or other parts of a plan, that each of
+them rests on.
 
-Such a mistake is not told where one of its words, or a part of these sections, is in doubt.
+Such a mistake is not reported where one of its words, or a part of these sections, is in doubt.
 """
 
 UNUSED = ("E0212", "E0410", "E0508", "E0509", "E0515")
-"""Mistakes that say of something that nothing uses it, or that there is no such op."""
+"""Mistakes that say that nothing uses something, or that there is no such op."""
 
 OF_A_CONSTANT = ("E0312", "E0313")
-"""Mistakes that are told once, however many ops are given the constant."""
+"""Mistakes that are reported once, however many ops take the constant."""
 
 OF_A_NAME = ("E0201", "E0503")
-"""Mistakes that are told once of a name, with the other places where it is."""
+"""Mistakes that are reported once for a name, with the other places where the name is."""
 
 PLACES = 3
 """The most other places that are shown."""
@@ -254,13 +257,13 @@ class Diagnostics:
     """Collects the mistakes that one step finds, and the words whose meaning is in doubt because of
     them.
 
-    `in_part` are sections of which a part is in doubt, and `used` are words that may have a use in
-    such a part.  `count` is the number of mistakes, those too that are not told.
+    `in_part` are sections with a part that is in doubt, and `used` are words that may have a use in
+    such a part.  `count` is the number of mistakes, unreported ones too.
     """
 
     def __init__(self) -> None:
-        # by what is the same for all parts of a repeat with branches
-        self._found: dict[object, Diagnostic] = {}
+        # by a key that is the same for all parts of a repeat with branches
+        self._mistakes: dict[object, Diagnostic] = {}
         self._elsewhere: dict[object, list[Span]] = {}
         self.count = 0
         self.doubtful: set[str] = set()
@@ -287,22 +290,23 @@ class Diagnostics:
         self.in_part.update(filter(None, [section]))
 
     def tell(self, mistake: Diagnostic) -> None:
-        """Adds one mistake, unless it has been told, or may follow from what has been."""
+        """Adds one mistake, unless an equal one was added, or it may follow from others."""
         self.count += 1
         if self._follows(mistake):
             return
         key = _same(mistake)
-        if self._found.setdefault(key, mistake).span != mistake.span and mistake.code in OF_A_NAME:
+        first = self._mistakes.setdefault(key, mistake)
+        if first.span != mistake.span and mistake.code in OF_A_NAME:
             self._elsewhere.setdefault(key, []).append(mistake.span)
 
     def add(self, error: PlanError) -> None:
-        """Adds the mistakes of an error that was caught so as to go on looking."""
+        """Adds the mistakes of an error that was caught so that the search can go on."""
         for mistake in error.diagnostics:
             self.tell(mistake)
 
     @contextmanager
     def catch(self) -> Generator[None]:
-        """Adds the mistakes that are raised inside, where what follows can go on without it."""
+        """Adds the mistakes that are raised inside; code after it can go on without the inside."""
         try:
             yield
         except PlanError as error:
@@ -311,51 +315,57 @@ class Diagnostics:
             pass
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._mistakes)
 
     @property
     def codes(self) -> set[str]:
         """The codes of all mistakes."""
-        return {mistake.code for mistake in self._found.values()}
+        return {mistake.code for mistake in self._mistakes.values()}
 
     def check(self) -> None:
-        """Raises PlanError with all that was found, if anything was."""
-        if self._found:
-            raise PlanError(
-                [_with_places(it, self._elsewhere.get(key, ())) for key, it in self._found.items()]
-            )
+        """Raises PlanError with all mistakes, if there are any."""
+        if not self._mistakes:
+            return
+        mistakes: list[Diagnostic] = []
+        for key, mistake in self._mistakes.items():
+            mistakes.append(_with_places(mistake, self._elsewhere.get(key, ())))
+        raise PlanError(mistakes)
 
     def _follows(self, mistake: Diagnostic) -> bool:
+        """Whether a mistake may follow from others: then it is not reported."""
         if mistake.code not in FOLLOWS:
             return False
-        words = {
-            name for quoted in _QUOTED.findall(mistake.message) for name in _NAME.findall(quoted)
-        }
-        doubtful = self.doubtful | (self.used if mistake.code in UNUSED else set[str]())
+        words: set[str] = set()
+        for quoted in _QUOTED.findall(mistake.message):
+            words.update(_NAME.findall(quoted))
+        doubtful = self.doubtful
+        if mistake.code in UNUSED:
+            doubtful = self.doubtful | self.used
         return not words.isdisjoint(doubtful) or not self.in_part.isdisjoint(FOLLOWS[mistake.code])
 
 
 def _same(mistake: Diagnostic) -> object:
-    """A key of all mistakes that are told as one."""
+    """The key that all mistakes share that are reported as one."""
     message = _PART.sub("", mistake.message)
     if mistake.code in OF_A_NAME:
         return _QUOTED.findall(message)[0]
-    return mistake.code, mistake.span if mistake.code not in OF_A_CONSTANT else None, message
+    if mistake.code in OF_A_CONSTANT:
+        return mistake.code, None, message
+    return mistake.code, mistake.span, message
 
 
 def _with_places(mistake: Diagnostic, places: Sequence[Span]) -> Diagnostic:
-    """A mistake of a name, with the other places where it is."""
-    shown = sorted({*places}, key=lambda span: (span.path, span.line, span.column))
-    notes = [Note(span, "and here") for span in shown[:PLACES]]
-    if rest := shown[PLACES:]:
-        notes.append(
-            Note(None, f"and at {len(rest)} more {'place' if len(rest) == 1 else 'places'}")
-        )
+    """A mistake of a name, with the other places where the name is."""
+    in_order = sorted({*places}, key=_position)
+    notes = [Note(span, "and here") for span in in_order[:PLACES]]
+    if others := in_order[PLACES:]:
+        noun = "place" if len(others) == 1 else "places"
+        notes.append(Note(None, f"and at {len(others)} more {noun}"))
     return evolve(mistake, notes=(*mistake.notes, *notes))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """The choice that is misspelt as `word`, in letters of whatever case; "" if none is near it."""
+    """The choice that is misspelt as `word`, in upper or lower case; "" if none is near it."""
     from difflib import get_close_matches
 
     folded = {choice.casefold(): choice for choice in choices}
@@ -386,7 +396,7 @@ _STYLES = {
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether to colour what goes to `stream`: a terminal, and NO_COLOR unset (no-color.org)."""
+    """Whether to colour the text of `stream`: a terminal, and NO_COLOR unset (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
@@ -407,31 +417,31 @@ class _Mark:
 
 class _Renderer:
     def __init__(self, diagnostic: Diagnostic, colour: bool) -> None:
-        self._it = diagnostic
+        self._diagnostic = diagnostic
         self._colour = colour
         self._marks = [_Mark(diagnostic.span, "^", diagnostic.label, diagnostic.severity)]
-        self._marks += [
-            _Mark(note.span, "-", note.text, "gutter") for note in diagnostic.notes if note.span
-        ]
+        for note in diagnostic.notes:
+            if note.span:
+                self._marks.append(_Mark(note.span, "-", note.text, "gutter"))
         self._width = len(str(max(mark.span.line for mark in self._marks)))
 
     def lines(self) -> Iterator[str]:
-        it = self._it
-        yield self._paint(f"{it.severity}[{it.code}]", it.severity) + self._paint(
-            f": {it.message}", "strong"
-        )
-        for path in dict.fromkeys(mark.span.path for mark in self._marks):
-            arrow = "-->" if path == it.span.path else ":::"
-            yield from self._excerpt(
-                arrow, [mark for mark in self._marks if mark.span.path == path]
-            )
-        notes = [note.text for note in it.notes if not note.span]
-        if notes or it.help:
+        diagnostic = self._diagnostic
+        head = self._paint(f"{diagnostic.severity}[{diagnostic.code}]", diagnostic.severity)
+        yield head + self._paint(f": {diagnostic.message}", "strong")
+        marks_by_path: dict[str, list[_Mark]] = {}
+        for mark in self._marks:
+            marks_by_path.setdefault(mark.span.path, []).append(mark)
+        for path, marks in marks_by_path.items():
+            arrow = "-->" if path == diagnostic.span.path else ":::"
+            yield from self._excerpt(arrow, marks)
+        notes = [note.text for note in diagnostic.notes if not note.span]
+        if notes or diagnostic.help:
             yield self._gutter("|")
         for text in notes:
             yield from self._remark("note", text, "strong")
-        if it.help:
-            yield from self._remark("help", it.help, "help")
+        if diagnostic.help:
+            yield from self._remark("help", diagnostic.help, "help")
 
     def _excerpt(self, arrow: str, marks: list[_Mark]) -> Iterator[str]:
         first = marks[0].span
@@ -445,21 +455,21 @@ class _Renderer:
             if before and number > before + 1:
                 yield self._paint("...", "gutter")
             before = number
-            shown = _printable(first.text.split("\n")[number - 1])
-            yield f"{self._gutter('|', number)} {shown}".rstrip()
-            yield from (self._underline(mark, shown) for mark in marks if mark.span.line == number)
+            line = _printable(first.text.split("\n")[number - 1])
+            yield f"{self._gutter('|', number)} {line}".rstrip()
+            for mark in marks:
+                if mark.span.line == number:
+                    yield self._underline(mark, line)
 
-    def _underline(self, mark: _Mark, shown: str) -> str:
-        end = (
-            mark.span.end_column
-            if mark.span.end_line == mark.span.line
-            else len(shown.rstrip()) + 1
-        )
-        signs = mark.sign * max(1, end - mark.span.column)
-        line = " " * (mark.span.column - 1) + self._paint(
-            f"{signs} {mark.label}".rstrip(), mark.style
-        )
-        return f"{self._gutter('|')} {line}"
+    def _underline(self, mark: _Mark, line: str) -> str:
+        """The line below one of the plan, with the signs and the label of a mark."""
+        span = mark.span
+        end = span.end_column
+        if span.end_line != span.line:
+            end = len(line.rstrip()) + 1
+        signs = mark.sign * max(1, end - span.column)
+        underline = self._paint(f"{signs} {mark.label}".rstrip(), mark.style)
+        return f"{self._gutter('|')} {' ' * (span.column - 1)}{underline}"
 
     def _gutter(self, sign: str, number: int | str = "") -> str:
         return self._paint(f"{number:>{self._width}} {sign}", "gutter")
@@ -467,7 +477,9 @@ class _Renderer:
     def _remark(self, kind: str, text: str, style: str) -> Iterator[str]:
         head, *more = text.split("\n")
         yield f"{self._gutter('=')} {self._paint(kind, style)}: {_printable(head)}"
-        yield from (" " * (self._width + len(kind) + 5) + _printable(line) for line in more)
+        indent = " " * (self._width + len(kind) + 5)
+        for line in more:
+            yield indent + _printable(line)
 
     def _paint(self, text: str, style: str) -> str:
         text = _printable(text)
@@ -475,5 +487,5 @@ class _Renderer:
 
 
 def _printable(line: str) -> str:
-    """The line without what would move the cursor: one column for each character."""
+    """The line without characters that would move the cursor: one column for each character."""
     return "".join(character if character.isprintable() else " " for character in line)

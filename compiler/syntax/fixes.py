@@ -1,5 +1,5 @@
-"""The edits that mend a mistake, as the words of its help say them: one row for each way to say
-what to write.
+"""The edits that mend a mistake, read from the words of its help: one row for each form of these
+words.
 """
 
 import re
@@ -37,8 +37,8 @@ ROWS = (
     (r"write `(?P<new>0\.\d+)`$", r"\.\d+", "{new}"),
     (r"write `(?P<new>\w+) \{ … \}`$", r"\w+\s*=", "{new}"),
 )
-"""The words of a help, those that the diagnostic is about, and those in their place; a key is
-that of the setting.
+"""Patterns of a help and of the words that its diagnostic is about, and the words to put in their
+place; a `key` is the setting's key.
 """
 
 
@@ -47,47 +47,61 @@ CHOICES = re.compile(
     rf"(?:did you mean|it is one of|there are|(?:axes of `mesh`|dims|ops) are) {_LIST}\??$"
 )
 MOST = 6
-"""The words that a help leaves to choose from, and how many of them are edits."""
+"""The words that a help offers as choices, and up to how many such words become edits."""
 
 
 @frozen
 class Fix:
-    """An edit that mends a mistake: `text` in the place of `span`, "" to leave that out."""
+    """An edit that mends a mistake: `text` in the place of `span`, "" to leave the span out."""
 
     span: Span
     text: str
 
 
 def fixes(diagnostic: Diagnostic) -> Iterator[Fix]:
-    """The edits, each of which mends the mistake by itself."""
+    """The edits; each of them mends the mistake by itself."""
     if diagnostic.span.line != diagnostic.span.end_line:
         return
-    if choices := CHOICES.match(diagnostic.help):
-        words = re.findall("`([^`]+)`", choices[1])
-        if re.fullmatch(WORD, (span := _word(diagnostic)).words) and len(words) <= MOST:
-            yield from (Fix(span, word) for word in words)
-    for says, about, text in ROWS:
-        span = _word(diagnostic) if about == WORD else diagnostic.span
-        help, words = re.search(says, diagnostic.help), re.fullmatch(about, span.words)
-        if help and words:
-            named = {**words.groupdict(), **help.groupdict()}
-            if named.get("key") in (None, named.get("own")):
-                new = text.format_map(named)
-                yield Fix(span if new else _with_space(span), new)
+    yield from _choices(diagnostic)
+    for help_pattern, words_pattern, text in ROWS:
+        span = _word(diagnostic) if words_pattern == WORD else diagnostic.span
+        help = re.search(help_pattern, diagnostic.help)
+        words = re.fullmatch(words_pattern, span.words)
+        if not help or not words:
+            continue
+        groups = {**words.groupdict(), **help.groupdict()}
+        # a help may be about another setting than the diagnostic's words
+        if groups.get("key") in (None, groups.get("own")):
+            new = text.format_map(groups)
+            yield Fix(span if new else _with_space(span), new)
+
+
+def _choices(diagnostic: Diagnostic) -> Iterator[Fix]:
+    """An edit for each word that the help offers, if these are few."""
+    choices = CHOICES.match(diagnostic.help)
+    if not choices:
+        return
+    words = re.findall("`([^`]+)`", choices[1])
+    span = _word(diagnostic)
+    if re.fullmatch(WORD, span.words) and len(words) <= MOST:
+        for word in words:
+            yield Fix(span, word)
 
 
 def _word(diagnostic: Diagnostic) -> Span:
-    """The place of the word that the message ends with, where the diagnostic is about more, or
-    else all of that.
+    """The place of the last word that the message quotes, if this is a part of the diagnostic's
+    words; else the place of all of these.
     """
-    span, named = diagnostic.span, re.findall("`([^`]+)`", diagnostic.message)
-    if not named or span.words.count(named[-1]) != 1:
+    span, quoted = diagnostic.span, re.findall("`([^`]+)`", diagnostic.message)
+    if not quoted or span.words.count(quoted[-1]) != 1:
         return span
-    column = span.column + span.words.index(named[-1])
-    return evolve(span, column=column, end_column=column + len(named[-1]))
+    column = span.column + span.words.index(quoted[-1])
+    return evolve(span, column=column, end_column=column + len(quoted[-1]))
 
 
 def _with_space(span: Span) -> Span:
     """The span and the space before it on its line, unless the line begins with it."""
     before = span.text.split("\n")[span.line - 1][: span.column - 1]
-    return evolve(span, column=len(before.rstrip()) + 1) if before.strip() else span
+    if not before.strip():
+        return span
+    return evolve(span, column=len(before.rstrip()) + 1)

@@ -134,7 +134,8 @@ HABITS = (
     ),
     # rules
     Habit(
-        r"\b(?P<at>(?P<dim>\w+)\s*(?:->|=>|:|→|\bon\b|\bacross\b|\balong\b|\bby\b|\bto\b|\bin\b)\s*(?P<axis>\w+))",
+        r"\b(?P<at>(?P<dim>\w+)\s*"
+        r"(?:->|=>|:|→|\bon\b|\bacross\b|\balong\b|\bby\b|\bto\b|\bin\b)\s*(?P<axis>\w+))",
         "this is not a rule",
         "write `{dim} over {axis}`",
         within=("shard", "state"),
@@ -181,12 +182,14 @@ HABITS = (
     Habit(r"(?P<at>,)\s*[)\]]", "one comma too many", "leave it out"),
     # what belongs to modules and tensors of PyTorch
     Habit(
-        r"(?P<at>\b(?:\w+\.)*Linear\(\s*(?P<inner>[A-Za-z_]\w*)\s*,\s*(?P<outer>[A-Za-z_]\w*)[^)\n]*\))",
+        r"(?P<at>\b(?:\w+\.)*Linear\("
+        r"\s*(?P<inner>[A-Za-z_]\w*)\s*,\s*(?P<outer>[A-Za-z_]\w*)[^)\n]*\))",
         "there are no modules",
         "write `x @ w[{inner} -> {outer}]`, and `+ b[{outer}]` for a bias",
     ),
     Habit(
-        r"(?P<at>\b(?:\w+\.)*Embedding\(\s*(?P<rows>[A-Za-z_]\w*)\s*,\s*(?P<width>[A-Za-z_]\w*)[^)\n]*\))",
+        r"(?P<at>\b(?:\w+\.)*Embedding\("
+        r"\s*(?P<rows>[A-Za-z_]\w*)\s*,\s*(?P<width>[A-Za-z_]\w*)[^)\n]*\))",
         "there are no modules",
         "write `embedding(tokens, wte[{rows}, {width}])`",
     ),
@@ -206,7 +209,8 @@ HABITS = (
         "leave it out: dims have names, and `@` sums over those that both sides have",
     ),
     Habit(
-        r"\b\w+(?P<at>\.(?:view|reshape|flatten|unflatten|squeeze|unsqueeze|expand|contiguous|shape|size)\b)",
+        r"\b\w+(?P<at>\.(?:view|reshape|flatten|unflatten|squeeze|unsqueeze|expand|contiguous"
+        r"|shape|size)\b)",
         "tensors are not reshaped",
         "dims have names: `x @ wq[hidden -> heads, head_dim]` makes heads, `o @ wo[heads,"
         " head_dim -> hidden]` joins "
@@ -291,7 +295,8 @@ HABITS = (
         "write a statement for each name",
     ),
     Habit(
-        r"\b(?P<at>(?!(?:use|model|op|init|repeat|if|else)\b)(?i:use|model|op|init|repeat|if|else)\b)[^\n]*",
+        r"\b(?P<at>(?!(?:use|model|op|init|repeat|if|else)\b)"
+        r"(?i:use|model|op|init|repeat|if|else)\b)[^\n]*",
         "the language's own words are in lower case",
         "write `{at}` in lower case",
     ),
@@ -307,28 +312,31 @@ def find_habit(source: Source, places: tuple[int, ...], section: str) -> Diagnos
     """The error of the first habit of the table at one of the places where the parser stopped
     or opened a brace.
     """
-    code = _COMMENT.sub(lambda found: found[1] or " " * len(found[0]), source.text)
+    code = _COMMENT.sub(lambda match: match[1] or " " * len(match[0]), source.text)
     for habit in HABITS:
-        matches = [match for at in places for match in _matches(habit.pattern, code, at)]
-        if matches and (not habit.within or section in habit.within):
-            words = matches[0].groupdict()
-            span = source.span(*matches[0].span("at" if "at" in words else 0))
-            return Diagnostic(
-                "E0104", habit.message.format(**words), span, help=habit.help.format(**words)
-            )
+        if habit.within and section not in habit.within:
+            continue
+        for place in places:
+            match = next(_matches(habit.pattern, code, place), None)
+            if match:
+                words = match.groupdict()
+                span = source.span(*match.span("at" if "at" in words else 0))
+                message, help = habit.message.format(**words), habit.help.format(**words)
+                return Diagnostic("E0104", message, span, help=help)
     return None
 
 
-def _matches(pattern: str, code: str, at: int) -> Iterator[re.Match[str]]:
-    """Where the pattern is found around `at`: in its line, or ending the line before but for a
-    word.
+def _matches(pattern: str, code: str, place: int) -> Iterator[re.Match[str]]:
+    """The matches of the pattern around `place`: in its line, or at the end of the line before,
+    with at most a word between.
     """
-    line = code.rfind("\n", 0, at) + 1
+    line = code.rfind("\n", 0, place) + 1
     start = code.rfind("\n", 0, len(code[:line].rstrip())) + 1
-    end = code.find("\n", at)
-    end = len(code) if end < 0 else end
-    for match in re.compile(pattern, re.MULTILINE).finditer(
-        code, max(start, at - REACH), min(end, at + REACH)
-    ):
-        if match.start() <= at and re.fullmatch(r"\s*(\n\s*\w+\s*)?", code[match.end() : at]):
+    end = code.find("\n", place)
+    if end < 0:
+        end = len(code)
+    start, end = max(start, place - REACH), min(end, place + REACH)
+    for match in re.compile(pattern, re.MULTILINE).finditer(code, start, end):
+        between = code[match.end() : place]
+        if match.start() <= place and re.fullmatch(r"\s*(\n\s*\w+\s*)?", between):
             yield match

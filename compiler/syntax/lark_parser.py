@@ -13,10 +13,9 @@ from .user_cache import private_folder
 
 
 def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = False) -> Lark:
-    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom
-    up.
+    """The parser of grammar `name`, which calls a method of `builder` for each rule, bottom up.
 
-    With `placeholders` it is given None for what is left out of the rule.
+    With `placeholders` the method gets None for each optional part that is left out of the rule.
     """
     with (folder("grammar") / f"{name}.lark").open(encoding="utf-8") as file:
         return Lark(
@@ -30,16 +29,19 @@ def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = Fa
 
 
 def _cache_file(name: str) -> str | bool:
-    """The file of a table, which can run code when it is loaded; False where there is no safe
-    place for it.
+    """The file of a table; False where there is no safe place for it.
+
+    A table can run code when it is loaded, so others must not be able to write it.
     """
     cache = private_folder()
-    return str(cache / f"{name}-{_digest()}.table") if cache else False
+    if not cache:
+        return False
+    return str(cache / f"{name}-{_digest()}.table")
 
 
 def _digest() -> str:
-    """A hash of them: lark compares a table with the imports that it was made of, in whatever
-    folder these were.
+    """A hash of all grammars: lark compares a table with the imports that it was made from,
+    whatever folder these were in, so a table of other grammars needs another name.
     """
     texts = (path.read_bytes() for path in sorted(folder("grammar").glob("*.lark")))
     return sha256(b"".join(texts)).hexdigest()[:16]

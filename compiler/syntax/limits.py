@@ -1,7 +1,7 @@
 """Checks of a text before any grammar sees it: encoding, size, brackets and how deep they nest.
 
-No text, however made, costs more than a bounded time, and a bracket forgotten is reported where it
-was opened.
+No text costs more than a bounded time, and a missing bracket is reported where the other one of its
+pair is.
 """
 
 import re
@@ -31,26 +31,27 @@ WORD = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\[^\n])*"?|[()\[\]{}]')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
-    """The text of a file of at most `most` bytes; `at` is the place that names the file, if one
-    does.
+def load(path: Path, span: Span | None = None, most: int = MAX_BYTES) -> Source:
+    """The text of a file of at most `most` bytes; `span` is the place that names the file, if any.
 
     Raises PlanError where it cannot be read, is too large or not UTF-8.
     """
-    place = at or Source(str(path), "").whole()
+    place = span or Source(str(path), "").whole()
     try:
         if not path.is_file():
-            message = f"`{path}` is not a file" if path.exists() else f"there is no file `{path}`"
-            raise wrong("E0101", message, place, help="" if at else _meant(path))
+            message = f"there is no file `{path}`"
+            if path.exists():
+                message = f"`{path}` is not a file"
+            raise wrong("E0101", message, place, help="" if span else _meant(path))
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise wrong(
-            "E0101", f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", place
-        ) from None
-    if found := _foreign(content):
-        help = FETCH if found.word == "lfs" else ""
-        raise wrong("E0101", f"`{path}` is {found.name}, which is not read here", place, help=help)
+        reason = (error.strerror or str(error)).lower()
+        raise wrong("E0101", f"`{path}` cannot be read: {reason}", place) from None
+    if foreign := _foreign(content):
+        help = FETCH if foreign.word == "lfs" else ""
+        message = f"`{path}` is {foreign.name}, which is not read here"
+        raise wrong("E0101", message, place, help=help)
     if len(content) > most:
         raise _too_large(str(path), place, most)
     try:
@@ -62,24 +63,29 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
 
 
 def _foreign(content: bytes) -> Format | None:
-    """The format of a content that is known to be neither a plan nor another text that scalec
-    reads, some in JSON.
+    """The format of a content that is surely neither a plan nor another text that scalec reads;
+    else None.
     """
-    found = format_of(Ends.of_bytes(content))
-    return None if found is None or found.word in ("json", "jsonl") else found
+    format = format_of(Ends.of_bytes(content))
+    # scalec reads some texts in JSON
+    if format is None or format.word in ("json", "jsonl"):
+        return None
+    return format
 
 
 def _meant(path: Path) -> str:
-    """Help where a path is no file: the one in the folder that scalec reads, or the neighbour
-    that it misspells.
+    """Help where a path is no file: the file in the folder that scalec reads, or the neighbour
+    whose name the path misspells.
     """
     with suppress(OSError):
         if path.is_dir():
-            found = [each for name in _IN_FOLDERS if (each := path / name).is_file()]
-            return f"did you mean `{found[0]}`?" if found else ""
-        if near := nearest(
-            path.name, [each.name for each in islice(path.parent.iterdir(), 1000) if each.is_file()]
-        ):
+            for name in _IN_FOLDERS:
+                if (path / name).is_file():
+                    return f"did you mean `{path / name}`?"
+            return ""
+        neighbours = islice(path.parent.iterdir(), 1000)
+        names = [neighbour.name for neighbour in neighbours if neighbour.is_file()]
+        if near := nearest(path.name, names):
             return f"did you mean `{path.with_name(near)}`?"
     return ""
 
@@ -124,29 +130,23 @@ def _pair(source: Source) -> None:
     opened: list[int] = []
     pairs: list[tuple[int, int]] = []
     for word in WORD.finditer(text):
-        at = word.start()
+        offset = word.start()
         if word[0] in _CLOSING:
-            opened.append(at)
+            opened.append(offset)
             if len(opened) > MAX_DEPTH:
-                raise wrong("E0102", f"brackets nest deeper than {MAX_DEPTH}", _bracket(source, at))
+                message = f"brackets nest deeper than {MAX_DEPTH}"
+                raise wrong("E0102", message, _bracket(source, offset))
         elif word[0] in _CLOSING.values():
             if not opened:
-                raise wrong(
-                    "E0103",
-                    f"`{word[0]}` closes nothing",
-                    _bracket(source, at),
-                    notes=_suspect(source, pairs),
-                )
-            pairs.append((opened.pop(), at))
-            bracket = text[pairs[-1][0]]
+                message, notes = f"`{word[0]}` closes nothing", _suspect(source, pairs)
+                raise wrong("E0103", message, _bracket(source, offset), notes=notes)
+            opening = opened.pop()
+            pairs.append((opening, offset))
+            bracket = text[opening]
             if word[0] != (wanted := _CLOSING[bracket]):
-                note = Note(_bracket(source, pairs[-1][0]), f"to close this `{bracket}`")
-                raise wrong(
-                    "E0103",
-                    f"expected `{wanted}`, found `{word[0]}`",
-                    _bracket(source, at),
-                    notes=(note,),
-                )
+                message = f"expected `{wanted}`, found `{word[0]}`"
+                note = Note(_bracket(source, opening), f"to close this `{bracket}`")
+                raise wrong("E0103", message, _bracket(source, offset), notes=(note,))
         elif word[0].startswith('"') and not _STRING.fullmatch(word[0]):
             help = 'a string is on one line, between `"` and `"`'
             raise wrong("E0105", "this string does not end", source.span(*word.span()), help=help)
@@ -156,14 +156,14 @@ def _pair(source: Source) -> None:
 
 
 def _suspect(source: Source, pairs: Iterable[tuple[int, int]]) -> tuple[Note, ...]:
-    """The first pair whose indentation speaks against it: probably where a bracket is missing
-    or too many.
+    """Notes on the first pair whose indentation speaks against it: there a bracket is probably
+    missing, or too many.
     """
 
-    def line(at: int) -> tuple[int, int]:
-        """Where the line of an offset begins, and how far it is indented."""
-        start = source.text.rfind("\n", 0, at) + 1
-        before = source.text[start : at + 1]
+    def line(offset: int) -> tuple[int, int]:
+        """The beginning of the line of an offset, and how far the line is indented."""
+        start = source.text.rfind("\n", 0, offset) + 1
+        before = source.text[start : offset + 1]
         return start, len(before) - len(before.lstrip())
 
     for opened, closed in pairs:
@@ -174,8 +174,8 @@ def _suspect(source: Source, pairs: Iterable[tuple[int, int]]) -> tuple[Note, ..
     return ()
 
 
-def _bracket(source: Source, at: int) -> Span:
-    return source.span(at, at + 1)
+def _bracket(source: Source, offset: int) -> Span:
+    return source.span(offset, offset + 1)
 
 
 def _too_large(path: str, place: Span, most: int = MAX_BYTES) -> PlanError:

@@ -1,4 +1,4 @@
-"""Where the package keeps what is not Python: grammars, templates, plans."""
+"""The files of the package that are not Python: grammars, templates, plans."""
 
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +19,10 @@ SHIPPED = "scalec:"
 def shipped_files() -> dict[str, Path]:
     """The plans and models that come with scalec, by their names."""
     plans = folder("plans")
-    return {
-        f"{SHIPPED}{path.relative_to(plans).as_posix()}": path
-        for path in sorted(plans.rglob("*.scale"))
-    }
+    files: dict[str, Path] = {}
+    for path in sorted(plans.rglob("*.scale")):
+        files[f"{SHIPPED}{path.relative_to(plans).as_posix()}"] = path
+    return files
 
 
 def shipped_file(name: str) -> Path | None:

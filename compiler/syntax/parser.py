@@ -34,8 +34,9 @@ MOST = 20
 
 @frozen
 class Read:
-    """A text as far as it is a plan: what could be read, the mistakes, the words of what could not,
-    and those of the blocks around it."""
+    """A text as far as it is a plan: the part that could be read, the mistakes, the words of the
+    parts that could not be read, and the words of the blocks around these parts.
+    """
 
     plan: tree.Plan
     mistakes: tuple[Diagnostic, ...] = ()
@@ -75,7 +76,8 @@ class _Reader:
     """Reads a text that has mistakes; after each one it leaves a part out and begins once more."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self._left = source, source  # what is left of it
+        self._source = source
+        self._left = source  # the text without the parts that are left out
         self._mistakes: list[Diagnostic] = []
         self._doubtful: set[str] = set()
         self._in_part: set[str] = set()
@@ -95,16 +97,18 @@ class _Reader:
         return self._as(tree.Plan((), self._source.whole()))
 
     def _pair(self, mistake: Diagnostic) -> None:
-        """Leaves out what does not pair, or the habit of another language that is the reason."""
+        """Leaves out the part that does not pair, or the habit of another language that is the
+        reason.
+        """
         text, part = self._left.text, unpaired(self._left, mistake)
         error = self._error(text)
         habit = explain_habit(error, self._left) if isinstance(error, UnexpectedInput) else None
         if habit:
             line = block_below(text, line_around(text, offset(habit.span)))
-            if line[0] <= offset(mistake.span) < line[1] or not pairing(
-                evolve(self._left, text=blanked(text, line))
-            ):
-                mistake, part = habit, (min(part[0], line[0]), max(part[1], line[1]))
+            start, end = line
+            has_mistake = start <= offset(mistake.span) < end
+            if has_mistake or not pairing(evolve(self._left, text=blanked(text, line))):
+                mistake, part = habit, (min(part[0], start), max(part[1], end))
         self._leave_out(mistake, part)
 
     def _as(self, plan: tree.Plan) -> Read:
@@ -114,17 +118,19 @@ class _Reader:
 
     def _leave_out(self, mistake: Diagnostic, part: Part) -> None:
         self._mistakes.append(located(mistake, self._source.text))
-        self._doubtful |= (unread := words(self._left.text, part))
+        unread = words(self._left.text, part)
+        self._doubtful |= unread
         self._in_part |= unread
         self._left = evolve(self._left, text=blanked(self._left.text, part))
 
-    def _entry(self, at: int) -> Part:
+    def _entry(self, stop: int) -> Part:
+        """The entry where the parser stopped; the words of the blocks around it are in doubt."""
         stack = _builder().stack(self._source, self._left.text)
         self._in_part |= {str(part) for part in stack if isinstance(part, Token | tree.Name)}
-        return block_below(self._left.text, entry_around(self._left.text, at, stack, self._reach))
+        return block_below(self._left.text, entry_around(self._left.text, stop, stack, self._reach))
 
     def _reach(self, text: str) -> int:
-        """Where the parser stops in a text."""
+        """The offset where the parser stops in a text."""
         match self._error(text):
             case None:
                 return len(text) + 1
@@ -168,9 +174,7 @@ class _Builder(Transformer[Token, tree.Plan]):
         return self._parser.parse(text)  # type: ignore[return-value]
 
     def stack(self, source: Source, text: str) -> Parts:
-        """The tokens and nodes that the parser has put together where it stops, the last one
-        last.
-        """
+        """The tokens and nodes that the parser has put together when it stops, in their order."""
         self._source = source
         state: Any = self._parser.parse_interactive(text)  # type: ignore[reportUnknownMemberType]
         with suppress(UnexpectedInput, PlanError):
@@ -181,16 +185,15 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Plan(tuple(parts), self._source.whole())
 
     def use(self, parts: Parts) -> tree.Use:
-        _, path, *rest = parts
-        return tree.Use(path, _only(tree.Section, rest), self._span(parts))
+        _, path, *remainder = parts
+        return tree.Use(path, _only(tree.Section, remainder), self._span(parts))
 
     def model(self, parts: Parts) -> tree.Model:
-        _, name, *rest = parts
-        body = tuple(
-            part for part in rest if isinstance(part, tree.Section | tree.Init | tree.Statement)
-        )
-        sees = tuple(str(part) for part in rest if _is(part, "SEES"))
-        return tree.Model(name, _only(tree.Input, rest), sees, body, self._span(parts))
+        _, name, *remainder = parts
+        kinds = tree.Section | tree.Init | tree.Statement
+        body = tuple(part for part in remainder if isinstance(part, kinds))
+        sees = tuple(str(part) for part in remainder if _is(part, "SEES"))
+        return tree.Model(name, _only(tree.Input, remainder), sees, body, self._span(parts))
 
     def input(self, parts: Parts) -> tree.Input:
         return tree.Input(parts[0], parts[2], self._span(parts))
@@ -204,28 +207,46 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Bind(names, expr, self._span([*names, expr]))
 
     def repeat(self, parts: Parts) -> tree.Repeat:
-        dim, *rest = _nodes(parts)
-        index, *body = rest if _is(parts[2], "AS") else (None, *rest)
+        dim, *body = _nodes(parts)
+        index = None
+        if _is(parts[2], "AS"):
+            index, *body = body
         return tree.Repeat(dim, tuple(body), self._span(parts), index)
 
     def branch(self, parts: Parts) -> tree.If:
         _, index, _, end, *blocks = parts
-        cut = next((at for at, part in enumerate(blocks) if _is(part, "ELSE")), len(blocks))
-        return tree.If(index, end, _nodes(blocks[:cut]), _nodes(blocks[cut:]), self._span(parts))
+        else_place = len(blocks)
+        for place, part in enumerate(blocks):
+            if _is(part, "ELSE"):
+                else_place = place
+                break
+        then, otherwise = _nodes(blocks[:else_place]), _nodes(blocks[else_place:])
+        return tree.If(index, end, then, otherwise, self._span(parts))
 
     def route(self, parts: Parts) -> tree.Route:
         value, dim, by, *body = _nodes(parts)
         return tree.Route(value, dim, by, tuple(body), self._span(parts))
 
     def user_op(self, parts: Parts) -> tree.UserOp:
-        name, *rest, function = _nodes(parts)
-        operands, positions = _only(tree.UserOperand, rest), _only(tree.UserPositions, rest)
-        causal = next(iter(_only(tree.Name, rest)), None)
-        apart = tree.UserOperand | tree.UserPositions | tree.Name
-        *gives, along = (part for part in rest if not isinstance(part, apart))
+        name, *remainder, function = _nodes(parts)
+        operands = _only(tree.UserOperand, remainder)
+        positions = _only(tree.UserPositions, remainder)
+        causal = next(iter(_only(tree.Name, remainder)), None)
+        # the results and the dims along which the op works have no class of their own
+        with_class = tree.UserOperand | tree.UserPositions | tree.Name
+        *gives, along = (part for part in remainder if not isinstance(part, with_class))
         is_deterministic = _is(parts[-1], "DETERMINISTIC")
-        said = operands, positions, tuple(gives), along, causal, function, is_deterministic
-        return tree.UserOp(name, *said, self._span(parts))
+        return tree.UserOp(
+            name,
+            operands,
+            positions,
+            tuple(gives),
+            along,
+            causal,
+            function,
+            is_deterministic,
+            self._span(parts),
+        )
 
     def positions(self, parts: Parts) -> tree.UserPositions:
         keyword, _, dim = parts
@@ -244,15 +265,18 @@ class _Builder(Transformer[Token, tree.Plan]):
         )
 
     def dims(self, parts: Parts) -> tuple[tree.Name, ...]:
-        lead = (
-            tree.Name(str(part), self._place(part)) for part in parts[:1] if isinstance(part, Token)
-        )
-        return (*lead, *(name for names in _nodes(parts) for name in names))
+        dims: list[tree.Name] = []
+        first = parts[0] if parts else None
+        if isinstance(first, Token):
+            dims.append(tree.Name(str(first), self._place(first)))
+        for names in _nodes(parts):
+            dims.extend(names)
+        return tuple(dims)
 
     def section(self, parts: Parts) -> tree.Section:
-        kind, *rest = parts
-        name = next(iter(_only(tree.Name, rest)), None)
-        entries = tuple(part for part in rest if isinstance(part, tree.Entry))
+        kind, *remainder = parts
+        name = next(iter(_only(tree.Name, remainder)), None)
+        entries = tuple(part for part in remainder if isinstance(part, tree.Entry))
         return tree.Section(kind, name, entries, self._span(parts))
 
     def setting(self, parts: Parts) -> tree.Setting:
@@ -269,10 +293,11 @@ class _Builder(Transformer[Token, tree.Plan]):
 
     def rule(self, parts: Parts) -> tree.Rule:
         dims, _, axes, *how = parts
-        said = {str(word): name for word, name in zip(how[::2], how[1::2], strict=True)}
-        return tree.Rule(
-            dims, axes, said.get("as"), said.get("via"), self._span([*dims, *axes, *how])
-        )
+        name_by_word: dict[str, tree.Name] = {}
+        for word, name in zip(how[::2], how[1::2], strict=True):
+            name_by_word[str(word)] = name
+        layout, strategy = name_by_word.get("as"), name_by_word.get("via")
+        return tree.Rule(dims, axes, layout, strategy, self._span([*dims, *axes, *how]))
 
     def stage(self, parts: Parts) -> tree.Rule:
         """A stage of ZeRO (Rajbhandari et al. 2020) is short for the kinds of state that it
@@ -300,9 +325,9 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.List(_nodes(parts), self._span(parts))
 
     def call(self, parts: Parts) -> tree.Call:
-        name, *rest = parts
-        args = tuple(part for part in _nodes(rest) if not isinstance(part, tree.Setting))
-        return tree.Call(name, args, _only(tree.Setting, rest), self._span(parts))
+        name, *remainder = parts
+        args = tuple(part for part in _nodes(remainder) if not isinstance(part, tree.Setting))
+        return tree.Call(name, args, _only(tree.Setting, remainder), self._span(parts))
 
     def param(self, parts: Parts) -> tree.ParamUse:
         name, _, *dims, _ = parts
@@ -347,12 +372,8 @@ class _Builder(Transformer[Token, tree.Plan]):
         if not isinstance(part, Token):
             return part.span
         source = self._source
-        line, column, end_line, end_column = (
-            part.line or 0,
-            part.column or 0,
-            part.end_line or 0,
-            part.end_column or 0,
-        )
+        line, column = part.line or 0, part.column or 0
+        end_line, end_column = part.end_line or 0, part.end_column or 0
         return Span(source.path, line, column, end_line, end_column, source.text, source.shown)
 
 

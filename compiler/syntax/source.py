@@ -11,8 +11,8 @@ class Span:
     """A stretch of a text: lines and columns count from 1, the end is exclusive; line 0 is the file
     as a whole.
 
-    `text` is the whole text, so that an excerpt shows what was read, whatever became of the file
-    since.  `shown` is the file's name in short where it is not the last part of the path.
+    `text` is the whole text, so that an excerpt shows the text that was read even if the file has
+    changed since.  `shown` is the file's name in short where it is not the last part of the path.
     """
 
     path: str
@@ -33,20 +33,22 @@ class Span:
 
     @property
     def start(self) -> tuple[int, int]:
-        """Line and column where it begins."""
+        """The line and the column of the first character."""
         return self.line, self.column
 
     @property
     def words(self) -> str:
-        """The part of the text that it covers, of its first line alone; none of a text that is
-        not at hand.
-        """
-        line = self.text.split("\n")[self.line - 1] if self.line and self.text else ""
-        return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else None]
+        """The text that the span covers in its first line; "" where the text is not known."""
+        if not self.line or not self.text:
+            return ""
+        line = self.text.split("\n")[self.line - 1]
+        if self.end_line != self.line:
+            return line[self.column - 1 :]
+        return line[self.column - 1 : self.end_column - 1]
 
     @property
     def names(self) -> set[str]:
-        """The names in all lines that it covers."""
+        """The names in all lines of the span."""
         lines = self.text.split("\n")[max(self.line - 1, 0) : self.end_line]
         return {*re.findall(r"[A-Za-z_]\w*", "\n".join(lines))}
 
@@ -59,7 +61,7 @@ class Span:
 
 @frozen
 class Source:
-    """A text, the path it is known by, and `shown` as spans have it."""
+    """A text, its path, and `shown` as spans have it."""
 
     path: str
     text: str = field(repr=False)

@@ -36,8 +36,8 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
         }.items()
     ),
 )  # fmt: skip
-"""Sets of terminals and their name, larger sets before what they hold; what follows an operand
-is not worth naming.
+"""Sets of terminals and their name, larger sets before their subsets; terminals that follow an
+operand are not worth naming.
 """
 
 _STRANGE = {
@@ -45,7 +45,7 @@ _STRANGE = {
     ";": "statements end with the line, without `;`",
     "%": "`%` belongs to a number, as in `5%`",
 }
-"""Characters that no word begins with, and what whoever writes them probably means."""
+"""Characters that no word begins with, and the probable meaning."""
 
 
 _BRANCH = (
@@ -55,7 +55,7 @@ _BRANCH = (
 _REPEAT = "a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`"
 _ROUTE = "a route is written `route y to experts by top(y @ router[hidden -> experts], 2) { … }`"
 _HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT, "ROUTE": _ROUTE}
-"""How statements with braces begin."""
+"""How statements with braces are written, by the terminals that begin them."""
 
 
 def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
@@ -77,30 +77,35 @@ def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
 def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
     """The error where the text is written as in another language, else None."""
     before = _before(error)
-    braces = [
-        at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"
-    ]
-    section = str(before[braces[-1] - 1]) if braces else ""
-    places = (place_of(error), *(before[at].start_pos for at in reversed(braces)))
-    return find_habit(source, places, section)
+    section = ""
+    places: list[int] = []  # of braces, the last one first
+    for number, part in enumerate(before):
+        if isinstance(part, Token) and part.type == "LBRACE":
+            section = str(before[number - 1])
+            places.insert(0, cast(int, part.start_pos))
+    return find_habit(source, (place_of(error), *places), section)
 
 
 def place_of(error: UnexpectedInput) -> int:
-    """The offset at which the parser stopped."""
+    """The offset where the parser stopped."""
     if not isinstance(error, UnexpectedToken):
         return error.pos_in_stream or 0
     token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
-    return (token.end_pos if token.type == "$END" else token.start_pos) or 0
+    if token.type == "$END":
+        return token.end_pos or 0
+    return token.start_pos or 0
 
 
 def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
-    at = place_of(error)
-    character = source.text[at]
-    shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
+    """The mistake of a character that no word begins with."""
+    place = place_of(error)
+    character = source.text[place]
+    words = f"the character U+{ord(character):04X}"
+    if character.isprintable():
+        words = f"`{character}`"
     help = _head(_before(error)) or _STRANGE.get(character, "")
-    return Diagnostic(
-        "E0104", f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), help=help
-    )
+    message = f"expected {_expected(error)}, found {words}"
+    return Diagnostic("E0104", message, source.span(place, place + 1), help=help)
 
 
 def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
@@ -109,10 +114,10 @@ def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnos
     before = _before(error)
     if forgotten := _forgotten_value(token, before, source):
         return forgotten
-    help = _help(token, before, _accepts(error))
-    return Diagnostic(
-        "E0104", f"expected {_expected(error)}, found `{_short(token)}`", span, help=help
-    )
+    accepts = _accepts(error)
+    help = _help_with_statement(token, before) or _help_with_entry(token, before, accepts)
+    message = f"expected {_expected(error)}, found `{_short(token)}`"
+    return Diagnostic("E0104", message, span, help=help)
 
 
 def _before(error: UnexpectedInput) -> list[Any]:
@@ -121,27 +126,39 @@ def _before(error: UnexpectedInput) -> list[Any]:
 
 
 def _head(before: list[Any]) -> str:
-    """How the statement is written that has an error in its part before the brace; "" if there
-    is none.
+    """How a statement is written that has an error before its brace; "" if there is no such
+    statement.
     """
-    kinds = [part.type if isinstance(part, Token) else "" for part in before]
-    since = kinds[::-1][: kinds[::-1].index("LBRACE")] if "LBRACE" in kinds else []
-    return next((_HEADS[kind] for kind in since if kind in _HEADS), "")
+    kinds = _kinds(before)
+    if "LBRACE" not in kinds:
+        return ""
+    for kind in reversed(kinds):
+        if kind == "LBRACE":
+            break
+        if kind in _HEADS:
+            return _HEADS[kind]
+    return ""
+
+
+def _kinds(parts: list[Any]) -> list[str]:
+    """The types of tokens; "" for nodes."""
+    return [part.type if isinstance(part, Token) else "" for part in parts]
 
 
 def _in_route(before: list[Any]) -> bool:
     """Whether the nearest open brace is a route's: `ROUTE name TO name BY call {`."""
-    kinds = [part.type if isinstance(part, Token) else "" for part in before]
-    opened = len(kinds) - 1 - kinds[::-1].index("LBRACE") if "LBRACE" in kinds else 0
-    return kinds[max(opened - 6, 0) : opened][:1] == ["ROUTE"]
+    kinds = _kinds(before)
+    brace = 0
+    if "LBRACE" in kinds:
+        brace = len(kinds) - 1 - kinds[::-1].index("LBRACE")
+    return kinds[max(brace - 6, 0) : brace][:1] == ["ROUTE"]
 
 
 def _is_stage(before: list[Any]) -> bool:
-    """Whether a stage of ZeRO has begun, or whoever wrote `zero` probably means one."""
-    begun = any(isinstance(part, Token) and part.type == "ZERO" for part in before[-3:])
-    return begun or any(
-        str(part) == "zero" for part in before[-2:] if isinstance(part, Name | Token)
-    )
+    """Whether a stage of ZeRO has begun, or the word `zero` probably means one."""
+    if "ZERO" in _kinds(before[-3:]):
+        return True
+    return any(str(part) == "zero" for part in before[-2:] if isinstance(part, Name | Token))
 
 
 def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnostic | None:
@@ -150,14 +167,15 @@ def _forgotten_value(token: Token, before: list[Any], source: Source) -> Diagnos
         case [*_, Name(), Token(type="EQUAL") as equal, Name() as value] if token.type == "EQUAL":
             if value.span.line == equal.line:
                 return None
-            at = source.span(equal.start_pos or 0, equal.end_pos or 0)
+            span = source.span(equal.start_pos or 0, equal.end_pos or 0)
             notes = (Note(value.span, "found here"),)
-            return Diagnostic("E0104", f"expected a value, found `{value} =`", at, notes=notes)
+            return Diagnostic("E0104", f"expected a value, found `{value} =`", span, notes=notes)
         case _:
             return None
 
 
-def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
+def _help_with_statement(token: Token, before: list[Any]) -> str:
+    """Help for a token in a branch, a route, a repeat or a stage of ZeRO; "" elsewhere."""
     match before, token.type:
         case [*_, Name() | Token(type="NAME") as name], "LBRACE" if str(name) == "else":
             return (
@@ -171,6 +189,15 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
             return head
         case _ if _is_stage(before):
             return "a stage of ZeRO, from 0 to 3, is written `zero 1 over dp`"
+        case _:
+            return ""
+
+
+def _help_with_entry(token: Token, before: list[Any], accepts: Set[str]) -> str:
+    """Help for a token in a section, a setting or a rule, by the terminals that the parser
+    accepts in its place; "" elsewhere.
+    """
+    match before, token.type:
         case [
             *_,
             Name() | Token(type="NAME") as first,

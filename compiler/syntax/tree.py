@@ -214,7 +214,9 @@ class Route:
 
     @property
     def binds(self) -> tuple[Bind, ...]:
-        """Its bindings: its value by the choice, and those of its body."""
+        """The bindings of the route: its value, which the choice binds, and the bindings of its
+        body.
+        """
         return (Bind((self.value,), self.by, self.span), *self.body)
 
 

@@ -8,7 +8,7 @@ from tempfile import NamedTemporaryFile
 def private_folder(name: str = "") -> Path | None:
     """The cache folder, or the folder `name` in it.
 
-    None unless this user alone can write to it: what is read from it is trusted.
+    None unless this user alone can write to it: its readers trust its content.
     """
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -10,7 +10,7 @@ from typing import Any
 from ...analysis.certificate import FULL_ROWS, KEPT, NOT_EVALUATED, RUN_TIME, Proof, trust_words
 from ...syntax.package_data import filled
 from ..diff import figures, rows
-from ..drawing import styles
+from ..drawing import SERIES, styles
 from ..summary import headline, tokens
 from . import lines, mesh, model, pipeline, speed
 from . import memory as memory_of
@@ -24,13 +24,16 @@ MARK = "Written by scalec report"
 
 
 def report(*subjects: Subject, tokens: float | None = None) -> str:
-    """The page of a plan, or of two with what differs; `tokens` to train on, by default those
-    of the plan's steps.
+    """The page of a plan, or of two plans with what differs; `tokens` to train on, by default
+    all tokens of the plan's steps.
     """
-    views = [_view(of, tokens) for of in subjects]
-    names = [of.source.path for of in subjects]
+    views: list[dict[str, Any]] = []
+    names: list[str] = []
     fills: dict[str, str] = {}
-    for view in views:
+    for subject in subjects:
+        view = _view(subject, tokens)
+        views.append(view)
+        names.append(subject.source.path)
         fills |= view["fills"]
     return filled(
         "report.html.j2",
@@ -53,30 +56,38 @@ def notebook(page: str, height: int = 900) -> str:
     )
 
 
-def _view(of: Subject, count: float | None) -> dict[str, Any]:
+def _view(subject: Subject, count: float | None) -> dict[str, Any]:
     """All sections of a plan, drawn."""
-    program, ranks = of.program, by_rank(of)
+    program, ranks = subject.program, by_rank(subject)
     sent = busiest(ranks)
-    colours = {axis.name: at % 8 for at, axis in enumerate(program.axes)}
+    colours = {axis.name: number % SERIES for number, axis in enumerate(program.axes)}
     layers = model.model(program, sent, ranks)
-    rows_, figures_ = pipeline.pipeline(of), speed.speed(of, count)
-    memory = memory_of.memory(of, rows_)
+    rows_of_pipeline = pipeline.pipeline(subject)
+    pipelines, fills = list[str](), dict[str, str]()
+    if rows_of_pipeline:
+        pipelines = pipeline.drawings(rows_of_pipeline)
+        fills = rows_of_pipeline.fills
+    speed_of_plan = speed.speed(subject, count)
+    speed_svg = ""
+    if speed_of_plan.kinds:
+        speed_svg = speed.drawing(speed_of_plan)
+    memory = memory_of.memory(subject, rows_of_pipeline)
     return {
-        "path": of.source.path,
+        "path": subject.source.path,
         "headline": headline(program),
         "tokens": tokens(program),
-        "mesh": mesh.drawing(mesh.mesh(of, sent)),
+        "mesh": mesh.drawing(mesh.mesh(subject, sent)),
         **_state_calls(layers.state),
         "models": model.drawings(layers, colours),
         "memory": memory,
         "memory_svg": memory_of.drawing(memory),
-        "pipeline": rows_,
-        "pipelines": pipeline.drawings(rows_) if rows_ else [],
-        "fills": rows_.fills if rows_ else {},
-        "speed": figures_,
-        "speed_svg": speed.drawing(figures_) if figures_.kinds else "",
-        "certificate": _certificate(of),
-        "texts": lines.texts(of, sent),
+        "pipeline": rows_of_pipeline,
+        "pipelines": pipelines,
+        "fills": fills,
+        "speed": speed_of_plan,
+        "speed_svg": speed_svg,
+        "certificate": _certificate(subject),
+        "texts": lines.texts(subject, sent),
     }
 
 
@@ -112,51 +123,46 @@ FIRST = (
 
 def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[str, ...]]]]:
     """By section the rows of `scalec diff` that differ."""
-    found = [*rows(figures(first.program, first.time), figures(second.program, second.time))]
-    each = (
-        (name, [row.cells() for row in found if row.section == name and row.differs])
-        for name in FIRST
+    all_rows = rows(figures(first.program, first.time), figures(second.program, second.time))
+    cells_by_section: dict[str, list[tuple[str, ...]]] = {name: [] for name in FIRST}
+    for row in all_rows:
+        if row.differs:
+            cells_by_section[row.section].append(row.cells())
+    return [(name, cells) for name, cells in cells_by_section.items() if cells]
+
+
+def _certificate(subject: Subject) -> list[tuple[str, str]]:
+    """What was proved of a plan, and what was not: pairs of a name and a sentence."""
+    placements = (
+        "Each op's placements are inferred from its operands' and compared, after every pass."
     )
-    return [(name, cells) for name, cells in each if cells]
-
-
-def _certificate(of: Subject) -> list[tuple[str, str]]:
-    """A name and a sentence each."""
-    found = [
-        (
-            "placements",
-            "Each op's placements are inferred from its operands' and compared, after every pass.",
-        )
-    ]
-    proof = of.proof
+    sentences = [("placements", placements)]
+    proof = subject.proof
     if proof is None:
-        return [*found, ("values", f"The step's values are {NOT_EVALUATED}."), *_always()]
-    found += _proved(proof)
+        return [*sentences, ("values", f"The step's values are {NOT_EVALUATED}."), *_always()]
+    sentences += _proved(proof)
     if not_tried := trust_words(proof.trusted, proved=True):
-        found.append(("not tried here", not_tried))
-    found.append(
-        (
-            "not covered",
-            "Rounding, kernels, the network, and sizes other than those of the small meshes.",
-        )
-    )
-    return [*found, *_always()]
+        sentences.append(("not tried here", not_tried))
+    not_covered = "Rounding, kernels, the network, and sizes other than those of the small meshes."
+    sentences.append(("not covered", not_covered))
+    return [*sentences, *_always()]
 
 
 def _proved(proof: Proof) -> list[tuple[str, str]]:
-    kept = f"  Evaluated {KEPT}." if proof.kept else ""
-    sure = f"Evaluated as {proof.field()}.{kept}"
-    rows = f"For stages, {proof.rows()}; {FULL_ROWS}." if proof.stages else ""
-    each = f"So it is with each of {proof.elastic}." if proof.elastic else ""
+    """What the proof says, for each of its parts that this plan has."""
     step = f"{proof.results()} equal those of one device, on {proof.where()}, at small sizes."
-    said = {
-        "values": f"{step[0].upper()}{step[1:]}",
-        "sizes": each,
-        "pipeline": rows,
-        "certainty": sure,
-    }
+    sentences = [("values", f"{step[0].upper()}{step[1:]}")]
+    if proof.elastic:
+        sentences.append(("sizes", f"So it is with each of {proof.elastic}."))
+    if proof.stages:
+        sentences.append(("pipeline", f"For stages, {proof.rows()}; {FULL_ROWS}."))
+    certainty = f"Evaluated as {proof.field()}."
+    if proof.kept:
+        certainty += f"  Evaluated {KEPT}."
+    sentences.append(("certainty", certainty))
     ops = f"All {proof.ops} ops of the step took part, of {proof.kinds} kinds."
-    return [(name, text) for name, text in {**said, "ops": ops}.items() if text]
+    sentences.append(("ops", ops))
+    return sentences
 
 
 def _always() -> list[tuple[str, str]]:

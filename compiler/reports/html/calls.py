@@ -47,12 +47,12 @@ class Call:
 
     @property
     def crosses(self) -> bool:
-        """Whether it leaves the node."""
+        """Whether the call leaves the node."""
         return self.links == ACROSS
 
     @property
     def recomputed(self) -> bool:
-        """Whether backward does it for a value of forward, not for a gradient."""
+        """Whether backward makes the call for a value of forward, not for a gradient."""
         return (
             self.where == "backward"
             and self.use == "activations"
@@ -62,12 +62,14 @@ class Call:
     @property
     def cost(self) -> str:
         """For instance `560.0 GiB in 5,120 calls, 5.11 s`."""
-        time = f", {seconds(self.seconds)}" if self.seconds is not None else ""
-        return f"{amount(self.sent)} in {self.count:,} call{'s' * (self.count != 1)}{time}"
+        words = f"{amount(self.sent)} in {self.count:,} call{'s' * (self.count != 1)}"
+        if self.seconds is not None:
+            words += f", {seconds(self.seconds)}"
+        return words
 
     @property
     def note(self) -> str:
-        """All of it, a line each."""
+        """All of the call in words, on several lines."""
         parts = (
             f"{self.op}, {self.links}",
             self.often,
@@ -79,18 +81,22 @@ class Call:
 
 def busiest(ranks: Sequence[list[Call]]) -> list[Call]:
     """The calls of the rank that sends most."""
-    return max(ranks, key=lambda each: sum(it.sent for it in each))
+    return max(ranks, key=lambda calls: sum(call.sent for call in calls))
 
 
-def by_rank(of: Subject) -> list[list[Call]]:
-    """The calls of each rank along the pipeline's axis, or of all ranks, in the order in which
-    they begin.
+def by_rank(subject: Subject) -> list[list[Call]]:
+    """The calls of each rank along the pipeline's axis, or of all ranks, in the order of their
+    beginnings.
     """
-    program, on = of.program, of.hardware
-    own = rank_programs(program) if program.pipeline else [program]
-    return [
-        [_call(own[rank], it, on) for it in collectives(program, rank)] for rank in places(program)
-    ]
+    program, on = subject.program, subject.hardware
+    programs = rank_programs(program) if program.pipeline else [program]
+    calls_by_rank: list[list[Call]] = []
+    for rank in places(program):
+        calls: list[Call] = []
+        for collective in collectives(program, rank):
+            calls.append(_call(programs[rank], collective, on))
+        calls_by_rank.append(calls)
+    return calls_by_rank
 
 
 PLACES = 3
@@ -99,27 +105,46 @@ PLACES = 3
 
 def added(first: Call, second: Call) -> Call:
     """Two alike calls as one."""
-    took = (
-        None if first.seconds is None or second.seconds is None else first.seconds + second.seconds
-    )
+    seconds_of_both = None
+    if first.seconds is not None and second.seconds is not None:
+        seconds_of_both = first.seconds + second.seconds
     often = [*dict.fromkeys((*first.often.split("; "), second.often))]
-    often = [*often[:PLACES], "…"] if len(often) > PLACES else often
+    if len(often) > PLACES:
+        often = [*often[:PLACES], "…"]
     count, size = first.count + second.count, first.sent + second.sent
-    return evolve(first, often="; ".join(often), count=count, sent=size, seconds=took)
+    return evolve(first, often="; ".join(often), count=count, sent=size, seconds=seconds_of_both)
 
 
-def _call(program: Program, it: Collective, on: Hardware | None) -> Call:
-    op, often, whole, links = described(program, it)
-    took = (
-        None if on is None else float(it.count * of_message(program, _message(it), on, it.elements))
-    )
-    words = (op, often, whole, links)
+def _call(program: Program, collective: Collective, on: Hardware | None) -> Call:
+    op, often, whole, links = described(program, collective)
+    seconds_of_calls = None
+    if on is not None:
+        message = _message(collective)
+        seconds_of_call = of_message(program, message, on, collective.elements)
+        seconds_of_calls = float(collective.count * seconds_of_call)
     return Call(
-        it.use, it.where, it.value, it.line, it.bucket, it.axes, *words, it.count, sent(it), took
+        use=collective.use,
+        where=collective.where,
+        value=collective.value,
+        line=collective.line,
+        bucket=collective.bucket,
+        axes=collective.axes,
+        op=op,
+        often=often,
+        whole=whole,
+        links=links,
+        count=collective.count,
+        sent=sent(collective),
+        seconds=seconds_of_calls,
     )
 
 
-def _message(it: Collective) -> Message:
-    among = it.among if it.peer is None else tuple(sorted((it.rank or 0, it.peer)))
-    op = "rotate" if it.peer is not None else it.op
-    return Message(op, it.value, it.axes, it.dtype, it.shape, among=among)
+def _message(collective: Collective) -> Message:
+    """A collective as its seconds are counted: a message between two ranks is a rotation."""
+    op, among = collective.op, collective.among
+    if collective.peer is not None:
+        op = "rotate"
+        among = tuple(sorted((collective.rank or 0, collective.peer)))
+    return Message(
+        op, collective.value, collective.axes, collective.dtype, collective.shape, among=among
+    )

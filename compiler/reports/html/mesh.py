@@ -23,8 +23,8 @@ RANKS = 16
 
 @frozen
 class Node:
-    """A node by its number, its first ranks, and those of them in the group of rank 0; `more`
-    are not drawn.
+    """A node by its number, its first ranks, and which of them are in the group of rank 0; `more`
+    ranks are not drawn.
     """
 
     number: int
@@ -63,9 +63,9 @@ class Mesh:
     groups: tuple[Group, ...]
 
 
-def mesh(of: Subject, calls: Sequence[Call]) -> Mesh:
+def mesh(subject: Subject, calls: Sequence[Call]) -> Mesh:
     """The mesh of a plan."""
-    program = of.program
+    program = subject.program
     per_node, stride, groups = launch(program).ranks_per_node, 1, list[Group]()
     for axis in reversed(program.axes):
         groups.insert(0, _group(program, axis, stride, per_node, calls))
@@ -77,12 +77,16 @@ def _group(
     program: Program, axis: Axis, stride: int, per_node: int, calls: Sequence[Call]
 ) -> Group:
     members = range(0, axis.size * stride, stride)
-    on = list(dict.fromkeys(rank // per_node for rank in members))
-    sent = sum(each.sent for each in calls if axis.name in each.axes)
-    across = crosses(program, (axis.name,), per_node)
-    nodes = tuple(_node(number, per_node, members) for number in on[:NODES])
+    numbers = list(dict.fromkeys(rank // per_node for rank in members))
+    nodes = tuple(_node(number, per_node, members) for number in numbers[:NODES])
     return Group(
-        axis.name, axis.size, across, _use(program, axis), sent, nodes, len(on) - len(nodes)
+        axis=axis.name,
+        size=axis.size,
+        crosses=crosses(program, (axis.name,), per_node),
+        use=_use(program, axis),
+        sent=sum(call.sent for call in calls if axis.name in call.axes),
+        nodes=nodes,
+        more=len(numbers) - len(nodes),
     )
 
 
@@ -94,15 +98,20 @@ def _node(number: int, per_node: int, members: range) -> Node:
 
 def _use(program: Program, axis: Axis) -> str:
     """For instance `batch; state of parameters, gradients, optimizer`."""
+    uses: list[str] = []
     dims = dict.fromkeys(claim.dim for claim in program.claims if claim.axis == axis.name)
-    uses = [", ".join(dims)] if dims else []
+    if dims:
+        uses.append(", ".join(dims))
     if program.pipeline and program.pipeline.axis == axis.name:
         uses.append(f"stages of {', '.join(program.pipeline.dims)}")
-    parts = ("parameters", "gradients", "optimizer")
-    kept = dict.fromkeys(
-        part for state in program.state for part in parts if axis.name in getattr(state, part)
-    )
-    return "; ".join((*uses, *([f"state of {', '.join(kept)}"] if kept else [])))
+    sharded_parts: dict[str, None] = {}
+    for state in program.state:
+        for part in ("parameters", "gradients", "optimizer"):
+            if axis.name in getattr(state, part):
+                sharded_parts[part] = None
+    if sharded_parts:
+        uses.append(f"state of {', '.join(sharded_parts)}")
+    return "; ".join(uses)
 
 
 WIDTH, LEFT, GAP, ROW, MORE = 1080, 330, 14, 60, 130
@@ -110,14 +119,17 @@ SMALL = 5.8
 """The width of a small letter."""
 
 
-def drawing(it: Mesh) -> str:
+def drawing(mesh: Mesh) -> str:
     """A row for each axis: what it shards and sends, and the ranks of a group on their nodes."""
     canvas = Canvas(WIDTH)
-    for at, group in enumerate(it.groups):
-        _draw(canvas, it, group, at, 14 + at * ROW)
-    gpus = f" of {it.ranks_per_node} {it.gpu}" if it.gpu else f" of {it.ranks_per_node}"
-    where = f"{counted(it.ranks, 'rank')} on {counted(it.nodes, 'node')}{gpus}"
-    foot = 14 + len(it.groups) * ROW + 8
+    for number, group in enumerate(mesh.groups):
+        _draw(canvas, mesh, group, number, 14 + number * ROW)
+    where = (
+        f"{counted(mesh.ranks, 'rank')} on {counted(mesh.nodes, 'node')} of {mesh.ranks_per_node}"
+    )
+    if mesh.gpu:
+        where += f" {mesh.gpu}"
+    foot = 14 + len(mesh.groups) * ROW + 8
     canvas.words(0, foot, where, "muted")
     _draw_legend(canvas, LEFT, foot)
     return canvas.svg("the mesh on its machines")
@@ -132,45 +144,49 @@ def _draw_legend(canvas: Canvas, left: float, foot: float) -> None:
     canvas.words(left + 17, foot, beside, "muted")
 
 
-def _draw(canvas: Canvas, it: Mesh, group: Group, at: int, top: float) -> None:
-    name = f"{group.axis} {group.size:,}"
-    canvas.words(0, top + 4, name, f"head t{at % SERIES}")
-    canvas.words(
-        wide(f"{name}  "),
-        top + 4,
-        fit(group.use.partition("; ")[0], LEFT - wide(name) - 20),
-        "muted",
-    )
-    canvas.words(0, top + 34, group.use.partition("; ")[2], "muted")
-    links = "alone" if group.size == 1 else "across nodes" if group.crosses else "within a node"
-    canvas.words(
-        0,
-        top + 19,
-        f"{links}; a rank sends {amount(group.sent)} a step",
-        "alarm" if group.crosses else "",
-    )
-    cell = min(len(str(it.ranks)) * SMALL + 5, (WIDTH - LEFT - MORE) / len(group.nodes[0].ranks))
-    shown = max(int((WIDTH - LEFT - MORE) / (len(group.nodes[0].ranks) * cell + 6 + GAP)), 1)
+def _draw(canvas: Canvas, mesh: Mesh, group: Group, number: int, top: float) -> None:
+    """Draws the row of an axis, which is the `number`th from the outermost on."""
+    series = number % SERIES
+    _draw_axis(canvas, group, series, top)
+    room, ranks = WIDTH - LEFT - MORE, len(group.nodes[0].ranks)
+    cell = min(len(str(mesh.ranks)) * SMALL + 5, room / ranks)
+    count = max(int(room / (ranks * cell + 6 + GAP)), 1)
     x = float(LEFT)
-    for node in group.nodes[:shown]:
-        x = _draw_node(canvas, node, f"s{at % SERIES}", x, top - 12, cell) + GAP
-    if more := group.more + len(group.nodes[shown:]):
+    for node in group.nodes[:count]:
+        x = _draw_node(canvas, node, f"s{series}", x, top - 12, cell) + GAP
+    if more := group.more + len(group.nodes[count:]):
         canvas.words(x, top + 8, f"… and {more:,} more", "muted")
 
 
+def _draw_axis(canvas: Canvas, group: Group, series: int, top: float) -> None:
+    """Draws the words at the left: the axis, its use, its links."""
+    name = f"{group.axis} {group.size:,}"
+    first_use, _, other_uses = group.use.partition("; ")
+    canvas.words(0, top + 4, name, f"head t{series}")
+    canvas.words(wide(f"{name}  "), top + 4, fit(first_use, LEFT - wide(name) - 20), "muted")
+    canvas.words(0, top + 34, other_uses, "muted")
+    links = "within a node"
+    if group.size == 1:
+        links = "alone"
+    elif group.crosses:
+        links = "across nodes"
+    sends = f"{links}; a rank sends {amount(group.sent)} a step"
+    canvas.words(0, top + 19, sends, "alarm" if group.crosses else "")
+
+
 def _draw_node(canvas: Canvas, node: Node, style: str, x: float, top: float, cell: float) -> float:
-    """One node's ranks in a box; returns its right edge."""
-    end = x + len(node.ranks) * cell + 6 + (24 if node.more else 0)
+    """Draws one node's ranks in a box; returns its right edge."""
+    end = x + len(node.ranks) * cell + 6
+    if node.more:
+        end += 24
     canvas.box(x, top, end - x, 32, "card", f"node {node.number}", 4)
     for place, rank in enumerate(node.ranks):
-        left, inside = x + 4 + place * cell, rank in node.group
-        canvas.box(left, top + 4, cell - 2, 24, style if inside else "blank", f"rank {rank}")
-        canvas.words(
-            left + cell / 2 - 1,
-            top + 20,
-            str(rank),
-            "mid small on" if inside else "mid small muted",
-        )
+        box_style, words_style = "blank", "mid small muted"
+        if rank in node.group:
+            box_style, words_style = style, "mid small on"
+        left = x + 4 + place * cell
+        canvas.box(left, top + 4, cell - 2, 24, box_style, f"rank {rank}")
+        canvas.words(left + cell / 2 - 1, top + 20, str(rank), words_style)
     if node.more:
         canvas.words(end - 6, top + 20, f"+{node.more}", "end small muted")
     canvas.words((x + end) / 2, top + 43, f"node {node.number:,}", "mid small muted")

@@ -1,5 +1,5 @@
-"""The pipeline of a plan: its rows in time, in seconds where these are known, and what each
-rank does and holds.
+"""The pipeline of a plan: its rows in time, in seconds where these are known, and a table of the
+work and the memory of each rank.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,10 @@ WIDTH = 1080
 
 @frozen
 class Pipeline:
-    """The rows, their times as they are written, and a table: its head, then a row for each rank.
+    """The rows, the function that writes their times, and a table: its head, then a row for each
+    rank.
 
-    seconds  of the step, with what is before and after the rows; None where they are not known
+    seconds  of the whole step, not of its rows alone; None where they are not known
     """
 
     picture: Picture
@@ -38,36 +39,36 @@ class Pipeline:
         return fills(self.picture)
 
 
-def pipeline(of: Subject) -> Pipeline | None:
+def pipeline(subject: Subject) -> Pipeline | None:
     """The pipeline of a plan, if it has one."""
-    program, on = of.program, of.hardware
+    program, on = subject.program, subject.hardware
     if not (pipeline := program.pipeline):
         return None
-    rows = Rows(program, pipeline, on) if on else None
-    picture = of_plan(program, rows.times if rows else estimated(program, pipeline).rounded())
-    said = seconds if rows else number
-    unit = "" if on else " times the most expensive forward, estimated from operations"
+    if on:
+        rows = Rows(program, pipeline, on)
+        times, total_seconds, write, unit = rows.times, rows.seconds, seconds, ""
+    else:
+        times, total_seconds, write = estimated(program, pipeline).rounded(), None, number
+        unit = " times the most expensive forward, estimated from operations"
+    picture = of_plan(program, times)
     summary = (
-        f"the rows take {said(picture.timeline.total)}{unit}; bubble"
+        f"the rows take {write(picture.timeline.total)}{unit}; bubble"
         f" {share(picture.timeline.bubble)} of ranks' time"
     )
-    return Pipeline(
-        picture,
-        rows.seconds if rows else None,
-        said,
-        summary,
-        tuple(ranks_table(picture, accounts(program), said)),
-    )
+    table = tuple(ranks_table(picture, accounts(program), write))
+    return Pipeline(picture, total_seconds, write, summary, table)
 
 
-def drawings(it: Pipeline) -> list[str]:
-    """Each line of the rows, or the beginning and the end; the last has the legend."""
-    found: list[str] = []
-    lines = excerpt(it.picture, WIDTH)
-    for at, line in enumerate(lines):
+def drawings(pipeline: Pipeline) -> list[str]:
+    """The pictures of all lines of the rows, or of the beginning and the end; the last has the
+    legend.
+    """
+    pictures: list[str] = []
+    lines = excerpt(pipeline.picture, WIDTH)
+    for line in lines:
         canvas = Canvas(WIDTH)
-        foot = draw(canvas, it.picture, line, 6.0, it.said)
-        if at == len(lines) - 1:
-            legend(canvas, it.picture, foot)
-        found.append(canvas.svg(f"the pipeline's rows, {line.name or 'with messages'}"))
-    return found
+        foot = draw(canvas, pipeline.picture, line, 6.0, pipeline.said)
+        if line is lines[-1]:
+            legend(canvas, pipeline.picture, foot)
+        pictures.append(canvas.svg(f"the pipeline's rows, {line.name or 'with messages'}"))
+    return pictures

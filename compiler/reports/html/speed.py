@@ -26,7 +26,7 @@ LEAST = 0.0005
 class Speed:
     """How fast a plan trains.
 
-    lead    what a reader looks for first, as pairs of a name and a number in words
+    lead    the figures that a reader looks for first, as pairs of a name and a number in words
     facts   everything else, as such pairs
     kinds   the seconds of a step by kind, the longest first; none where speeds are not known
     seconds  of the step; 0 where speeds are not known
@@ -44,20 +44,13 @@ class Speed:
     advice_note: str = ""
 
 
-def speed(of: Subject, tokens: float | None) -> Speed:
-    """The speed of a plan; `tokens` to train on, by default those of all its steps."""
-    program, time = of.program, of.time
+def speed(subject: Subject, tokens: float | None) -> Speed:
+    """The speed of a plan; `tokens` to train on, by default the tokens of all its steps."""
+    program, time = subject.program, subject.time
     train = program.train
     step = train.global_batch * train.seq
     total = tokens or float(step * train.steps)
-    facts = [
-        ("parameters", f"{parameter_count(program):,}"),
-        *([("active for a token", f"{active_count(program):,}")] if program.choices else []),
-        ("tokens a step", f"{step:,}"),
-        ("microbatches", f"{program.size(MICROBATCHES):,}"),
-        ("operations of a token", scaled(operations.needed(program) / step, OPERATIONS)),
-        ("operations of a rank in a step", _operations(program)),
-    ]
+    facts = _facts(program, step)
     if time is None:
         unknown = "seconds are not known: `cluster { gpu = … }` names no GPU with known speed"
         return Speed((), tuple(facts), (), 0.0, unknown)
@@ -69,23 +62,39 @@ def speed(of: Subject, tokens: float | None) -> Speed:
     kinds = sorted(time.step.kinds.items(), key=lambda kind: -kind[1])
     visible_kinds = tuple(kind for kind in kinds if kind[1] > LEAST * time.step.seconds)
     source = f"on {time.ranks:,} × {time.on.name}, {expected(time.on)}"
-    advised = evolve(time, neighbours=of.neighbours)
+    time_with_advice = evolve(time, neighbours=subject.neighbours)
     return Speed(
-        lead,
-        (*_training(time, total), *facts),
-        visible_kinds,
-        time.step.seconds,
-        source,
-        tuple(advice_tables(advised)),
-        advice_note(advised),
+        lead=lead,
+        facts=(*_training(time, total), *facts),
+        kinds=visible_kinds,
+        seconds=time.step.seconds,
+        source=source,
+        advice=tuple(advice_tables(time_with_advice)),
+        advice_note=advice_note(time_with_advice),
     )
+
+
+def _facts(program: Program, step: int) -> list[tuple[str, str]]:
+    """Pairs of a name and a number that need no speeds; `step` is the tokens of a step."""
+    facts = [("parameters", f"{parameter_count(program):,}")]
+    if program.choices:
+        facts.append(("active for a token", f"{active_count(program):,}"))
+    return [
+        *facts,
+        ("tokens a step", f"{step:,}"),
+        ("microbatches", f"{program.size(MICROBATCHES):,}"),
+        ("operations of a token", scaled(operations.needed(program) / step, OPERATIONS)),
+        ("operations of a rank in a step", _operations(program)),
+    ]
 
 
 def _operations(program: Program) -> str:
     """For instance `7.4 PFLOP`, or `7.4 PFLOP needed, 9.8 PFLOP done` where backward recomputes."""
     needed = scaled(operations.needed(program) / program.ranks, OPERATIONS)
-    done = scaled(operations.done(program), OPERATIONS)
-    return needed if needed == done else f"{needed} needed, {done} done"
+    computed = scaled(operations.done(program), OPERATIONS)
+    if needed == computed:
+        return needed
+    return f"{needed} needed, {computed} done"
 
 
 def _training(time: Report, total: float) -> list[tuple[str, str]]:
@@ -119,7 +128,8 @@ def drawing(speed: Speed) -> str:
     """A bar for the whole step, and below it one for each kind of time, all on one scale."""
     canvas = Canvas(WIDTH)
     total = speed.seconds
-    left = max(wide(name) for name in (WHOLE, *(name for name, _ in speed.kinds))) + 16
+    names = [WHOLE, *(name for name, _ in speed.kinds)]
+    left = max(map(wide, names)) + 16
     scale = (WIDTH - left - ROOM_FOR_WORDS) / total
     canvas.words(0, 14, WHOLE, "head")
     canvas.words(left + total * scale + 8, 14, seconds(total), "head")

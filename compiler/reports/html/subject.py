@@ -15,7 +15,7 @@ class Subject:
     """A plan's text, its program before any placement and after the last pass, and its proof if
     there was one.
 
-    `neighbours` are other plans that are worth a look; None where none was looked for.
+    `neighbours` are other plans that are worth a look; None where nothing looked for any.
     """
 
     source: Source
@@ -32,5 +32,5 @@ class Subject:
     @property
     def hardware(self) -> Hardware | None:
         """The hardware that the plan names, None where its speed is not known."""
-        known = self.program.cluster.gpu or self.program.cluster.hardware
-        return hardware(self.program) if known else None
+        names_hardware = self.program.cluster.gpu or self.program.cluster.hardware
+        return hardware(self.program) if names_hardware else None

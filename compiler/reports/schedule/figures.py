@@ -23,7 +23,7 @@ class Formula:
     idle: Callable[[float, float, float], float]
     """A function of f, b and w, for p = 2."""
     least: Callable[[int], int]
-    """The number of microbatches from which on it is true, for p ranks."""
+    """The least number of microbatches that it is true for, given p ranks."""
     holds: Callable[[float, float, float], bool] = lambda f, b, w: True
 
 
@@ -74,18 +74,15 @@ def expected(kind: str, ranks: int, microbatches: int, times: Times) -> Expected
     if formula is None or microbatches < formula.least(ranks) or not times.are_uniform:
         return None
     f, b, w = times.forward[0], times.input[0], times.weight[0]
-    return (
-        Expected(formula.text, (ranks - 1) * formula.idle(f, b, w))
-        if formula.holds(f, b, w)
-        else None
-    )
+    if not formula.holds(f, b, w):
+        return None
+    return Expected(formula.text, (ranks - 1) * formula.idle(f, b, w))
 
 
 def figures(picture: Picture, accounts: Sequence[Account] = ()) -> str:
-    """A table with a line for each rank, and the bubble beside that of the formula, where one is
-    known.
+    """A table with a line for each rank, and the bubble beside the formula's, where one is known.
 
-    `accounts` are those of the ranks, where the schedule is a plan's.
+    `accounts` are the memory of the ranks, where the schedule is a plan's.
     """
     return "\n".join((*table([*ranks_table(picture, accounts)]), "", *_bubble(picture, accounts)))
 
@@ -95,21 +92,22 @@ _BYTES = ("activations", "with state")
 
 
 def ranks_table(
-    picture: Picture, accounts: Sequence[Account] = (), said: Callable[[float], str] = number
+    picture: Picture, accounts: Sequence[Account] = (), write: Callable[[float], str] = number
 ) -> Iterator[tuple[str, ...]]:
-    """The head of the table and its rows, times written as `said`."""
+    """The head of the table and its rows; `write` turns a time into words."""
     yield (*_HEAD, *(_BYTES if accounts else ()))
-    bytes = [(amount(it.peak.bytes), amount(it.needs)) for it in accounts]
-    for row, more in zip_longest(_rows(picture, said), bytes, fillvalue=()):
+    bytes = [(amount(account.peak.bytes), amount(account.needs)) for account in accounts]
+    for row, more in zip_longest(_rows(picture, write), bytes, fillvalue=()):
         yield row + more
 
 
-def _rows(picture: Picture, said: Callable[[float], str]) -> Iterator[tuple[str, ...]]:
+def _rows(picture: Picture, write: Callable[[float], str]) -> Iterator[tuple[str, ...]]:
     timeline = picture.timeline
-    for rank, held in enumerate(high_water(picture.schedule)):
+    for rank, in_flight in enumerate(high_water(picture.schedule)):
         busy, idle = timeline.busy(rank), timeline.idle(rank)
         stages = " ".join(map(str, picture.schedule.stages_of(rank)))
-        yield str(rank), stages, said(busy), said(idle), share(idle / timeline.total), number(held)
+        bubble = share(idle / timeline.total)
+        yield str(rank), stages, write(busy), write(idle), bubble, number(in_flight)
 
 
 def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:

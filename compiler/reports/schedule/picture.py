@@ -1,14 +1,14 @@
 """A schedule with all that its pictures show, and the colours of its actions."""
 
 from collections.abc import Iterator, Sequence
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from math import floor, log10
 
 from attrs import frozen
 
 from ...config.units import counted
 from ...ir import Program
-from ...schedules.actions import Action, Schedule, Work
+from ...schedules.actions import Action, Row, Schedule, Work
 from ...schedules.timeline import Slot, Timeline, Times, simulate
 
 HUES = (  # forward, backward or its input part, weight part
@@ -75,20 +75,21 @@ class Picture:
     @property
     def works(self) -> tuple[Work, ...]:
         """The kinds of work that occur, in the order of `WORDS`."""
-        done = {action.work for row in self.schedule.rows for action in row}
-        return tuple(work for work in WORDS if work in done)
+        actions = chain.from_iterable(self.schedule.rows)
+        works = {action.work for action in actions}
+        return tuple(work for work in WORDS if work in works)
 
     @property
     def slots(self) -> Iterator[Slot]:
         """All actions in time, rank by rank."""
-        return (slot for row in self.timeline.slots for slot in row)
+        return chain.from_iterable(self.timeline.slots)
 
     @property
     def shortest(self) -> float:
         """How long the shortest action takes that a drawing to scale has room to label."""
-        lasting = [slot.end - slot.start for slot in self.slots]
-        longest = max(lasting)
-        return min(time for time in lasting if time * _UNLIKE >= longest)
+        durations = [slot.end - slot.start for slot in self.slots]
+        longest = max(durations)
+        return min(time for time in durations if time * _UNLIKE >= longest)
 
     @property
     def subtitle(self) -> str:
@@ -98,24 +99,25 @@ class Picture:
 
     def stages_of(self, chunk: int) -> str:
         """The stages of a chunk on all ranks, for instance `stages 4–7`."""
-        stages = [stage for stage, each in enumerate(self.chunks) if each == chunk]
+        stages = [stage for stage, chunk_of in enumerate(self.chunks) if chunk_of == chunk]
         first, last = stages[0], stages[-1]
         if len(stages) == 1:
             return f"stage {first}"
-        in_a_row = last - first + 1 == len(stages)
-        return f"stages {first}–{last}" if in_a_row else f"stages {', '.join(map(str, stages))}"
+        if last - first + 1 == len(stages):
+            return f"stages {first}–{last}"
+        return f"stages {', '.join(map(str, stages))}"
 
 
 def picture(title: str, kind: str, schedule: Schedule, times: Times, unit: str = "") -> Picture:
     """The picture of a schedule, with messages or without."""
-    rows = tuple(
-        tuple(action for action in row if not action.work.is_message) for row in schedule.rows
-    )
-    bare = Schedule(schedule.stage_to_rank, schedule.microbatches, rows)
-    chunks = tuple(
-        schedule.stages_of(owner).index(stage) for stage, owner in enumerate(schedule.stage_to_rank)
-    )
-    return Picture(title, kind, bare, times, simulate(bare, times), chunks, unit)
+    rows: list[Row] = []
+    for row in schedule.rows:
+        rows.append(tuple(action for action in row if not action.work.is_message))
+    bare = Schedule(schedule.stage_to_rank, schedule.microbatches, tuple(rows))
+    chunks: list[int] = []
+    for stage, rank in enumerate(schedule.stage_to_rank):
+        chunks.append(schedule.stages_of(rank).index(stage))
+    return Picture(title, kind, bare, times, simulate(bare, times), tuple(chunks), unit)
 
 
 def of_plan(program: Program, times: Times, unit: str = "") -> Picture:
@@ -124,10 +126,8 @@ def of_plan(program: Program, times: Times, unit: str = "") -> Picture:
     assert pipeline, "schedule: no pipeline"
     assert pipeline.schedule, "schedule: no rows"
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
-    stages, ranks = (
-        counted(schedule.stages, "stage"),
-        f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}",
-    )
+    stages = counted(schedule.stages, "stage")
+    ranks = f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
     title = (
         f"{program.name}: {kind}, {stages} on {ranks},"
         f" {counted(schedule.microbatches, 'microbatch')}"
@@ -154,7 +154,7 @@ def ticks(until: float, apart: float) -> Iterator[float]:
     """The times to write on an axis: round ones, at least `apart`."""
     power = 10 ** floor(log10(apart))
     step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= apart)
-    return takewhile(lambda time: time <= until, (layer * step for layer in count()))
+    return takewhile(lambda time: time <= until, (number * step for number in count()))
 
 
 def _times(times: Times) -> str:

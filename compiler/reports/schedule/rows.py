@@ -20,8 +20,8 @@ from .picture import HUES, MARK, WORDS, Picture, colour, number
 
 LEFT, ROW, LOW, BAR, FOOT = 56, 24, 14, 19, 30
 MOST = 4
-"""How many lines an excerpt has at most; what is longer is shown whole without words, and its
-two ends.
+"""How many lines an excerpt has at most; a longer schedule is shown whole without words, and its
+two ends with words.
 """
 
 WHOLE = "the whole step"
@@ -34,7 +34,7 @@ ARROWS = 400
 
 @frozen
 class Line:
-    """The time that a line of the drawing shows, and what it is called if it is not all."""
+    """The time that a line of the drawing shows, and the line's name if it does not show all."""
 
     start: float
     end: float
@@ -43,10 +43,11 @@ class Line:
 
 def fills(picture: Picture) -> dict[str, str]:
     """The colours of classes of actions."""
-    chunks = range(picture.depth)
-    return {
-        style(chunk, work): f"#{colour(chunk, work)}" for chunk in chunks for work in picture.works
-    }
+    colours: dict[str, str] = {}
+    for chunk in range(picture.depth):
+        for work in picture.works:
+            colours[style(chunk, work)] = f"#{colour(chunk, work)}"
+    return colours
 
 
 def style(chunk: int, work: Work) -> str:
@@ -61,49 +62,50 @@ def lines(picture: Picture, width: float, least: float = 0) -> list[Line]:
     Each begins a little before the last one's end, so that none is cut in two.
     """
     least = least or picture.shortest
-    total, each, shared = picture.timeline.total, _room(picture, width, least), 2 * least
-    if total <= each:
+    total, room, shared = picture.timeline.total, _room(picture, width, least), 2 * least
+    if total <= room:
         return [Line(0, total)]
-    count = ceil((total - shared) / (each - shared))
+    count = ceil((total - shared) / (room - shared))
     step = (total - shared) / count
-    return [Line(at * step, (at + 1) * step + shared) for at in range(count)]
+    return [Line(number * step, (number + 1) * step + shared) for number in range(count)]
 
 
 def excerpt(picture: Picture, width: float) -> list[Line]:
-    """All lines, where they are few; else the whole in one, and its ends, where half of all
-    actions have labels.
+    """All lines, where they are few; else the whole in one line, and its two ends, where half of
+    all actions have labels.
     """
     usual = median(slot.end - slot.start for slot in picture.slots)
-    if len(every := lines(picture, width, usual)) <= MOST:
-        return every
-    total, each = picture.timeline.total, _room(picture, width, usual)
+    all_lines = lines(picture, width, usual)
+    if len(all_lines) <= MOST:
+        return all_lines
+    total, room = picture.timeline.total, _room(picture, width, usual)
     return [
         Line(0, total, WHOLE),
-        Line(0, each, "the beginning"),
-        Line(total - each, total, "the end"),
+        Line(0, room, "the beginning"),
+        Line(total - room, total, "the end"),
     ]
 
 
 def _room(picture: Picture, width: float, least: float) -> float:
-    """The time for which a line has room, with a label in each action that takes `least`."""
+    """The time that a line has room for, with a label in each action that takes `least`."""
     longest = max(len(str(slot.action)) for slot in picture.slots)
     return (width - LEFT) / ((longest + 1) * LETTER) * least
 
 
 def draw(
-    canvas: Canvas, picture: Picture, line: Line, top: float, said: Callable[[float], str] = number
+    canvas: Canvas, picture: Picture, line: Line, top: float, write: Callable[[float], str] = number
 ) -> float:
-    """Draws a line from `top` on, its times written as `said`; returns where it ends."""
+    """Draws a line from `top` on, its times in the words of `write`; returns where it ends."""
     if line.name:
         canvas.words(0, top + 11, line.name, "head")
         top += 18
     ranks = picture.schedule.ranks
     row = min(max(ROW * 16 / ranks, 5.0), LOW if line.name == WHOLE else ROW)
-    draw_ = _Line(canvas, picture, line, top, row)
-    draw_.axis(said)
+    drawing = _Line(canvas, picture, line, top, row)
+    drawing.axis(write)
     for rank, slots in enumerate(picture.timeline.slots):
-        draw_.row(rank, slots)
-    draw_.arrows()
+        drawing.row(rank, slots)
+    drawing.arrows()
     return top + ranks * row + FOOT
 
 
@@ -111,32 +113,27 @@ class _Line:
     def __init__(
         self, canvas: Canvas, picture: Picture, line: Line, top: float, row: float
     ) -> None:
-        self._canvas, self._picture, self._line, self._top, self._row = (
-            canvas,
-            picture,
-            line,
-            top,
-            row,
-        )
+        self._canvas, self._picture, self._line = canvas, picture, line
+        self._top, self._row = top, row
         self._scale = (canvas.width - LEFT) / (line.end - line.start)
         self._bar = min(BAR, row - 1)
 
-    def axis(self, said: Callable[[float], str]) -> None:
-        """Round times, and where they are."""
+    def axis(self, write: Callable[[float], str]) -> None:
+        """Draws round times, and lines where they are."""
         foot = self._top + self._picture.schedule.ranks * self._row
         for time in ticks(self._line.end, most=max(int(10 * self._line.end / self._span), 1)):
             if time >= self._line.start:
                 x = self._x(time)
                 self._canvas.line(x, self._top - 2, x, foot + 2)
-                at_end = x > self._canvas.width - 30
-                self._canvas.words(x, foot + 13, said(time), f"{'end' if at_end else 'mid'} muted")
+                style = "end muted" if x > self._canvas.width - 30 else "mid muted"
+                self._canvas.words(x, foot + 13, write(time), style)
 
     @property
     def _span(self) -> float:
         return self._line.end - self._line.start
 
     def row(self, rank: int, slots: Sequence[Slot]) -> None:
-        """A rank's actions; where it waits, its row is blank."""
+        """Draws a rank's actions; where it waits, its row is blank."""
         y = self._top + rank * self._row
         if self._row > 10:
             self._canvas.words(0, y + self._bar / 2 + 4, f"rank {rank}")
@@ -149,53 +146,61 @@ class _Line:
                 self._slot(slot, y)
 
     def _bars(self, slots: Sequence[Slot], y: float) -> None:
-        """Actions without words, those of a colour as one shape; what is too narrow is part of
-        its neighbour.
+        """Draws actions without words, all of one colour as one shape; an action that is too
+        narrow is part of its neighbour.
         """
         least = max((self._canvas.width - LEFT) * self._picture.schedule.ranks / BARS, 0.5)
         # edges, and the longest action in them with its class
         bars: list[tuple[float, float, float, str]] = []
         for slot in slots:
             left, right = self._x(slot.start), self._x(slot.end)
-            own = (right - left, style(self._picture.chunks[slot.action.stage], slot.action.work))
+            width, name = right - left, self._style(slot)
             if bars and left - bars[-1][0] < least:
-                left, _, longest, named = bars.pop()
-                own = max(own, (longest, named))
-            bars.append((left, right, *own))
-        for named in dict.fromkeys(named for *_, named in bars):
-            alike = ((left, right) for left, right, _, of in bars if of == named)
-            self._canvas.bars(alike, y + self._bar / 2, self._bar, f"k{named}")
+                left, _, longest, name_of_longest = bars.pop()
+                width, name = max((width, name), (longest, name_of_longest))
+            bars.append((left, right, width, name))
+        ends_by_name: dict[str, list[tuple[float, float]]] = {}
+        for left, right, _, name in bars:
+            ends_by_name.setdefault(name, []).append((left, right))
+        for name, ends in ends_by_name.items():
+            self._canvas.bars(ends, y + self._bar / 2, self._bar, f"k{name}")
+
+    def _style(self, slot: Slot) -> str:
+        return style(self._picture.chunks[slot.action.stage], slot.action.work)
 
     def _slot(self, slot: Slot, y: float) -> None:
-        left, right = (
-            self._x(max(slot.start, self._line.start)),
-            self._x(min(slot.end, self._line.end)),
-        )
-        chunk, told = self._picture.chunks[slot.action.stage], str(slot.action)
+        """Draws the part of an action that is in this line."""
+        left = self._x(max(slot.start, self._line.start))
+        right = self._x(min(slot.end, self._line.end))
         gap = 1 if right - left > 3 else 0
-        self._canvas.box(
-            left, y, right - left - gap, self._bar, f"act {style(chunk, slot.action.work)}", round=0
-        )
-        if right - left >= wide(told) and self._row > 14:
-            self._canvas.words((left + right) / 2, y + 13, told, "mid on")
+        width = right - left - gap
+        self._canvas.box(left, y, width, self._bar, f"act {self._style(slot)}", round=0)
+        words = str(slot.action)
+        if right - left >= wide(words) and self._row > 14:
+            self._canvas.words((left + right) / 2, y + 13, words, "mid on")
 
     def arrows(self) -> None:
-        """Messages between ranks, from the action that makes a value to that which takes it."""
-        found = [
-            pair
-            for pair in messages(self._picture)
-            if self._shows(pair[0].end) and self._shows(pair[1].start)
-        ]
-        if len(found) > ARROWS or self._row <= 14:
+        """Draws messages between ranks, from the action that makes a value to the action that
+        takes it.
+        """
+        shown: list[tuple[Slot, Slot]] = []
+        for maker, taker in messages(self._picture):
+            if self._shows(maker.end) and self._shows(taker.start):
+                shown.append((maker, taker))
+        if len(shown) > ARROWS or self._row <= 14:
             return
         owner = self._picture.schedule.stage_to_rank
-        for made, taken in found:
-            rows = owner[made.action.stage], owner[taken.action.stage]
-            y, to = (self._top + rank * self._row + self._bar / 2 for rank in rows)
-            down = 1 if to > y else -1
+        for maker, taker in shown:
+            y = self._middle(owner[maker.action.stage])
+            to_y = self._middle(owner[taker.action.stage])
+            down = 1 if to_y > y else -1
             edge = down * self._bar / 2
-            x, to_x = self._x(made.end) - 3, self._x(taken.start) + 3
-            self._canvas.arrow(x, y + edge - down * 3, to_x, to - edge + down * 2, "arrow sent")
+            x, to_x = self._x(maker.end) - 3, self._x(taker.start) + 3
+            self._canvas.arrow(x, y + edge - down * 3, to_x, to_y - edge + down * 2, "arrow sent")
+
+    def _middle(self, rank: int) -> float:
+        """The height of the middle of a rank's row."""
+        return self._top + rank * self._row + self._bar / 2
 
     def _shows(self, time: float) -> bool:
         return self._line.start <= time <= self._line.end
@@ -205,21 +210,21 @@ class _Line:
 
 
 def messages(picture: Picture) -> Iterator[tuple[Slot, Slot]]:
-    """Pairs of actions of two ranks of which the second takes what the first makes."""
+    """Pairs of actions of two ranks: the second takes what the first makes."""
     owner, last = picture.schedule.stage_to_rank, picture.schedule.stages - 1
-    made = {
-        (slot.action.stage, slot.action.work is Work.FORWARD, slot.action.microbatch): slot
-        for slot in picture.slots
-        if slot.action.work is not Work.WEIGHT
-    }
-    for (stage, forward, microbatch), slot in made.items():
+    slots: dict[tuple[int, bool, int], Slot] = {}
+    for slot in picture.slots:
+        action = slot.action
+        if action.work is not Work.WEIGHT:
+            slots[action.stage, action.work is Work.FORWARD, action.microbatch] = slot
+    for (stage, forward, microbatch), slot in slots.items():
         to = stage + 1 if forward else stage - 1
         if 0 <= to <= last and owner[to] != owner[stage]:
-            yield slot, made[to, forward, microbatch]
+            yield slot, slots[to, forward, microbatch]
 
 
 def legend(canvas: Canvas, picture: Picture, top: float) -> float:
-    """The meaning of letters and colours; returns where it ends."""
+    """Draws the meaning of letters and colours; returns where it ends."""
     letters = ", ".join(f"{work.value} {WORDS[work]}" for work in picture.works)
     label = Action(1, picture.works[0], 2)
     canvas.words(
@@ -230,15 +235,15 @@ def legend(canvas: Canvas, picture: Picture, top: float) -> float:
     )
     x, y = 0.0, top + 20
     for chunk in range(picture.depth):
-        said = picture.stages_of(chunk)
-        if x + 26 * len(picture.works) + wide(said) + 30 > canvas.width:
+        stages = picture.stages_of(chunk)
+        if x + 26 * len(picture.works) + wide(stages) + 30 > canvas.width:
             x, y = 0.0, y + 24
         for work in picture.works:
             canvas.box(x, y, 24, 18, f"act {style(chunk, work)}", round=0)
             canvas.words(x + 12, y + 13, work.value, "mid on")
             x += 25
-        canvas.words(x + 4, y + 13, said)
-        x += wide(said) + 24
+        canvas.words(x + 4, y + 13, stages)
+        x += wide(stages) + 24
     return y + 30
 
 
@@ -254,14 +259,18 @@ def svg(picture: Picture, table: str = "") -> str:
     for line in lines(picture, WIDTH):
         y = draw(canvas, picture, line, y)
     y = legend(canvas, picture, y + 4)
-    for said in table.splitlines():
+    for row in table.splitlines():
         y += 15
-        canvas.words(0, y, said, "pre")
+        canvas.words(0, y, row, "pre")
     return canvas.file(picture.title, MARK, fills(picture))
 
 
 def html(picture: Picture, table: str = "") -> str:
     """The text of the file, with a table, as `figures` makes it, below the rows."""
+    chunks: list[tuple[str, list[tuple[str, str]]]] = []
+    for chunk in range(picture.depth):
+        colours = [(work.value, f"#{colour(chunk, work)}") for work in picture.works]
+        chunks.append((picture.stages_of(chunk), colours))
     return filled(
         "schedule.html.j2",
         escaped=True,
@@ -270,13 +279,7 @@ def html(picture: Picture, table: str = "") -> str:
         subtitle=picture.subtitle,
         table=table,
         works=[(work.value, WORDS[work]) for work in picture.works],
-        chunks=[
-            (
-                picture.stages_of(chunk),
-                [(work.value, f"#{colour(chunk, work)}") for work in picture.works],
-            )
-            for chunk in range(picture.depth)
-        ],
+        chunks=chunks,
         drawn={
             "total": picture.timeline.total,
             "rows": _rows(picture),
@@ -288,36 +291,34 @@ def html(picture: Picture, table: str = "") -> str:
 
 
 def _messages(picture: Picture) -> list[list[float]]:
-    """Each message between ranks: from which rank and when, to which and when, for which
-    microbatch.
+    """Each message between ranks: its source and when it leaves, its target and when it is
+    taken, its microbatch.
     """
     owner = picture.schedule.stage_to_rank
-    return [
-        [
-            owner[made.action.stage],
-            made.end,
-            owner[taken.action.stage],
-            taken.start,
-            made.action.microbatch,
-        ]
-        for made, taken in messages(picture)
-    ]
+    rows: list[list[float]] = []
+    for maker, taker in messages(picture):
+        source, target = owner[maker.action.stage], owner[taker.action.stage]
+        rows.append([source, maker.end, target, taker.start, maker.action.microbatch])
+    return rows
 
 
 def _rows(picture: Picture) -> list[list[list[Any]]]:
     """Each rank's actions: label, colour, letter, stage, microbatch, start, end."""
-    return [
-        [
-            [
-                str(slot.action),
-                f"#{colour(picture.chunks[slot.action.stage], slot.action.work)}",
-                slot.action.work.value,
-                slot.action.stage,
-                slot.action.microbatch,
-                slot.start,
-                slot.end,
-            ]
-            for slot in row
-        ]
-        for row in picture.timeline.slots
-    ]
+    rows: list[list[list[Any]]] = []
+    for slots in picture.timeline.slots:
+        row: list[list[Any]] = []
+        for slot in slots:
+            action = slot.action
+            row.append(
+                [
+                    str(action),
+                    f"#{colour(picture.chunks[action.stage], action.work)}",
+                    action.work.value,
+                    action.stage,
+                    action.microbatch,
+                    slot.start,
+                    slot.end,
+                ]
+            )
+        rows.append(row)
+    return rows

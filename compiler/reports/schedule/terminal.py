@@ -1,7 +1,7 @@
 """A schedule as text: a row for each rank, time from left to right.
 
-Legible with colours and without; what is wider than the terminal loses its middle, so that the
-pipeline is seen to fill and to drain.
+It is legible with colours and without.  A schedule that is wider than the terminal loses its
+middle, so that the pipeline is seen to fill and to drain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,19 +33,19 @@ class _Window:
     start: int
     stop: int
 
-    def cut(self, text: str, at: int) -> str:
-        """The part of a text at column `at` that is inside."""
-        return text[max(self.start - at, 0) : max(self.stop - at, 0)]
+    def cut(self, text: str, column: int) -> str:
+        """The part of a text that is inside; the text begins at `column`."""
+        return text[max(self.start - column, 0) : max(self.stop - column, 0)]
 
-    def has(self, text: str, at: int) -> bool:
-        """Whether all of it is inside."""
-        return self.start <= at and at + len(text) <= self.stop
+    def has(self, text: str, column: int) -> bool:
+        """Whether all of a text is inside."""
+        return self.start <= column and column + len(text) <= self.stop
 
 
 class _Grid:
     def __init__(self, picture: Picture, width: int, colour: bool) -> None:
         self._picture, self._colour = picture, colour
-        # what colours cannot tell, labels do
+        # where colours do not tell stages apart, labels do
         self._tells_stage = picture.depth > (len(HUES) if colour else 1)
         longest = max(len(self._label(slot.action)) for slot in picture.slots)
         # columns for a unit of time: every label fits, with a blank
@@ -56,9 +56,10 @@ class _Grid:
 
     def lines(self) -> Iterator[str]:
         """The axis, and a row for each rank."""
-        yield self._line("time", (_axis(self._marks(), window) for window in self._windows))
+        marks = self._marks()
+        yield self._line("time", [_axis(marks, window) for window in self._windows])
         for rank, row in enumerate(self._picture.timeline.slots):
-            yield self._line(f"rank {rank}", (self._part(row, window) for window in self._windows))
+            yield self._line(f"rank {rank}", [self._part(row, window) for window in self._windows])
 
     def legend(self) -> Iterator[str]:
         """The legend: letters, colours and gaps."""
@@ -79,31 +80,32 @@ class _Grid:
         half = max(1, (room - len(GAP)) // 2)
         return _Window(0, half), _Window(self._columns - half, self._columns)
 
-    def _line(self, head: str, parts: Iterator[str]) -> str:
+    def _line(self, head: str, parts: Sequence[str]) -> str:
         return f"{head:<{self._margin}}{GAP.join(parts)}".rstrip()
 
     def _part(self, row: Sequence[Slot], window: _Window) -> str:
         """One rank's row inside a window."""
-        text, at = "", window.start
+        text, column = "", window.start
         for slot in row:
             start, end = self._column(slot.start), self._column(slot.end)
             if start < window.stop and end > window.start:
-                text += " " * (start - at) + self._cell(slot.action, start, end, window)
-                at = end
-        return text + " " * (window.stop - at)
+                text += " " * (start - column) + self._cell(slot.action, start, end, window)
+                column = end
+        return text + " " * (window.stop - column)
 
     def _cell(self, action: Action, start: int, end: int, window: _Window) -> str:
         """An action and a blank after it; no label that would be cut, since `F1` of `F12` is
         another microbatch.
         """
-        wide, told = end - start, self._label(action)
-        told = told if len(told) <= wide and window.has(told, start) else ""
-        filled = told.ljust(max(wide - 1, min(wide, 1)), " " if self._colour else _FILL)
-        blank = window.cut(" ", end - 1) if len(filled) < wide else ""
-        return (
-            self._paint(window.cut(filled, start), self._picture.chunks[action.stage], action.work)
-            + blank
-        )
+        wide, label = end - start, self._label(action)
+        if len(label) > wide or not window.has(label, start):
+            label = ""
+        cell = label.ljust(max(wide - 1, min(wide, 1)), " " if self._colour else _FILL)
+        blank = ""
+        if len(cell) < wide:
+            blank = window.cut(" ", end - 1)
+        chunk = self._picture.chunks[action.stage]
+        return self._paint(window.cut(cell, start), chunk, action.work) + blank
 
     def _marks(self) -> list[tuple[str, int]]:
         """The labels of the axis, with their columns."""
@@ -129,8 +131,9 @@ class _Grid:
 
 
 def _axis(marks: Sequence[tuple[str, int]], window: _Window) -> str:
+    """The labels of the axis that are inside a window."""
     text = ""
-    for mark, at in marks:
-        if window.has(mark, at):
-            text = text.ljust(at - window.start) + mark
+    for mark, column in marks:
+        if window.has(mark, column):
+            text = text.ljust(column - window.start) + mark
     return text.ljust(window.stop - window.start)

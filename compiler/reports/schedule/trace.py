@@ -5,7 +5,7 @@ arrow for each message.
 from collections.abc import Iterator
 from itertools import count
 
-from ...schedules.dependencies import made_by, needs
+from ...schedules.dependencies import Value, made_by, needs
 from ...schedules.timeline import Slot
 from ..chrome_trace import Event, chrome_trace, process
 from .picture import MARK, WORDS, Picture
@@ -38,11 +38,14 @@ def _actions(picture: Picture) -> Iterator[Event]:
 
 
 def _messages(picture: Picture) -> Iterator[Event]:
-    """From within what makes a value to where what waits for it begins, wherever another rank
-    has that.
+    """Arrows from the action that makes a value to the beginning of the action that waits for
+    it, wherever the two are on different ranks.
     """
     stage_to_rank, numbers = picture.schedule.stage_to_rank, count()
-    makers = {value: slot for slot in picture.slots if (value := made_by(slot.action))}
+    makers: dict[Value, Slot] = {}
+    for slot in picture.slots:
+        if value := made_by(slot.action):
+            makers[value] = slot
     for slot in picture.slots:
         for value in needs(slot.action, len(stage_to_rank)):
             if stage_to_rank[value.stage] != stage_to_rank[slot.action.stage]:
@@ -57,5 +60,5 @@ def _end(slot: Slot, stage_to_rank: tuple[int, ...]) -> Event:
 
 
 def _time(value: float) -> float:
-    """To the nanosecond."""
+    """A time in µs, to the nanosecond."""
     return round(value * _UNIT, 3)

@@ -1,8 +1,8 @@
-"""Lays a plan out as plans are written.
+"""Lays a plan out in the style of plans.
 
-Indentation, spaces, alignment and blank lines in one style; every word and every comment stays.
-Where lines end is the author's choice, but for lines longer than `LIMIT` and for brackets that open
-on one line and close on another.
+Indentation, spaces, alignment and blank lines are in one style; every word and every comment stays.
+The author chooses where lines end, except in lines longer than `LIMIT` and in brackets that open on
+one line and close on another.
 """
 
 from ..diagnostics import wrong
@@ -25,9 +25,9 @@ def format_plan(source: Source) -> str:
     parse_plan(source)
     plan = arrange(read(source.text))
     text = "".join(f"{line}\n" for line in aligned(plan, lines(plan, line_starts(plan))))
-    assert [word.text for word in read(text)] == [word.text for word in plan.words], (
-        "formatter: words have changed"
-    )
+    words_before = [word.text for word in plan.words]
+    words_after = [word.text for word in read(text)]
+    assert words_after == words_before, "formatter: words have changed"
     if len(text.encode()) > MAX_BYTES:
         message = f"laid out, this plan would be larger than {MAX_BYTES // 1024} KiB"
         raise wrong("E0102", message, source.whole())

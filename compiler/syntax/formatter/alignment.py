@@ -24,20 +24,20 @@ def aligned(plan: Arranged, lines: Sequence[Line]) -> Iterator[str]:
     for line in lines:
         if _blank_before(plan, line):
             yield ""
-        comment = plan.words[line.comment].text if line.comment is not None else ""
+        comment = ""
+        if line.comment is not None:
+            comment = plan.words[line.comment].text
         yield codes[line].ljust(columns.get(line, 0)) + comment
 
 
 def _blank_before(plan: Arranged, line: Line) -> bool:
-    at = line.first
-    if (
-        at == 0
-        or plan.words[at].line_ends < 2
-        or plan.words[at - 1].opens
-        or not plan.among_entries(at)
-    ):
+    """Whether a blank line of the source before an entry or a comment stays."""
+    first = line.first
+    if first == 0 or plan.words[first].line_ends < 2:
         return False
-    return at in plan.entries or plan.words[at].is_comment
+    if plan.words[first - 1].opens or not plan.among_entries(first):
+        return False
+    return first in plan.entries or plan.words[first].is_comment
 
 
 # ---- code
@@ -48,65 +48,72 @@ def _runs(plan: Arranged, lines: Sequence[Line]) -> Iterator[dict[Line, int]]:
     come between.
     """
     run: dict[Line, int] = {}
-    kind = None
+    kind_of_run = None
     for line in lines:
-        at = _anchor(plan, line)
-        own = None if at is None else (plan.words[at].text, plan.inside[at])
-        if run and (_blank_before(plan, line) or (line.first < line.end and own != kind)):
+        anchor, kind = _anchor(plan, line), None
+        if anchor is not None:
+            kind = (plan.words[anchor].text, plan.inside[anchor])
+        is_other_code = line.first < line.end and kind != kind_of_run
+        if run and (_blank_before(plan, line) or is_other_code):
             yield run
             run = {}
-        if at is not None:
-            run[line], kind = at, own
+        if anchor is not None:
+            run[line], kind_of_run = anchor, kind
     if run:
         yield run
 
 
 def _anchor(plan: Arranged, line: Line) -> int | None:
-    """The word of a line that is one entry, and all of it, that may share a column with those
-    of its neighbours.
+    """The word of a line that may share a column with words of its neighbours; None unless the
+    line is one whole entry.
     """
-    level = [at for at in range(line.first, line.end) if plan.inside[at] == plan.inside[line.first]]
-    if [at for at in level if at in plan.entries] != [line.first]:
+    around = plan.inside[line.first]
+    level = [number for number in range(line.first, line.end) if plan.inside[number] == around]
+    if [number for number in level if number in plan.entries] != [line.first]:
         return None
-    words = plan.words
-    at = next(
-        (
-            at
-            for at in level
-            if words[at].text == "{" or (words[at].binds and words[at].text != "~")
-        ),
-        None,
-    )
-    if at is None:
-        return None
-    if words[at].text == "{":
-        is_section = plan.closing[at] == line.end - 1 and all(
-            word.is_name for word in words[line.first : at]
-        )
-        return at if is_section else None
-    among_statements = plan.inside[at] < 0 or words[plan.heads[plan.inside[at]]].text in STATEMENTS
-    return None if words[at].text == "=" and among_statements else at
+    for number in level:
+        word = plan.words[number]
+        if word.text == "{":
+            names = plan.words[line.first : number]
+            is_section = all(name.is_name for name in names)
+            closes_with_line = plan.closing[number] == line.end - 1
+            return number if is_section and closes_with_line else None
+        if word.binds and word.text != "~":
+            # the `=` of statements are not aligned
+            return None if word.text == "=" and _is_statement(plan, around) else number
+    return None
+
+
+def _is_statement(plan: Arranged, around: int) -> bool:
+    """Whether entries inside the brace `around` are statements; outside of all braces they are."""
+    return around < 0 or plan.words[plan.heads[around]].text in STATEMENTS
 
 
 def _padded(plan: Arranged, run: Mapping[Line, int]) -> dict[Line, str]:
-    """The code of lines with their anchors in one column, or nothing if one would become too
-    long.
-    """
-    cut = {line: _columns(plan, line, at) for line, at in run.items()}
-    rows = {line: " " * line.indent + cut[line][""] for line in run}
+    """The code of lines with their anchors in one column; empty if one would become too long."""
+    columns = {line: _columns(plan, line, anchor) for line, anchor in run.items()}
+    rows = {line: " " * line.indent + columns[line][""] for line in run}
     for column in (_ANCHOR, *_PARTS):
-        those = [line for line in rows if column in cut[line]]
-        width = max((len(rows[line]) for line in those), default=0)
-        rows |= {line: f"{rows[line]:<{width}} {cut[line][column]}" for line in those}
-    return rows if max(map(len, rows.values())) <= LIMIT else {}
+        lines = [line for line in rows if column in columns[line]]
+        width = max((len(rows[line]) for line in lines), default=0)
+        for line in lines:
+            rows[line] = f"{rows[line]:<{width}} {columns[line][column]}"
+    if max(map(len, rows.values())) > LIMIT:
+        return {}
+    return rows
 
 
 def _columns(plan: Arranged, line: Line, anchor: int) -> dict[str, str]:
     """The text of each column of a line, by the word that begins it; "" for the first."""
-    parts = [at for at in range(anchor, line.end) if plan.words[at].goes_on]
-    starts = {"": line.first, _ANCHOR: anchor} | {plan.words[at].text: at for at in parts}
+    starts = {"": line.first, _ANCHOR: anchor}
+    for number in range(anchor, line.end):
+        if plan.words[number].goes_on:
+            starts[plan.words[number].text] = number
     ends = [*starts.values(), line.end][1:]
-    return {name: text(plan, at, end) for (name, at), end in zip(starts.items(), ends, strict=True)}
+    columns: dict[str, str] = {}
+    for (name, start), end in zip(starts.items(), ends, strict=True):
+        columns[name] = text(plan, start, end)
+    return columns
 
 
 _ANCHOR = "anchor"
@@ -123,18 +130,21 @@ def _comment_columns(
     """The columns of comments after code; neighbours that share a column in the source stay
     together.
     """
+
+    def source_column(line: Line) -> int:
+        return plan.words[line.comment or 0].column
+
     columns: dict[Line, int] = {}
-    for _, group in groupby(
-        _beside(plan, lines), lambda line: plan.words[line.comment or 0].column
-    ):
-        together = list(group)
-        columns |= dict.fromkeys(together, max(len(codes[line].rstrip()) for line in together) + 1)
+    for _, group in groupby(_beside(plan, lines), source_column):
+        lines_of_group = list(group)
+        width = max(len(codes[line].rstrip()) for line in lines_of_group)
+        columns |= dict.fromkeys(lines_of_group, width + 1)
     return columns
 
 
 def _beside(plan: Arranged, lines: Sequence[Line]) -> Iterator[Line]:
-    """The lines with a comment beside code, and those with nothing but its next line, in the
-    same column.
+    """The lines with a comment beside code, and the lines that only continue such a comment in
+    the same column.
     """
     last = None
     for line in lines:

@@ -11,7 +11,7 @@ from ..lark_parser import parser
 
 OPENING, CLOSING = "([{", ")]}"
 BINDERS = ("EQUAL", "TILDE", "OVER", "EVERY")
-"""Terminals that occur once in a setting, a statement or a rule, between its names and the rest."""
+"""Terminals that occur once in a setting, a statement or a rule, after its names."""
 
 
 @frozen
@@ -78,7 +78,7 @@ class Arranged:
     bracket is inside its own pair, an opening one outside.  `depth` counts the pairs around a word;
     both brackets of a pair are as deep as what is around it.  `closing` has for each opening
     bracket its other, inner pairs first.  `code` lists the words that are no comments; `entries`
-    are those that begin a statement, setting, rule or section, and `heads` has for each opening
+    are the words that begin a statement, setting, rule or section, and `heads` has for each opening
     brace the entry that it belongs to.
     """
 
@@ -90,31 +90,32 @@ class Arranged:
     entries: frozenset[int]
     heads: Mapping[int, int]
 
-    def among_entries(self, at: int) -> bool:
-        """Whether a word is directly in braces, or in none."""
-        return self.inside[at] < 0 or self.words[self.inside[at]].text == "{"
+    def among_entries(self, number: int) -> bool:
+        """Whether a word is directly in braces, or in no brackets."""
+        return self.inside[number] < 0 or self.words[self.inside[number]].text == "{"
 
-    def before(self, at: int) -> Word | None:
-        """The word before, comments left out."""
-        place = bisect_left(self.code, at)
+    def before(self, number: int) -> Word | None:
+        """The word before a word, comments left out."""
+        place = bisect_left(self.code, number)
         return self.words[self.code[place - 1]] if place else None
 
-    def code_from(self, at: int) -> int | None:
-        """A word, or after comments the first that is none."""
-        place = bisect_left(self.code, at)
+    def code_from(self, number: int) -> int | None:
+        """A word, or, if it is a comment, the first word after it that is none."""
+        place = bisect_left(self.code, number)
         return self.code[place] if place < len(self.code) else None
 
-    def is_binary(self, at: int) -> bool:
+    def is_binary(self, number: int) -> bool:
         """Whether a word is an operator between two operands."""
-        before = self.before(at)
-        return self.words[at].is_operator and before is not None and before.ends_value
+        before = self.before(number)
+        return self.words[number].is_operator and before is not None and before.ends_value
 
 
 def read(text: str) -> list[Word]:
     """The words of a text that the grammar accepts."""
     words: list[Word] = []
     line_ends = 0
-    lex: Callable[..., Iterator[Token]] = parser("plan", Transformer()).lex  # type: ignore[reportUnknownMemberType]
+    lexer = parser("plan", Transformer())
+    lex: Callable[..., Iterator[Token]] = lexer.lex  # type: ignore[reportUnknownMemberType]
     for token in lex(text, dont_ignore=True):
         if token.isspace():
             line_ends = token.count("\n")
@@ -128,58 +129,60 @@ def read(text: str) -> list[Word]:
 
 
 def arrange(words: Sequence[Word]) -> Arranged:
-    """Words with how they nest."""
+    """The words, and how they nest."""
     inside: list[int] = []
     depth: list[int] = []
     closing: dict[int, int] = {}
     opened = [-1]
-    for at, word in enumerate(words):
+    for number, word in enumerate(words):
         inside.append(opened[-1])
         if word.opens:
-            opened.append(at)
-        elif word.closes:
-            closing[opened.pop()] = at
-        depth.append(len(opened) - (2 if word.opens else 1))
-    code = [at for at, word in enumerate(words) if not word.is_comment]
+            depth.append(len(opened) - 1)
+            opened.append(number)
+        else:
+            if word.closes:
+                closing[opened.pop()] = number
+            depth.append(len(opened) - 1)
+    code = [number for number, word in enumerate(words) if not word.is_comment]
     return Arranged(words, inside, depth, closing, code, *_entries(words, inside, code))
 
 
 def _entries(
     words: Sequence[Word], inside: Sequence[int], code: Sequence[int]
 ) -> tuple[frozenset[int], dict[int, int]]:
-    """Where entries begin, and for each opening brace where its own does."""
-    begun: list[int] = []
+    """The words that begin entries, and for each opening brace the word that begins its entry."""
+    entries: list[int] = []
     heads: dict[int, int] = {}
     opened: list[int] = []
     closed = -1  # the head of the braces that were closed last: `else` goes on with it
-    # whether the entry has had its binder, so that what follows a value is no longer part of it
+    # whether the entry has had its binder, so that a name after a value is no longer part of it
     bound = False
-    for before, at, after in zip([None, *code], code, [*code[1:], None], strict=False):
-        if inside[at] >= 0 and words[inside[at]].text != "{":
+    words_of_code = [words[number] for number in code]
+    befores, afters = [None, *words_of_code], [*words_of_code[1:], None]
+    for before, number, after in zip(befores, code, afters, strict=False):
+        if inside[number] >= 0 and words[inside[number]].text != "{":
             continue
-        word = words[at]
-        if _begins(
-            words[before] if before is not None else None,
-            word,
-            words[after] if after else None,
-            bound,
-        ):
-            begun.append(at)
+        word = words[number]
+        if _begins(before, word, after, bound):
+            entries.append(number)
             bound = False
         elif word.text in "{}":
             bound = False
         elif word.binds:
             bound = True
         if word.text == "{":
-            goes_on = before is not None and words[before].text == "else"
-            heads[at] = closed if goes_on else begun[-1]
-            opened.append(heads[at])
+            goes_on = before is not None and before.text == "else"
+            heads[number] = closed if goes_on else entries[-1]
+            opened.append(heads[number])
         elif word.text == "}" and opened:
             closed = opened.pop()
-    return frozenset(begun), heads
+    return frozenset(entries), heads
 
 
 def _begins(before: Word | None, word: Word, after: Word | None, bound: bool) -> bool:
+    """Whether a word begins an entry, between the words before and after it; `bound` says whether
+    the entry before has had its binder.
+    """
     if not word.is_name or word.text == "from":
         return False
     if before is None or before.text == "{":
@@ -197,8 +200,8 @@ INDENT = 2
 
 @frozen
 class Line:
-    """The words from `first` to before `end`, and a comment after them if `end` is not where
-    the next line begins.
+    """The words from `first` to before `end`, and a comment after them if the next line begins
+    later than at `end`.
     """
 
     indent: int
@@ -213,20 +216,21 @@ class Line:
 def lines(plan: Arranged, starts: Iterable[int]) -> list[Line]:
     """The lines of a plan, given the words with which they start."""
     indents = {-1: -INDENT}
-    return [
-        line(plan, first, end, indents)
-        for first, end in pairwise(sorted({*starts, len(plan.words)}))
-    ]
+    borders = sorted({*starts, len(plan.words)})
+    return [line(plan, first, end, indents) for first, end in pairwise(borders)]
 
 
 def line(plan: Arranged, first: int, end: int, indents: dict[int, int]) -> Line:
-    """The line of some words; `indents` are those of the lines of opening brackets, extended by
-    this one's.
+    """The line of some words; `indents` has for each opening bracket the indent of its line, and
+    this function adds the brackets of this line.
     """
     indent = _indent(plan, first, indents)
-    indents |= {at: indent for at in range(first, end) if plan.words[at].opens}
-    comment = end - 1 if plan.words[end - 1].is_comment else None
-    return Line(indent, first, end if comment is None else comment, comment)
+    for number in range(first, end):
+        if plan.words[number].opens:
+            indents[number] = indent
+    if plan.words[end - 1].is_comment:
+        return Line(indent, first, end - 1, end - 1)
+    return Line(indent, first, end, None)
 
 
 def code(plan: Arranged, line: Line) -> str:
@@ -236,38 +240,41 @@ def code(plan: Arranged, line: Line) -> str:
 
 def text(plan: Arranged, first: int, end: int) -> str:
     """Words with the spaces between them."""
-    return "".join(
-        (_gap(plan, at) if at > first else "") + plan.words[at].text for at in range(first, end)
-    )
+    parts: list[str] = []
+    for number in range(first, end):
+        if number > first:
+            parts.append(_gap(plan, number))
+        parts.append(plan.words[number].text)
+    return "".join(parts)
 
 
 def ends(plan: Arranged) -> list[int]:
-    """Where each word would end if all stood on one line."""
-    return list(
-        accumulate(len(_gap(plan, at)) + len(word.text) for at, word in enumerate(plan.words))
-    )
+    """The column where each word would end if all stood on one line."""
+    widths = (len(_gap(plan, number)) + len(word.text) for number, word in enumerate(plan.words))
+    return list(accumulate(widths))
 
 
 def _indent(plan: Arranged, first: int, indents: dict[int, int]) -> int:
+    """The indent of the line that begins with a word."""
     around = indents[plan.inside[first]]
     if plan.words[first].closes:
         return around
-    at = plan.code_from(first)
-    if (
-        at is None
-        or at in plan.entries
-        or plan.words[at].text in "{}"
-        or not plan.among_entries(at)
-    ):
+    number = plan.code_from(first)
+    if number is None or number in plan.entries:
         return around + INDENT
-    before = plan.before(at)  # with it began the entry that goes on here, unless it ends one
-    return around + (2 * INDENT if before is not None and before.text != "}" else INDENT)
+    if plan.words[number].text in "{}" or not plan.among_entries(number):
+        return around + INDENT
+    # the line goes on with the entry of the word before, unless this word ends an entry
+    before = plan.before(number)
+    if before is None or before.text == "}":
+        return around + INDENT
+    return around + 2 * INDENT
 
 
-def _gap(plan: Arranged, at: int) -> str:
+def _gap(plan: Arranged, number: int) -> str:
     """The space between a word and the one before it on the same line."""
-    before, word = plan.words[at - 1], plan.words[at]
-    if at in plan.entries and before.text != "{":
+    before, word = plan.words[number - 1], plan.words[number]
+    if number in plan.entries and before.text != "{":
         return "  "
     if before.text in "([" or word.text in ")]," or before.text + word.text == "{}":
         return ""
@@ -275,6 +282,9 @@ def _gap(plan: Arranged, at: int) -> str:
         return ""
     if word.text in "([" and before.is_name:
         return ""
-    if any(plan.words[i].text == "=" and not plan.among_entries(i) for i in (at - 1, at)):
-        return ""
-    return "" if before.is_operator and not plan.is_binary(at - 1) else " "
+    for neighbour in (number - 1, number):
+        # the `=` of an argument
+        if plan.words[neighbour].text == "=" and not plan.among_entries(neighbour):
+            return ""
+    # a sign belongs to its operand
+    return "" if before.is_operator and not plan.is_binary(number - 1) else " "
