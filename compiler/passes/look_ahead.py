@@ -70,7 +70,8 @@ def look_ahead(program: Program, found: Diagnostics) -> None:
     is_sound = found.codes <= BESIDE and not found.in_part & {"model", "statements", "loss"}
     is_whole = program.after != "resolve" or is_sound
     with found.catch():
-        program = _staged(program, found) if is_whole else program
+        if is_whole:
+            program = _staged(program, found)
     if program.after in BEFORE:
         _placed(program, found, is_whole)
 
@@ -83,12 +84,16 @@ def _staged(program: Program, found: Diagnostics) -> Program:
     """
     if not (pipeline := program.pipeline):
         return program
-    made = program if pipeline.layers else with_stages(program, pipeline)
-    demand = demand_microbatches if pipeline.settings.schedule.kind == AUTO else demand_rows
-    if made.pipeline and "train" not in found.in_part and not found.codes & {"E0310", "E0520"}:
+    staged = program
+    if not pipeline.layers:
+        staged = with_stages(program, pipeline)
+    demand = demand_rows
+    if pipeline.settings.schedule.kind == AUTO:
+        demand = demand_microbatches
+    if staged.pipeline and "train" not in found.in_part and not found.codes & {"E0310", "E0520"}:
         with found.catch():
-            demand(made, made.pipeline)
-    return made
+            demand(staged, staged.pipeline)
+    return staged
 
 
 def _placed(program: Program, found: Diagnostics, is_whole: bool) -> None:
@@ -96,8 +101,9 @@ def _placed(program: Program, found: Diagnostics, is_whole: bool) -> None:
     collectives too.
     """
     count = found.count
-    # heads that cannot be divided
-    factored = program if found.codes & {"E0311", "E0510"} else factor_axes(program)
+    factored = program
+    if not found.codes & {"E0311", "E0510"}:  # heads that cannot be divided
+        factored = factor_axes(program)
     worked = propagate(flatten_sums(factored), found)
     if is_whole and found.count == count and not any(claim.via == AUTO for claim in program.claims):
         with found.catch():

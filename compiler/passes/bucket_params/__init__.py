@@ -142,7 +142,7 @@ class _Fuser:
     def _gone(self) -> set[str]:
         """The ops that the buckets' own ops replace."""
         gone = self._sums()
-        for param, update in self._updates.items():
+        for update in self._updates.values():
             gone |= {value.name for value in update.outputs}
             gone |= {*self._chain(update.inputs[0])[1:]}
         for group in self._groups:
