@@ -103,13 +103,13 @@ def _free(there: Op, body: Sequence[Stmt]) -> list[Op]:
     late = set[str]()
     free = list[Op]()
     for i, stmt in enumerate(body):
-        made = {value.name for value in results(stmt)}
+        names = {value.name for value in results(stmt)}
         if i < start:
-            is_free = needed.isdisjoint(made)
+            is_free = needed.isdisjoint(names)
         else:
             is_free = not _stays(stmt) and late.isdisjoint(uses(stmt))
             if not is_free:
-                late |= made
+                late |= names
         if is_free and isinstance(stmt, Op):
             free.append(stmt)
     return free

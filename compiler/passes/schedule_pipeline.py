@@ -130,14 +130,14 @@ class _Sums(OpBuilder):
         """Each rank has what its own stages make, and its part of a gradient that several ranks
         hold.
         """
-        made, gradients = region.results[: self.program.made], region.results[self.program.made :]
+        sums, gradients = region.results[: self.program.made], region.results[self.program.made :]
         ranks_of_gradients = dict[str, tuple[int, ...]]()
         for op in ops_in(self.program.region.body):
             if op.kind == "pack":
                 params = self.program.bucket(str(op.get("bucket"))).params
                 for name, param in zip(op.inputs, params, strict=True):
                     ranks_of_gradients[name] = self._pipeline.ranks_of(param)
-        self._pending = {value.name: () for value in made}
+        self._pending = {value.name: () for value in sums}
         for value in gradients:
             ranks = ranks_of_gradients.get(value.name, ())
             if len(ranks) > 1:

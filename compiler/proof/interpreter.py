@@ -213,7 +213,7 @@ class ShapeError(Exception):
         self.value = value
 
 
-def differing(n: Numbers, found: Tensor, expected: Tensor) -> bool:
+def differing(n: Numbers, actual: Tensor, expected: Tensor) -> bool:
     """Whether any element on any rank in any trial differs."""
-    x, y = np.broadcast_arrays(found.array, expected.array)
+    x, y = np.broadcast_arrays(actual.array, expected.array)
     return bool(n.unequal(x, y).any())

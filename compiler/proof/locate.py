@@ -64,8 +64,8 @@ def locate(error: UnequalError, program: Program, model: Program) -> Diagnostic:
     alone = _alone(case)
     if wrong := unequal(Case(alone, case.model), numbers):
         return _not_the_model(case, alone, numbers, wrong)
-    found = _first_wrong(case, alone, numbers)
-    return _diagnostic(case, found, results)
+    wrong_value = _first_wrong(case, alone, numbers)
+    return _diagnostic(case, wrong_value, results)
 
 
 def _smallest(program: Program, model: Program) -> Case | None:
@@ -233,25 +233,27 @@ _HELD = {
 }
 
 
-def _diagnostic(case: Case, found: Found | None, results: Sequence[str]) -> Diagnostic:
+def _diagnostic(case: Case, wrong_value: Found | None, results: Sequence[str]) -> Diagnostic:
     mesh = mesh_words({name: size for name, size in case.mesh.items() if size > 1})
     message = f"on {mesh} the step is not that of a single device"
-    if not found:
+    if not wrong_value:
         notes = (differences(case.program, results),)
         return Diagnostic("E0701", message, case.program.region.span, notes=notes)
-    op, phase = _makers(case.program).get(found.value, (None, "step"))
+    op, phase = _makers(case.program).get(wrong_value.value, (None, "step"))
     lack = _lacking(case.program, op) if op else None
-    texts = [f"the first wrong value is `{found.value}`, in {phase}{iterations(found.where)}"]
+    texts = [
+        f"the first wrong value is `{wrong_value.value}`, in {phase}{iterations(wrong_value.where)}"
+    ]
     if lack:
         texts.append(_missing(lack))
         label = _taken(lack)
     else:
-        texts += _apart(found, op)
-        label = _label(found)
+        texts += _apart(wrong_value, op)
+        label = _label(wrong_value)
     late = any(result.startswith("gradient of") for result in results) and "loss" not in results
     if phase == "backward" or (phase == "step" and late):
         texts.append("wrong only in the gradient: forward and loss are those of a single device")
-    if results == [found.value]:
+    if results == [wrong_value.value]:
         texts.append("no result of the step is reached: shapes do not fit")
     else:
         texts.append(differences(case.program, results).text)
@@ -317,20 +319,22 @@ def _coercion(source: Placement, target: Placement, over: str = "") -> str:
     return words
 
 
-def _label(found: Found) -> str:
-    if not found.declared:
-        return f"`{found.value}` has the wrong shape"
-    axis, declared = found.declared[0]
-    if not found.actual:
-        return f"`{found.value}` is {declared} on {axis}, but the ranks hold something else"
-    actual = found.actual[0][1]
-    held = _HELD.get(actual) or f"each rank holds its slice of `{actual.dim}`"
-    return f"`{found.value}` is {declared} on {axis}, but {held}"
+def _label(wrong_value: Found) -> str:
+    if not wrong_value.declared:
+        return f"`{wrong_value.value}` has the wrong shape"
+    axis, declared = wrong_value.declared[0]
+    if not wrong_value.actual:
+        return f"`{wrong_value.value}` is {declared} on {axis}, but the ranks hold something else"
+    actual = wrong_value.actual[0][1]
+    words = _HELD.get(actual) or f"each rank holds its slice of `{actual.dim}`"
+    return f"`{wrong_value.value}` is {declared} on {axis}, but {words}"
 
 
-def _apart(found: Found, op: Op | None) -> Iterator[str]:
+def _apart(wrong_value: Found, op: Op | None) -> Iterator[str]:
     """The actual placement against the declared one, as a coercion that there is or should be."""
-    for (axis, declared), (_, actual) in zip(found.declared, found.actual, strict=False):
+    for (axis, declared), (_, actual) in zip(
+        wrong_value.declared, wrong_value.actual, strict=False
+    ):
         name = _coercion(actual, declared, f" over {axis}")
         if op and op.kind == "coerce":
             yield f"this coercion is extra or of the wrong kind: what leads there is {name}"

@@ -69,8 +69,8 @@ class Field:
         result, *rest = factors
         for i, factor in enumerate(rest[:-1]):
             later = {dim for other in rest[i + 1 :] for dim in other.dims}
-            both = tuple(dict.fromkeys(result.dims + factor.dims))
-            keep = tuple(dim for dim in both if dim in out or dim in later)
+            joint = tuple(dict.fromkeys(result.dims + factor.dims))
+            keep = tuple(dim for dim in joint if dim in out or dim in later)
             result = self._pair(keep, result, factor)
         if not rest:
             return self._sum(out, result)
@@ -85,9 +85,9 @@ class Field:
         pair = matrices(out, x, y)
         return Tensor(out, pair.tensor(_multiplied(pair.left, pair.right)), degree)
 
-    def _without(self, x: Tensor, kept: Dims) -> Tensor:
+    def _without(self, x: Tensor, out: Dims) -> Tensor:
         """The sum over the dims that are not kept."""
-        left = tuple(dim for dim in x.dims if dim in kept)
+        left = tuple(dim for dim in x.dims if dim in out)
         if left == x.dims:
             return x
         return self._sum(left, x)

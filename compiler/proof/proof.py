@@ -322,12 +322,12 @@ def compared(case: Case, numbers: Numbers) -> list[str]:
 
 
 def differences(
-    program: Program, world: SimulatedMesh, numbers: Numbers, found: Outcome, expected: Outcome
+    program: Program, world: SimulatedMesh, numbers: Numbers, actual: Outcome, expected: Outcome
 ) -> list[str]:
     """The results that differ on any rank from what it should hold of the single device's."""
     due = on_ranks(program, world, expected)
     names = list[str]()
-    for (name, _, value), (_, _, right) in zip(found.results(), due.results(), strict=True):
+    for (name, _, value), (_, _, right) in zip(actual.results(), due.results(), strict=True):
         if differing(numbers, value, right):
             names.append(name)
     return names

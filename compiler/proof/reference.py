@@ -165,8 +165,8 @@ class Reference:
         results = [_apart(result, args) for result in entry.value(call)]
         gradients = entry.gradients
         assert gradients, f"verify: {op.kind} is in a forward and has no gradients"
-        done = evolve(call, results=results)
-        self._tape.append(_Taped(results, args, lambda grads: gradients(done, grads)))
+        applied = evolve(call, results=results)
+        self._tape.append(_Taped(results, args, lambda grads: gradients(applied, grads)))
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
 
     def _unpacked(self, op: Op, env: Env, where: Where) -> Env:

@@ -173,13 +173,15 @@ def counted(
     return n.constant(np.where(here, mask.array, 0), mask.dims)
 
 
-def stale(whole: Tensor, own: Tensor) -> Tensor:
+def stale(whole: Tensor, owned_part: Tensor) -> Tensor:
     """A flat buffer where `own` is not 0; elsewhere each element is its neighbour's, and
     whoever uses it is wrong.
     """
-    array = np.empty(np.broadcast_shapes(whole.array.shape, own.array.shape), whole.array.dtype)
+    array = np.empty(
+        np.broadcast_shapes(whole.array.shape, owned_part.array.shape), whole.array.dtype
+    )
     array[..., 1:], array[..., :1] = whole.array[..., :-1], whole.array[..., -1:]
-    np.copyto(array, whole.array, where=own.array > 0)
+    np.copyto(array, whole.array, where=owned_part.array > 0)
     return Tensor(whole.dims, array, whole.degree)
 
 

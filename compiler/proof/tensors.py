@@ -69,13 +69,15 @@ class Tensor:
 
 
 @cache
-def _layout(own: Dims, dims: Dims, lead: int) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+def _layout(
+    array_dims: Dims, dims: Dims, lead: int
+) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
     """The order of an array's axes, and the index that adds axes of size 1."""
-    assert set(own) <= set(dims), f"verify: {own} are not among {dims}"
-    order = (*range(lead), *(lead + own.index(dim) for dim in dims if dim in own))
+    assert set(array_dims) <= set(dims), f"verify: {array_dims} are not among {dims}"
+    order = (*range(lead), *(lead + array_dims.index(dim) for dim in dims if dim in array_dims))
     index: list[slice | None] = [slice(None)] * lead
     for dim in dims:
-        index.append(slice(None) if dim in own else None)
+        index.append(slice(None) if dim in array_dims else None)
     return order, tuple(index)
 
 

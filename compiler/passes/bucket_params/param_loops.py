@@ -72,8 +72,8 @@ class LoopFinder:
         cast = self._made_by.get(gradient)
         stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
         taken, second = self._slices(forward.body, leaf), self._slices(backward.body, leaf)
-        made = _layer(backward.body, stack)
-        if not taken or not made or (second and second[0] != made[0]):
+        layer = _layer(backward.body, stack)
+        if not taken or not layer or (second and second[0] != layer[0]):
             return None
         if self._read_backward[leaf] != bool(second):
             return None
@@ -82,8 +82,8 @@ class LoopFinder:
         if second:
             slices += second[1]
             regathered = second[1][-1]
-        sums = (*{gradient, stack}, *made[1][1:-1])
-        return ParamLoops(taken[0], made[0], taken[1][-1], regathered, slices, made[1][-1], sums)
+        sums = (*{gradient, stack}, *layer[1][1:-1])
+        return ParamLoops(taken[0], layer[0], taken[1][-1], regathered, slices, layer[1][-1], sums)
 
     def _slices(self, body: tuple[Stmt, ...], name: str) -> tuple[Path, tuple[str, ...]] | None:
         """The path to the one place that takes slices of a value, of slices of it and so on,

@@ -76,8 +76,8 @@ class TrainingStep(OpBuilder):
         """Writes the region of all microbatches; returns the sums of losses and loads, and the
         sums of the leaves' gradients.
         """
-        made = [end.name for end in self._model.yields]
-        losses, back = made[: self.program.losses], Backward(self)
+        summed_names = [end.name for end in self._model.yields]
+        losses, back = summed_names[: self.program.losses], Backward(self)
         seeds = [seed]
         for name in losses[1:]:
             seeds.append(self._one(name))
@@ -95,7 +95,7 @@ class TrainingStep(OpBuilder):
             Region("forward", forward, span=self.span),
             Region("backward", tuple(back.body), span=self.span),
         )
-        ends = tuple(Yield(name, Leave.SUM) for name in (*made, *grads))
+        ends = tuple(Yield(name, Leave.SUM) for name in (*summed_names, *grads))
         results = tuple(self.value(end.name, self.types[end.name]) for end in ends)
         args = list[Arg]()
         for arg, stacked in zip(self._model.args, inputs, strict=True):
@@ -105,7 +105,7 @@ class TrainingStep(OpBuilder):
         )
         self.body.append(region)
         names = [value.name for value in results]
-        return names[: len(made)], names[len(made) :]
+        return names[: len(summed_names)], names[len(summed_names) :]
 
     def _one(self, loss: str) -> str:
         """The gradient of a loss that counts as it is: one, times the loss scale in fp16."""

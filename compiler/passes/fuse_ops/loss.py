@@ -45,16 +45,16 @@ def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     for index, op in known.ops(body, CROSS_ENTROPY.name):
         # sums of gradients before the loss' factor would overflow
         narrow = known.types[op.inputs[0]].dtype == "f16"
-        if made := makers.of(op.inputs[0], 1, products=chunks and not narrow):
-            by |= dict.fromkeys(made.places, None)
-            by[index] = _whole(made, op)
+        if origin := makers.of(op.inputs[0], 1, products=chunks and not narrow):
+            by |= dict.fromkeys(origin.places, None)
+            by[index] = _whole(origin, op)
     largest = _largest(body, known)
     for index, op in known.ops(body, "local_softmax_stats"):
         first, max_logit = largest.get(op.inputs[1], (0, None))
         if max_logit and max_logit.inputs == op.inputs[:1] and first not in by:
-            made = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])
-            by |= dict.fromkeys(made.places, None)
-            by[first], by[index] = _in_parts(made, max_logit, op, known)
+            origin = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])
+            by |= dict.fromkeys(origin.places, None)
+            by[first], by[index] = _in_parts(origin, max_logit, op, known)
     return replaced(body, by)
 
 
@@ -87,11 +87,11 @@ class _Makers:
         if not cap:
             return self._product(logits, users) if products else None
         index, op = cap
-        made = None
+        origin = None
         if products:
-            made = self._product(op.inputs[0], 1)
-        made = made or _Made((), op.inputs)
-        return evolve(made, places=(*made.places, index), cap=((CAP.name, op.get("cap")),))
+            origin = self._product(op.inputs[0], 1)
+        origin = origin or _Made((), op.inputs)
+        return evolve(origin, places=(*origin.places, index), cap=((CAP.name, op.get("cap")),))
 
     def _product(self, logits: str, users: int) -> _Made | None:
         """A product with a parameter; another parameter of the classes alone may be added to it."""
@@ -105,9 +105,9 @@ class _Makers:
                 biases.add(name)
             else:
                 others.append(name)
-        if len(biases) != 1 or len(others) != 1 or not (made := self._alone(others[0], 1)):
+        if len(biases) != 1 or len(others) != 1 or not (origin := self._alone(others[0], 1)):
             return None
-        return evolve(made, places=(*made.places, index), bias=(*biases,))
+        return evolve(origin, places=(*origin.places, index), bias=(*biases,))
 
     def _alone(self, logits: str, users: int) -> _Made | None:
         """A product with a parameter of one dim besides the dims that are contracted."""
@@ -131,20 +131,22 @@ def _given(op: Op, *names: str) -> Attrs:
     return tuple((name, value) for name, value in op.attrs if name in names)
 
 
-def _whole(made: _Made, loss: Op) -> Op:
-    kind = LINEAR_CROSS_ENTROPY.name if made.is_product else loss.kind
-    attrs = (*made.inner, *_given(loss, SMOOTHING.name, "z"), *made.cap)
-    return evolve(loss, kind=kind, inputs=(*made.operands, loss.inputs[1], *made.bias), attrs=attrs)
+def _whole(origin: _Made, loss: Op) -> Op:
+    kind = LINEAR_CROSS_ENTROPY.name if origin.is_product else loss.kind
+    attrs = (*origin.inner, *_given(loss, SMOOTHING.name, "z"), *origin.cap)
+    return evolve(
+        loss, kind=kind, inputs=(*origin.operands, loss.inputs[1], *origin.bias), attrs=attrs
+    )
 
 
-def _in_parts(made: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op]:
+def _in_parts(origin: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op]:
     """The parts of each rank's classes, and the op that relates them to the largest logit."""
     (logits, peak, labels), (m,), (z, t) = parts.inputs, largest.outputs, parts.outputs
     classes, smoothing = known.types[logits].dims[-1], _given(parts, SMOOTHING.name)
     shares = _shares(classes, known.types[logits].axes_of(classes), largest, known)
-    kind = (LINEAR_PARTS if made.is_product else LOGIT_PARTS).name
-    inputs = (*made.operands, labels, *made.bias)
-    attrs = (*made.inner, *smoothing, *made.cap, ("as", shares))
+    kind = (LINEAR_PARTS if origin.is_product else LOGIT_PARTS).name
+    inputs = (*origin.operands, labels, *origin.bias)
+    attrs = (*origin.inner, *smoothing, *origin.cap, ("as", shares))
     first = Op(kind, inputs, (), attrs, span=parts.span)
     operands = [known.types[name] for name in inputs]
     types = OPS[kind].infer(known.program_with_dims, operands, first)

@@ -48,8 +48,8 @@ class _Slices:
 
     def _among(self, dims: Iterable[str]) -> Dims:
         """The dims among the result's, in its order."""
-        known = set(dims)
-        return tuple(dim for dim in self.dims if dim in known)
+        names = set(dims)
+        return tuple(dim for dim in self.dims if dim in names)
 
     def _apart(self, x: Tensor) -> Tensor:
         """The dims that stay inside a slice, apart from the result's of the same name."""
