@@ -66,10 +66,12 @@ class _Softmax:
         queries, keys = c.indices(0, self.at), c.indices(1, roles.key_seq)
         places = [(self.heads, c.indices(0, self.heads)), (self.at, queries), (KEY, keys)]
         self.p = self._weights(queries, keys)
-        share = c.number("dropout")
-        self.kept = [kept(c, of_samples, share, places) for of_samples in draws]
+        self.kept = list[Tensor]()
         self.left = self.p
         if draws:
+            # only ops that have draws have the attribute
+            share = c.number("dropout")
+            self.kept = [kept(c, of_samples, share, places) for of_samples in draws]
             self.left = self.n.product(self.pairs, self.p, *self.kept)
 
     def _group(self, heads: Array, groups: Array, few: str) -> Tensor:
