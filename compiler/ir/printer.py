@@ -139,12 +139,13 @@ def _pipeline(pipeline: Pipeline) -> Iterator[str]:
 def print_type(type: Type) -> str:
     """For instance `bf16[batch@dp, seq, hidden]{tp: P}`."""
     dims = _join("@".join(filter(None, (dim, "*".join(type.axes_of(dim))))) for dim in type.dims)
-    others = _join(
-        f"{axis}: {place}" for axis, place in type.places if place.kind is not Kind.SHARDED
-    )
+    others = list[str]()
+    for axis, place in type.places:
+        if place.kind is not Kind.SHARDED:
+            others.append(f"{axis}: {place}")
     text = f"{type.dtype}[{dims}]"
     if others:
-        text += f"{{{others}}}"
+        text += f"{{{_join(others)}}}"
     return text
 
 

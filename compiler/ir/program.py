@@ -115,9 +115,10 @@ class Program(Known):
         """How many routes there are: each has a load, how many tokens chose each of its experts
         in each layer.
         """
-        region = self.microbatches
         if self.region.kind == "model":
             region = self.region
+        else:
+            region = self.microbatches
         return sum(self.types[end.name].dtype not in FLOATS for end in region.yields)
 
     @property
@@ -269,7 +270,10 @@ class Program(Known):
         experts = self.experts_of(type)
         if padded := self.dim(experts).padded:
             return self.local_size(type, BATCH) * padded // self.degree(type.axes_of(SEQUENCE))
-        tokens = prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
+        tokens = 1
+        for dim in DATA_DIMS:
+            if dim in type.dims:
+                tokens *= self.local_size(type, dim)
         degree = self.degree(type.axes_of(experts))
         load = 1
         if degree > 1:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from .regions import Enter, Op, Region, Stmt
+from .regions import Arg, Enter, Op, Region, Stmt, Yield
 from .types import Value
 
 S = TypeVar("S", bound=Stmt)
@@ -46,7 +46,7 @@ def blocks(microbatches: Region) -> tuple[Region, Region]:
 
 
 def results(stmt: Stmt) -> tuple[Value, ...]:
-    """The values that a statement binds for those after it."""
+    """The values that a statement binds for the statements after it."""
     if isinstance(stmt, Op):
         return stmt.outputs
     return stmt.results
@@ -151,12 +151,14 @@ def rename(stmt: S, names: Mapping[str, str]) -> S:
     """The statement with other names for values that it reads, at any depth."""
     if isinstance(stmt, Op):
         return evolve(stmt, inputs=tuple(names.get(name, name) for name in stmt.inputs))
-    return evolve(
-        stmt,
-        args=tuple(evolve(arg, source=names.get(arg.source, arg.source)) for arg in stmt.args),
-        body=tuple(rename(inner, names) for inner in stmt.body),
-        yields=tuple(evolve(end, name=names.get(end.name, end.name)) for end in stmt.yields),
-    )
+    args, body, yields = list[Arg](), list[Stmt](), list[Yield]()
+    for arg in stmt.args:
+        args.append(evolve(arg, source=names.get(arg.source, arg.source)))
+    for inner in stmt.body:
+        body.append(rename(inner, names))
+    for end in stmt.yields:
+        yields.append(evolve(end, name=names.get(end.name, end.name)))
+    return evolve(stmt, args=tuple(args), body=tuple(body), yields=tuple(yields))
 
 
 def base(name: str) -> str:

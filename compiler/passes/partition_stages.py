@@ -1,6 +1,6 @@
 """Cuts the repeats of a pipeline into stages: how many layers each has, and on which rank.
 
-Purpose: stages of costs as equal as layers allow, or those of the plan; values that a later stage
+Purpose: stages of costs as equal as layers allow, or the plan's stages; values that a later stage
 needs from an earlier one are carried by the repeats between (`thread_carries`).  Costs are
 operations, or where the cluster's GPU is known and ranks then work less long, seconds of forward
 and backward.  Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).

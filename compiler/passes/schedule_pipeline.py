@@ -82,9 +82,10 @@ def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Di
         Note(program.axis(pipeline.axis).span, "the ranks"),
     )
     order = pipeline.settings.schedule
-    span = pipeline.settings.spans["schedule"]
     if order.memory:
         span = order.spans["memory"]
+    else:
+        span = pipeline.settings.spans["schedule"]
     return Diagnostic("E0517", error.why, span, "", notes, error.help)
 
 

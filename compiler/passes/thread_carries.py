@@ -67,8 +67,9 @@ def _carrying(
     """The repeat that carries these values too, unchanged, and their names after it."""
     inner = {name: _fresh(value, names) for name, value in through.items()}
     following = {name: _fresh(value, names) for name, value in through.items()}
-    carries = [arg for arg in repeat.args if arg.enter is Enter.CARRY]
-    others = [arg for arg in repeat.args if arg.enter is not Enter.CARRY]
+    carries, others = list[Arg](), list[Arg]()
+    for arg in repeat.args:
+        (carries if arg.enter is Enter.CARRY else others).append(arg)
     new_names = dict[str, str]()
     for name, value in through.items():
         carries.append(Arg(inner[name], value.name, Enter.CARRY))

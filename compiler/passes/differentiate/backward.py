@@ -263,12 +263,11 @@ class _RepeatBackward(Backward):
                 yields_by_source.append(self._captured(name, args))
         yields_by_source += self._sliced()
         self._finish(args, yields_by_source)
-        return evolve(
-            forward,
-            body=body,
-            yields=(*forward.yields, *(Yield(name, Leave.STACK) for name, _ in self._stacks)),
-            results=(*forward.results, *(value for _, value in self._stacks)),
-        )
+        yields, results = [*forward.yields], [*forward.results]
+        for name, stack in self._stacks:
+            yields.append(Yield(name, Leave.STACK))
+            results.append(stack)
+        return evolve(forward, body=body, yields=tuple(yields), results=tuple(results))
 
     def _carried(self) -> list[tuple[str, Yield]]:
         """Values that forward carries: the gradient that the last iteration leaves."""

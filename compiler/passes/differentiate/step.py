@@ -159,10 +159,9 @@ class TrainingStep(OpBuilder):
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in grads:
             groups.setdefault(self.types[name].axes_in(Kind.SHARDED), []).append(name)
-        squares = [
-            self.reduced(self.write("sum_squares", names, "grad_norm_sq"))
-            for names in groups.values()
-        ]
+        squares = list[str]()
+        for names in groups.values():
+            squares.append(self.reduced(self.write("sum_squares", names, "grad_norm_sq")))
         if self._loss_scale:
             return self.write("unscaled_norm", [self._loss_scale, *squares], "grad_norm")
         return self.write("grad_norm", squares, "grad_norm")
