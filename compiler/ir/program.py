@@ -115,10 +115,7 @@ class Program(Known):
         """How many routes there are: each has a load, how many tokens chose each of its experts
         in each layer.
         """
-        if self.region.kind == "model":
-            region = self.region
-        else:
-            region = self.microbatches
+        region = self.region if self.region.kind == "model" else self.microbatches
         return sum(self.types[end.name].dtype not in FLOATS for end in region.yields)
 
     @property

@@ -82,10 +82,7 @@ def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Di
         Note(program.axis(pipeline.axis).span, "the ranks"),
     )
     order = pipeline.settings.schedule
-    if order.memory:
-        span = order.spans["memory"]
-    else:
-        span = pipeline.settings.spans["schedule"]
+    span = order.spans["memory"] if order.memory else pipeline.settings.spans["schedule"]
     return Diagnostic("E0517", error.why, span, "", notes, error.help)
 
 
