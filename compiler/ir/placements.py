@@ -4,8 +4,8 @@ Purpose: what each coercion does forward and backward, and which coercions lead 
 another.  Non-goals: deciding where coercions go (`passes.insert_collectives`).
 
 The gradient of a value placed `a` is placed `dual(a)`, without exception; so the backward of `a →
-b` is `dual(b) → dual(a)`.  The vocabulary is that of Meta's spmd_types and of JAX's
-sharding-and-autodiff notes; f and g are Megatron-LM's (Shoeybi et al. 2019, figure 3).
+b` is `dual(b) → dual(a)`.  The vocabulary comes from Meta's spmd_types and from
+JAX's sharding-and-autodiff notes; f and g are Megatron-LM's (Shoeybi et al. 2019, figure 3).
 """
 
 from collections.abc import Iterable

@@ -198,7 +198,7 @@ class Program(Known):
         return self._flats.get(type.dims[-1])
 
     def reduce_dtype(self, bucket: Bucket) -> str:
-        """The element type in which a bucket's gradient is reduced."""
+        """The element type of a bucket's gradient while it is reduced."""
         if not bucket.shard_axes and not bucket.reduce_axes:
             return bucket.type.dtype
         return PRECISIONS.get(self.train.reduce or "", bucket.type.dtype)

@@ -22,7 +22,7 @@ class Kind(Enum):
 class Placement:
     """A value's placement on one mesh axis; `dim` is set for shards only.
 
-    Axes that shard one dim nest in the mesh's order, those of a higher `level` inside the others.
+    Axes that shard one dim nest in the mesh's order, axes of a higher `level` inside the others.
     """
 
     kind: Kind

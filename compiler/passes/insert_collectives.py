@@ -356,7 +356,8 @@ def _are_even(program: Program, type: Type, steps: Sequence[Step]) -> bool:
     """Whether rows of experts are gathered and scattered in equal parts, and come apart as they
     were put together.
 
-    Padded rows of one sequence's parts are: one dim of tokens, of which each rank has one part.
+    Padded rows of one sequence's parts are: they lie along one dim of tokens, and each rank has
+    one part of it.
     """
     moved = {dim for step in steps for dim in (step.source.dim, step.target.dim) if dim}
     if not moved:

@@ -56,7 +56,7 @@ def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
 
 
 def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
-    """One for each way to lay the stages in which a microbatch fits in memory.
+    """One for each way to lay the stages with which a microbatch fits in memory.
 
     Raises ScheduleError if none does.
     """

@@ -1,4 +1,4 @@
-"""Orders the work of a pipeline's stages, and adds up values over its ranks, each of which has a
+"""Orders the work of a pipeline's stages, and adds up values over its ranks, where each has a
 part.
 
 Purpose: rows of actions with their messages; loss, norm and the gradients of parameters that

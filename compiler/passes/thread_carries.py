@@ -30,7 +30,7 @@ from ..ir.stages import is_made_once
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
-    """The model in which repeats that are cut carry the values that are read in them and after
+    """The model whose repeats that are cut carry the values that are read in them and after
     them.
     """
     region, names, types = program.region, Names(program.types), program.types

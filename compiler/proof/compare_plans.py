@@ -103,7 +103,7 @@ def _shared_dims(program: Program) -> dict[str, Dim]:
 
 
 def _without(program: Program) -> set[str]:
-    """The dims by which programs of one model may differ."""
+    """The dims that may differ between programs of one model."""
     return {BATCH, MICROBATCHES, *made(program)}
 
 

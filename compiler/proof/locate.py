@@ -41,8 +41,8 @@ TRIALS = 2
 
 @frozen
 class Found:
-    """The first wrong value, in which iteration, and the placements of its parts on the axes where
-    they are not as declared.
+    """The first wrong value, its iteration, and the placements of its parts on the axes where they
+    are not as declared.
     """
 
     value: str

@@ -222,7 +222,7 @@ def _multiplied(left: Array, right: Array) -> Array:
 
 
 def _mixed(x: Array) -> Array:
-    """A bijection of 64-bit words in which every bit depends on every bit (Steele et al. 2014,
+    """A bijection of 64-bit words that makes every bit depend on every bit (Steele et al. 2014,
     splitmix64).
     """
     x = x ^ (x >> Word(30))

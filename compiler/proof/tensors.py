@@ -173,7 +173,7 @@ class Numbers(Protocol):
         ...
 
     def rank(self, x: Tensor) -> Array:
-        """Keys by which numbers are compared, [trials, *mesh axes, *dims]: the largest number
+        """Keys for comparing numbers, [trials, *mesh axes, *dims]: the largest number
         has the largest key.
         """
         ...

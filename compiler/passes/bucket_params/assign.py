@@ -95,7 +95,7 @@ class BucketGroup:
 
 
 def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
-    """The buckets, in the order in which backward completes their gradients."""
+    """The buckets, in the order that backward completes their gradients."""
     order = _order(program)
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in sorted(params, key=lambda param: order[param.name]):

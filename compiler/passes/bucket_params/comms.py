@@ -83,7 +83,7 @@ and its result.
 
 
 def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
-    """The block `forward` in which each layer gathers its parameters."""
+    """The block `forward` where each layer gathers its parameters."""
     weights = list[Value]()
     for param in group.params:
         if param.loops:
@@ -100,7 +100,7 @@ def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilde
 def with_reductions(
     group: BucketGroup, block: Region, part: str, builder: OpBuilder
 ) -> tuple[Region, str]:
-    """The block `backward` in which each layer gathers `part`, if it is not "", a second time; and
+    """The block `backward` where each layer gathers `part`, if it is not "", a second time; and
     the reduced gradients.
     """
     loops = [param.loops for param in group.params if param.loops]

@@ -31,7 +31,7 @@ Path = tuple[int, ...]
 
 @frozen
 class ParamLoops:
-    """The regions of forward and backward in which each layer has its slice of a parameter.
+    """The regions of forward and backward that give each layer its slice of a parameter.
 
     `weight` is a layer's slice in forward and `regathered` the one in backward, "" where that reads
     none; `slices` are their names at each level.  `sums` are the values between a layer's

@@ -35,7 +35,7 @@ RECEIVED = {Work.RECEIVE_FORWARD: ENTERING, Work.RECEIVE_BACKWARD: RETURNING}
 
 
 class RowsError(Exception):
-    """Rows that cannot be done; says on which rank, in which cell, and why."""
+    """Rows that cannot be done; says why, and names the rank and the cell."""
 
 
 class LossError(RowsError):

@@ -1,6 +1,6 @@
 """A stage of a pipeline on its rank: its layers, what it holds, and what it does of a microbatch.
 
-The stage's statements are evaluated as a step of their own, in which the repeats that are cut have
+The stage's statements are evaluated as a step of their own, where the repeats that are cut have
 only its layers, on ranks that are alone along the stages' axis.  `result` puts together what all
 stages add up.  Weights of its chunks are unsharded and their gradients reduced around it (`Moved`).
 """

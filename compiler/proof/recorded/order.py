@@ -172,7 +172,7 @@ def _sent(plan: Sequence[Expected], calls: Sequence[Call]) -> list[Sent]:
 
 
 def _dropped(sent: Sequence[list[Sent]]) -> Iterator[str]:
-    """Exchanges in which the ranks of a group together have other rows than tokens and choices."""
+    """Exchanges where the ranks of a group together have other rows than tokens and choices."""
     of_groups: dict[tuple[int, ...], list[list[Sent]]] = {}
     for sent_by_rank in sent:
         of_rank: dict[tuple[int, ...], list[Sent]] = {}
