@@ -223,7 +223,8 @@ class Program(Known):
 
         Padded rows are as many of each expert, and experts are a dim of their own.
         """
-        if not (experts := self.experts_of(type)):
+        experts = self.experts_of(type)
+        if not experts:
             return tuple((dim,) for dim in type.dims)
         row_dims = {*DATA_DIMS, self.choices[experts]}
         if self.is_ragged(type):

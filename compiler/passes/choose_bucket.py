@@ -56,9 +56,9 @@ def _fastest(program: Program, gpu: "Hardware") -> Program:
 
 def _sizes(program: Program) -> list[int]:
     """Powers of two, up to the first that is enough for all gradients of a rank."""
-    whole = sum(
-        program.elements(param.type) * ITEM_BYTES[param.type.dtype] for param in program.params
-    )
+    whole = 0
+    for param in program.params:
+        whole += program.elements(param.type) * ITEM_BYTES[param.type.dtype]
     sizes = [LEAST]
     while sizes[-1] < whole:
         sizes.append(2 * sizes[-1])

@@ -44,7 +44,9 @@ def _moved(program: Program) -> set[str]:
     """Input dims that share an axis with a dim of an earlier rule, where that works, or that an
     op needs whole.
     """
-    inputs = {dim for arg in program.region.args for dim in arg.value.type.dims}
+    inputs = set[str]()
+    for arg in program.region.args:
+        inputs.update(arg.value.type.dims)
     late = set[str]()
     for claim in program.claims:
         for other in program.claims:

@@ -359,13 +359,16 @@ def _are_even(program: Program, type: Type, steps: Sequence[Step]) -> bool:
     Padded rows of one sequence's parts are: they lie along one dim of tokens, and each rank has
     one part of it.
     """
-    moved = {dim for step in steps for dim in (step.source.dim, step.target.dim) if dim}
+    moved, axes = set[str](), list[str]()
+    for step in steps:
+        moved |= {step.source.dim, step.target.dim} - {""}
+        axes += step.axes
     if not moved:
         return True
     if program.is_ragged(type) or len(moved) != 1 or not moved < {*DATA_DIMS}:
         return False
     (dim,) = moved
-    axes = [axis for step in steps for axis in step.axes]
+
     return not any((dim, axis) in program.zigzags for axis in axes)
 
 

@@ -141,14 +141,18 @@ class _Worker:
     def _around_ring(self, op: Op, work: Sequence[str]) -> Op:
         """An op with keys as the one whose keys go around a ring, where a rule says so."""
         keys = roles(op, self._program.types).key_seq
-        over = list[Claim]()
+        ring: Claim | None = None
+        others = list[Claim]()
         for claim in self._program.claims:
-            if keys == claim.dim and f"{claim.axis}:{keys}" in work:
-                over.append(claim)
-        ring = next((claim for claim in over if claim.via == RING), None)
+            if keys != claim.dim or f"{claim.axis}:{keys}" not in work:
+                continue
+            if ring is None and claim.via == RING:
+                ring = claim
+            else:
+                others.append(claim)
         if not ring:
             return op
-        self._check_ring(op, ring, [claim for claim in over if claim is not ring])
+        self._check_ring(op, ring, others)
         return around_ring(op, ring.axis)
 
     def _check_ring(self, op: Op, ring: Claim, others: Sequence[Claim]) -> None:
@@ -190,9 +194,10 @@ class _Worker:
         tokens.
         """
         experts = roles(op, self._program.types).routed
-        over = [claim for claim in self._program.claims if experts and claim.dim == experts]
-        whole = [claim for claim in over if f"{claim.axis}:{experts}" in work]
-        parts = [claim for claim in over if claim not in whole]
+        whole, parts = list[Claim](), list[Claim]()
+        for claim in self._program.claims:
+            if experts and claim.dim == experts:
+                (whole if f"{claim.axis}:{experts}" in work else parts).append(claim)
         if whole and parts and self._new("E0614", whole[0]):
             one = self._program.axis(whole[0].axis).parent
             other = self._program.axis(parts[0].axis).parent
@@ -213,7 +218,9 @@ class _Worker:
 
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = self._program.operands(op)
-        dims = {dim for type in operands for dim in type.dims}
+        dims = set[str]()
+        for type in operands:
+            dims.update(type.dims)
         for value in op.outputs:
             dims.update(value.type.dims)
         op_roles = roles(op, self._program.types)
@@ -238,14 +245,17 @@ class _Worker:
         first = first_claims(self._program, axis, dims - {op_roles.routed})
         if not first:
             first = first_claims(self._program, axis, dims)
-        heads = list[Claim]()
+        outer, inner = list[Claim](), list[Claim]()
         for claim in self._program.claims:
-            if claim.axis == axis and claim.dim in linked:
-                heads.append(claim)
-        inner = [claim for claim in heads if claim.within == op.kind]
+            if claim.axis != axis or claim.dim not in linked:
+                continue
+            if not claim.within:
+                outer.append(claim)
+            elif claim.within == op.kind:
+                inner.append(claim)
         # query and key/value heads go together, whatever their ranks
         if any(claim.dim in linked for claim in first):
-            first = [claim for claim in heads if not claim.within]
+            first = outer
         elif inner:
             first = inner
         return first, bool(inner)

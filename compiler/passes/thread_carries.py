@@ -74,11 +74,14 @@ def _carrying(
     for name, value in through.items():
         carries.append(Arg(inner[name], value.name, Enter.CARRY))
         new_names[value.name] = inner[name].name
+    yields = [*repeat.yields]
+    for value in inner.values():
+        yields.append(Yield(value.name, Leave.LAST))
     wider = evolve(
         repeat,
         args=(*carries, *others),
         body=tuple(rename(stmt, new_names) for stmt in repeat.body),
-        yields=(*repeat.yields, *(Yield(value.name, Leave.LAST) for value in inner.values())),
+        yields=tuple(yields),
         results=(*repeat.results, *following.values()),
     )
     return wider, {name: value.name for name, value in following.items()}

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from attrs import field, frozen
 
-from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type
+from ..ir import Arg, Enter, Leave, Op, Program, Region, Stmt, Type
 from ..ir.placements import ends
 from .semantics import MEANINGS, Call, Semantics
 from .semantics.step import loss_scale, unscaled
@@ -163,10 +163,12 @@ class Interpreter:
         """
         count = self.world.dims[region.dim]
         indices = reversed(range(count)) if region.reverse else range(count)
-        carried = {
-            arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY
-        }
-        sliced = [arg for arg in region.args if arg.enter is Enter.EACH]
+        carried, sliced = dict[str, Tensor](), list[Arg]()
+        for arg in region.args:
+            if arg.enter is Enter.CARRY:
+                carried[arg.value.name] = outer[arg.source]
+            else:
+                sliced.append(arg)
         yielded: list[list[Tensor]] = []
         for i in indices:
             slices = {arg.value.name: self.at(outer[arg.source], i) for arg in sliced}

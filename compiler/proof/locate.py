@@ -204,10 +204,12 @@ def _found(
 
     for actual in sorted(others, key=changes):
         if _is(value, whole, evolve(type, places=program.places(dict(actual))), world, numbers):
-            apart = [i for i in range(len(wide)) if not _alike(declared[i][1], actual[i][1])]
-            return Found(
-                name, where, tuple(declared[i] for i in apart), tuple(actual[i] for i in apart)
-            )
+            apart = list[tuple[str, Placement]](), list[tuple[str, Placement]]()
+            for due, placed in zip(declared, actual, strict=True):
+                if not _alike(due[1], placed[1]):
+                    apart[0].append(due)
+                    apart[1].append(placed)
+            return Found(name, where, tuple(apart[0]), tuple(apart[1]))
     return Found(name, where, declared, ())
 
 

@@ -180,10 +180,12 @@ class Reference:
         return params
 
     def _repeat(self, region: Region, outer: Env, where: Where) -> Env:
-        carried = {
-            arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY
-        }
-        sliced = [arg for arg in region.args if arg.enter is Enter.EACH and arg.source in outer]
+        carried, sliced = dict[str, Tensor](), list[Arg]()
+        for arg in region.args:
+            if arg.enter is Enter.CARRY:
+                carried[arg.value.name] = outer[arg.source]
+            elif arg.source in outer:
+                sliced.append(arg)
         # stacks are for a step's own backward
         ends = [end.name for end in region.yields if end.leave is Leave.LAST]
         inner: Env = {}

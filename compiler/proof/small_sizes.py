@@ -235,8 +235,10 @@ class _Sizes:
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""
-        users = [heads for heads, all_few in self._groups.items() if few in all_few]
-        return any(self._axes_of(heads) != self._axes_of(few) for heads in users)
+        for heads, all_few in self._groups.items():
+            if few in all_few and self._axes_of(heads) != self._axes_of(few):
+                return True
+        return False
 
     def _axes_of(self, dim: str) -> list[str]:
         return [claim.axis for claim in self._claims.get(dim, []) if claim.split]
@@ -251,7 +253,11 @@ class _Sizes:
         if dim.name in self._chosen:
             return min(dim.size, 2)
         claims = self._claims.get(dim.name, [])
-        unit = prod(self._axes[claim.axis] * (1 + claim.zigzag) for claim in claims if claim.split)
+        unit = 1
+        for claim in claims:
+            if claim.split:
+                # ranks with two chunks each need twice as many parts
+                unit *= self._axes[claim.axis] * (1 + claim.zigzag)
         if dim.name == BATCH:
             unit *= self._sequences
         if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):

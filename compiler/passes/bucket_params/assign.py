@@ -249,9 +249,12 @@ def _named(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
 
 def _contents(program: Program, group: BucketGroup) -> str:
     """The kind of parameters, matrices or vectors, after the repeats that all of them are in."""
-    params = [param for param in program.params if param.name in group.names]
-    repeats = {param.type.dims[: param.stacked] for param in params}
-    vectors = {len(param.type.dims) - param.stacked < 2 for param in params}
+    names = group.names
+    repeats, vectors = set[tuple[str, ...]](), set[bool]()
+    for param in program.params:
+        if param.name in names:
+            repeats.add(param.type.dims[: param.stacked])
+            vectors.add(len(param.type.dims) - param.stacked < 2)
     kind = "matrices"
     if len(vectors) > 1:
         kind = "params"

@@ -46,9 +46,8 @@ def held(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str
 def gathered(group: BucketGroup, name: str, leaves: Sequence[Value], builder: OpBuilder) -> None:
     """Writes what leads from there to the parameters as the model uses them."""
     name = builder.coerce(name, Step(group.shards, sharded(group.dim), REPLICATED))
-    others = tuple(
-        axis for axis in leaves[0].type.axes_in(Kind.REPLICATED) if axis not in group.shards
-    )
+    replicated = leaves[0].type.axes_in(Kind.REPLICATED)
+    others = tuple(axis for axis in replicated if axis not in group.shards)
     name = builder.coerce(name, Step(others, INVARIANT, REPLICATED))
     builder.append(
         Op("unpack", (name,), tuple(leaves), (("bucket", group.name),), span=builder.span)

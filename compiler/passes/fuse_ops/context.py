@@ -66,6 +66,13 @@ class Known:
                 places.append((i, stmt))
         return places
 
+    def ops_by_result(self, body: Sequence[Stmt], *kinds: str) -> dict[str, tuple[int, Op]]:
+        """The ops of these kinds that may be fused, with their places, by their first results."""
+        by_result = dict[str, tuple[int, Op]]()
+        for index, op in self.ops(body, *kinds):
+            by_result[op.outputs[0].name] = index, op
+        return by_result
+
 
 def _slices(region: Region, params: dict[str, Param]) -> dict[str, Param]:
     """The slices that repeats take of some values, layer by layer."""

@@ -62,7 +62,7 @@ def _largest(body: Sequence[Stmt], known: Known) -> Mapping[str, tuple[int, Op]]
     """The ops that compute ranks' own maxima, with their place, by the names of the largest of
     all.
     """
-    maxima = {op.outputs[0].name: (i, op) for i, op in known.ops(body, "max_logit")}
+    maxima = known.ops_by_result(body, "max_logit")
     largest = dict[str, tuple[int, Op]]()
     for _, op in known.ops(body, "coerce"):
         if op.inputs[0] in maxima:
@@ -75,9 +75,7 @@ class _Makers:
 
     def __init__(self, body: Sequence[Stmt], known: Known) -> None:
         self._known = known
-        self._ops = dict[str, tuple[int, Op]]()
-        for index, op in known.ops(body, "add", "contract", "softcap"):
-            self._ops[op.outputs[0].name] = index, op
+        self._ops = known.ops_by_result(body, "add", "contract", "softcap")
 
     def of(self, logits: str, users: int, *, products: bool) -> _Made | None:
         """The origin of logits that `users` ops read; None where others read them too, or no

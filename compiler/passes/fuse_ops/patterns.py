@@ -22,7 +22,7 @@ def gates(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """f(x) · y: fuses functions whose values are used in a product with a value of the same
     type, and nowhere else.
     """
-    functions = {op.outputs[0].name: (i, op) for i, op in known.ops(body, *GATES)}
+    functions = known.ops_by_result(body, *GATES)
     by: dict[int, Op | None] = {}
     for index, op in known.ops(body, "mul"):
         name = next((n for n in op.inputs if n in functions and known.uses[n] == 1), "")
@@ -41,7 +41,7 @@ def norms(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """x + y and its norm: fuses sums of two values with the first norm of each, where the sum
     is used besides.
     """
-    sums = {op.outputs[0].name: (i, op) for i, op in known.ops(body, "add")}
+    sums = known.ops_by_result(body, "add")
     by: dict[int, Op | None] = {}
     for index, op in known.ops(body, *NORMS):
         total, *weights = op.inputs
@@ -63,7 +63,7 @@ def _two_alike(add: Op, known: Known) -> bool:
 
 def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """Fuses the rotations of an attention's queries and keys, by the same angles."""
-    rotations = {op.outputs[0].name: (i, op) for i, op in known.ops(body, ROPE.name)}
+    rotations = known.ops_by_result(body, ROPE.name)
     by: dict[int, Op | None] = {}
     for op in ops_in(body):
         if op.kind != ATTENTION.name:
@@ -181,7 +181,11 @@ def _alike(stmt: Stmt, known: Known) -> object:
 
 def _together(several: Sequence[Op], known: Known) -> list[Stmt]:
     """The values side by side, their coercion, and its parts."""
-    first, operands = several[0], tuple(op.inputs[0] for op in several)
+    first, operands = several[0], list[str]()
+    outputs = list[Value]()
+    for op in several:
+        operands.append(op.inputs[0])
+        outputs.append(op.outputs[0])
     parts = tuple(known.types[name].dims[-1] for name in operands)
     dim = known.dim("_".join(parts), sum(map(known.program.size, parts)), first.span)
     stem = "_".join(map(base, operands))
@@ -190,10 +194,9 @@ def _together(several: Sequence[Op], known: Known) -> list[Stmt]:
         whole_type = evolve(type, dims=(*type.dims[:-1], dim))
         values.append(Value(known.names.fresh(stem), whole_type))
     whole, coerced = values
-    outputs = tuple(op.outputs[0] for op in several)
     attrs = (("parts", parts),)
     return [
-        Op(CONCAT.name, operands, (whole,), (("as", dim),), span=first.span),
+        Op(CONCAT.name, tuple(operands), (whole,), (("as", dim),), span=first.span),
         evolve(first, inputs=(whole.name,), outputs=(coerced,)),
-        Op(SPLIT.name, (coerced.name,), outputs, attrs, span=first.span),
+        Op(SPLIT.name, (coerced.name,), tuple(outputs), attrs, span=first.span),
     ]

@@ -106,7 +106,9 @@ class _Split:
 
     def _saved(self, region: Region, inner: _Found) -> dict[str, Value]:
         """The stacks of what the weight part of a repeat's body reads of the input part."""
-        available = {name for stmt in inner.now for name in _made(stmt)}
+        available = set[str]()
+        for stmt in inner.now:
+            available.update(_made(stmt))
         for arg in region.args:
             if arg.enter is Enter.CARRY and arg.value.name not in inner.late:
                 available.add(arg.value.name)

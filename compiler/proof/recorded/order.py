@@ -105,11 +105,14 @@ def _alike(calls: Sequence[Call]) -> bool:
         kinds.add(call)
     if len(kinds) > 1:
         return False
-    splits = [call.splits for call in calls if call.splits]
-    if not splits:
-        return True
-    sent = [*zip(*(to for to, _ in splits), strict=True)]
-    return sent == [received for _, received in splits]
+    sent, received = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    for call in calls:
+        if call.splits:
+            sizes_sent, sizes_received = call.splits
+            sent.append(sizes_sent)
+            received.append(sizes_received)
+    # a rank receives its column of what all ranks send
+    return [*zip(*sent, strict=True)] == received
 
 
 def _waiting(
@@ -154,9 +157,9 @@ def lost(plans: Sequence[Calls], records: Sequence[Record]) -> tuple[str, ...]:
     """The first faults in numbers of rows, in records whose calls are otherwise their plan's,
     in one order.
     """
-    steps = (
-        [stretch for stretch in record.stretches if stretch.phase != "loop"] for record in records
-    )
+    steps = list[list[Stretch]]()
+    for record in records:
+        steps.append([stretch for stretch in record.stretches if stretch.phase != "loop"])
     for stretches in zip(*steps, strict=True):
         sent = list[list[Sent]]()
         for plan, stretch in zip(plans, stretches, strict=True):

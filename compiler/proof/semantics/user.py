@@ -31,11 +31,14 @@ class _Slices:
         for x, key in zip(self.operands, self.keys, strict=True):
             dims_of_part = self._among([*x.dims, *key.dims])
             self.parts.append(self.n.product(dims_of_part, x, key))
-        bent = [part for i, part in enumerate(self.parts) if i not in self.linear]
+        bent, dims_of_bent = list[Tensor](), list[str]()
+        for i, part in enumerate(self.parts):
+            if i not in self.linear:
+                bent.append(part)
+                dims_of_bent += part.dims
         self.bent: Tensor | None = None
         if bent:
-            dims_of_bent = self._among(dim for part in bent for dim in part.dims)
-            self.bent = self.n.total(dims_of_bent, *bent)
+            self.bent = self.n.total(self._among(dims_of_bent), *bent)
 
     def _positions(self, c: Call) -> list[Tensor]:
         """The positions that the function takes: a random number for each global position."""
