@@ -29,10 +29,17 @@ def _vjp(c: Call) -> list[Tensor]:
 
 
 _FAMILIES = algebra, attention, dropout, experts, fused, join, loss, norm, step, user
-MEANINGS: dict[str, Semantics] = {}
-for family in _FAMILIES:
-    MEANINGS |= family.MEANINGS
-MEANINGS["vjp"] = Semantics(_vjp)
+
+
+def _meanings() -> dict[str, Semantics]:
+    meanings: dict[str, Semantics] = {}
+    for family in _FAMILIES:
+        meanings |= family.MEANINGS
+    meanings["vjp"] = Semantics(_vjp)
+    return meanings
+
+
+MEANINGS = _meanings()
 """By the op's kind."""
 
 __all__ = ["MEANINGS", "Call", "Semantics"]
