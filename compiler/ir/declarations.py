@@ -58,8 +58,8 @@ class Claim:
     zigzag  whether rank r of n holds the chunks r and 2n - 1 - r of 2n, not the r-th part
     via     how attention comes by the keys that other ranks hold: `gather`, `ring`, `ulysses`; ""
             where nothing is said
-    within  the kind of op that alone works so, and whose axis lies inside those of other claims; ""
-            for all ops
+    within  the kind of op that alone works so, and whose axis lies inside the axes of other claims;
+            "" for all ops
     """
 
     rank: int
@@ -84,8 +84,7 @@ class Init:
 class Param:
     """A parameter: its state of record, how it begins, and two counts of its dims.
 
-    The first `stacked` dims are those of repeats, the last `inner` ones those that a matrix product
-    contracts.
+    The first `stacked` dims belong to repeats.  A matrix product contracts the last `inner` dims.
     """
 
     name: str
@@ -110,7 +109,7 @@ class Buffer(Param):
 
 @frozen
 class Bucket:
-    """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's
+    """Parameters whose gradients are reduced as one flat buffer; `type` is the type of the buffer's
     gradient of record.
 
     Its last dim is the flat one, after the dims of repeats whose iterations have a buffer each,
@@ -171,17 +170,17 @@ class StateAxes:
 class Pipeline:
     """Repeats that are cut into stages over a mesh axis.
 
-    Types and dims are those of all stages together; nothing but sums over stages mentions the
-    axis.  A stage has `layers` layers of the repeats over `dims`, in their order; ops before a
-    repeat's first layer belong to the first stage or to that of the layer before, ops after the
-    last one to the last stage.
+    Types and dims describe all stages together; nothing but sums over stages mentions the axis.  A
+    stage has `layers` layers of the repeats over `dims`, in their order.  Ops before a repeat's
+    first layer belong to the stage of the layer before, or to the first stage.  Ops after the last
+    layer belong to the last stage.
     """
 
     axis: str
     dims: tuple[str, ...]
     settings: Pipelining
     given: Schedule | None = None
-    """The rows of the plan's file, or, from `place_stages` on, those made for it; without
+    """The rows of the plan's file, or, from `place_stages` on, the rows made for it; without
     messages.
     """
     layers: tuple[int, ...] = ()
@@ -195,7 +194,7 @@ class Pipeline:
 
     @property
     def splits(self) -> bool:
-        """Whether the gradients of weights are made apart from those of inputs."""
+        """Whether the gradients of weights are made apart from the gradients of inputs."""
         return self.schedule is not None and self.schedule.splits
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -203,7 +202,6 @@ class Pipeline:
         return stages_of_rank(self.stage_to_rank, rank)
 
     def ranks_of(self, param: str) -> tuple[int, ...]:
-        """The ranks that hold a parameter whole; of those that are cut with their repeats, none."""
-        return tuple(
-            sorted({self.stage_to_rank[stage] for stage in dict(self.param_stages).get(param, ())})
-        )
+        """The ranks that hold a parameter whole; none if it is cut with its repeat."""
+        stages = dict(self.param_stages).get(param, ())
+        return tuple(sorted({self.stage_to_rank[stage] for stage in stages}))

@@ -7,6 +7,7 @@ Purpose: inspect, store and edit programs between passes.  Non-goals: plan text,
 import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, cast
 
 from attrs import evolve
@@ -23,6 +24,7 @@ from ..syntax.diagnostics import Diagnostics, PlanError, wrong
 from ..syntax.lark_parser import parser
 from ..syntax.parser import MAX_DIGITS, parse_plan
 from ..syntax.source import Source, Span
+from ..syntax.tree import Section
 from .declarations import STATES, Axis, Bucket, Buffer, Claim, Dim, Init, Param, Pipeline, StateAxes
 from .program import Program
 from .regions import Arg, Enter, Leave, Op, Region, Yield
@@ -42,36 +44,25 @@ field of the program.
 
 def read_ir(source: Source) -> Program:
     """The program that `source` shows.  Raises PlanError where it is not IR text."""
-    head, _, rest = source.text.partition("\nprogram ")
-    sections = {
-        section.kind.name: section for section in parse_plan(Source(source.path, head)).sections()
-    }
+    head, _, body = source.text.partition("\nprogram ")
+    plan = parse_plan(Source(source.path, head))
+    sections = {section.kind.name: section for section in plan.sections()}
     if not {"cluster", "train"} <= set(sections):
         help = "sections `cluster` and `train` must come before `program`"
         raise wrong("E0190", "this IR has no settings", source.whole(), help=help)
-    found = Diagnostics()
-    given: dict[str, Any] = {
-        "cluster": read(settings.Cluster, sections["cluster"], found),
-        "train": read(settings.Train, sections["train"], found),
-        "flow": read(settings.Flow, sections["state"], found)
-        if "state" in sections
-        else settings.Flow(),
-        "watch": read(settings.Watch, sections["watch"], found)
-        if "watch" in sections
-        else settings.Watch(),
-        "names": read_names(sections["names"], found, {}) if "names" in sections else (),
-    }
-    order = (
-        read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None
-    )
-    if given["cluster"]:
-        check_gpu(given["cluster"], found)
-    found.check()
+    diagnostics = Diagnostics()
+    fields = _read_settings(sections, diagnostics)
+    pipelining = None
+    if "pipeline" in sections:
+        pipelining = read(settings.Pipelining, sections["pipeline"], diagnostics)
+    if fields["cluster"]:
+        check_gpu(fields["cluster"], diagnostics)
+    diagnostics.check()
     # tokens then know their lines in the source
-    text = "\n" * (head.count("\n") + 1) + "program " + rest
-    # its methods take what a rule is made of by position
+    text = "\n" * (head.count("\n") + 1) + "program " + body
+    # the builder's methods take the parts of a rule by position
     by_position = cast(Any, v_args(inline=True)(_Builder))
-    reader: Any = parser("ir", by_position(given, order, source), placeholders=True)
+    reader: Any = parser("ir", by_position(fields, pipelining, source), placeholders=True)
     try:
         return reader.parse(text)
     except UnexpectedInput as error:
@@ -82,22 +73,40 @@ def read_ir(source: Source) -> Program:
         raise wrong("E0190", f"these are not rows: {error}", source.whole()) from None
 
 
+def _read_settings(sections: Mapping[str, Section], diagnostics: Diagnostics) -> dict[str, Any]:
+    """The fields of a program that have sections of their own, with defaults for absent ones."""
+    fields: dict[str, Any] = {
+        "cluster": read(settings.Cluster, sections["cluster"], diagnostics),
+        "train": read(settings.Train, sections["train"], diagnostics),
+        "flow": settings.Flow(),
+        "watch": settings.Watch(),
+        "names": (),
+    }
+    if "state" in sections:
+        fields["flow"] = read(settings.Flow, sections["state"], diagnostics)
+    if "watch" in sections:
+        fields["watch"] = read(settings.Watch, sections["watch"], diagnostics)
+    if "names" in sections:
+        fields["names"] = read_names(sections["names"], diagnostics, {})
+    return fields
+
+
 def _unreadable(label: str, source: Source, line: int, column: int, end: int) -> PlanError:
     span = Span(source.path, line, column, line, end, source.text)
     return wrong("E0190", "this is not IR text", span, label=label)
 
 
 class _Builder(Transformer[Token, Program]):
-    """One method per rule of `ir.lark`, called while parsing with its parts, None for what is
-    left out.
+    """One method per rule of `ir.lark`: the parser calls it with the rule's parts, None for parts
+    that are left out.
     """
 
     def __init__(
-        self, given: dict[str, Any], order: settings.Pipelining | None, source: Source
+        self, fields: dict[str, Any], pipelining: settings.Pipelining | None, source: Source
     ) -> None:
-        """`given` are the program's fields that have sections."""
+        """`fields` are the program's fields that have sections."""
         super().__init__()
-        self._given, self._order, self._source = given, order, source
+        self._fields, self._pipelining, self._source = fields, pipelining, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
         # the dims and axes of claims within an op, declared before it too
         self._inner = set[tuple[str, str]]()
@@ -108,10 +117,14 @@ class _Builder(Transformer[Token, Program]):
         for field, entry in headers:
             lists[field].append(entry)
         pipeline = None
-        for each in lists["pipeline"]:
-            rows = {field: _schedule(lists[field]) for field in ("given", "schedule")}
-            pipeline = evolve(each, param_stages=tuple(lists["held"]), **rows)
-        fields: dict[str, Any] = {field: tuple(lists[field]) for field in FIELDS} | self._given
+        for declared in lists["pipeline"]:
+            pipeline = evolve(
+                declared,
+                param_stages=tuple(lists["held"]),
+                given=_schedule(lists["given"]),
+                schedule=_schedule(lists["schedule"]),
+            )
+        fields: dict[str, Any] = {field: tuple(lists[field]) for field in FIELDS} | self._fields
         return Program(str(name), str(after), region=region, pipeline=pipeline, sees=sees, **fields)
 
     def sees(self, *words: Token) -> tuple[str, ...]:
@@ -119,29 +132,32 @@ class _Builder(Transformer[Token, Program]):
 
     # ---- what is declared
 
-    def axis(self, name: Token, size: Token, parent: Token, *rest: Any) -> Header:
-        least, most, span = rest
+    def axis(self, name: Token, size: Token, parent: Token, *parts: Any) -> Header:
+        least, most, span = parts
         self._axes.append(str(name))
-        within = (self._count(least), self._count(most)) if least else None
+        within = None
+        if least:
+            within = self._count(least), self._count(most)
         return "axes", Axis(str(name), self._count(size), str(parent), within, span=span)
 
-    def dim(self, name: Token, size: Token, valid: Token | None, *rest: Any) -> Header:
-        *words, padded, span = rest
-        twin, chosen = (word.split()[1] if word else "" for word in words)
+    def dim(self, name: Token, size: Token, valid: Token | None, *parts: Any) -> Header:
+        *words, padded, span = parts
+        twin, chosen = map(_name_after_word, words)
         sizes = self._count(size), self._count(valid or size)
-        return "dims", Dim(
-            str(name), *sizes, twin, chosen, self._count(padded) if padded else 0, span=span
-        )
+        padded_rows = 0
+        if padded:
+            padded_rows = self._count(padded)
+        return "dims", Dim(str(name), *sizes, twin, chosen, padded_rows, span=span)
 
     def claim(
-        self, rank: Token, dim: Token, how: Token, axis: Token, layout: Token | None, *rest: Any
+        self, rank: Token, dim: Token, how: Token, axis: Token, layout: Token | None, *parts: Any
     ) -> Header:
-        *words, span = rest
-        via, within = (word.split()[1] if word else "" for word in words)
+        *words, span = parts
+        via, within = map(_name_after_word, words)
         if within:
             self._inner.add((str(dim), str(axis)))
-        known = self._count(rank), str(dim), str(axis), how == "over", layout is not None
-        return "claims", Claim(*known, via, within, span=span)
+        leading = self._count(rank), str(dim), str(axis), how == "over", layout is not None
+        return "claims", Claim(*leading, via, within, span=span)
 
     def param(self, value: Value, init: Init, stacked: Token, inner: Token, span: Span) -> Header:
         return "params", Param(
@@ -149,17 +165,17 @@ class _Builder(Transformer[Token, Program]):
         )
 
     def buffer(self, value: Value, rate: Token, route: Token, stacked: Token, span: Span) -> Header:
-        known = value.name, value.type, self._count(stacked), 0, Init("zeros")
+        leading = value.name, value.type, self._count(stacked), 0, Init("zeros")
         return "buffers", Buffer(
-            *known, rate=float(self.number(rate)), route=self._count(route), span=span
+            *leading, rate=float(self.number(rate)), route=self._count(route), span=span
         )
 
     def init(self, kind: Token, *args: Token | None) -> Init:
         return Init(str(kind), tuple(float(self.number(arg)) for arg in args if arg))
 
     def state(self, *parts: Any) -> Header:
-        *kept, of = parts
-        return "state", StateAxes(of, **dict(kept))
+        *axes_by_kind, patterns = parts
+        return "state", StateAxes(patterns, **dict(axes_by_kind))
 
     def kept(self, kind: Token, axes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         if kind not in STATES:
@@ -172,16 +188,20 @@ class _Builder(Transformer[Token, Program]):
     def recomputed(self, name: Token) -> Header:
         return "recomputed", str(name)
 
-    def fact(self, word: Token, said: Any = True) -> tuple[str, Any]:
-        return str(word), said
+    def fact(self, word: Token, value: Any = True) -> tuple[str, Any]:
+        return str(word), value
 
     def pipeline(
-        self, axis: Token, dims: tuple[str, ...], *placed: tuple[int, ...] | None
+        self, axis: Token, dims: tuple[str, ...], *numbers: tuple[int, ...] | None
     ) -> Header:
-        assert self._order, "reader: a pipeline without settings"
-        layers, stage_to_rank = (each or () for each in placed)
+        assert self._pipelining, "reader: a pipeline without settings"
+        layers, stage_to_rank = numbers
         return "pipeline", Pipeline(
-            str(axis), dims, self._order, layers=layers, stage_to_rank=stage_to_rank
+            str(axis),
+            dims,
+            self._pipelining,
+            layers=layers or (),
+            stage_to_rank=stage_to_rank or (),
         )
 
     def held(self, param: Token, stages: tuple[int, ...]) -> Header:
@@ -237,18 +257,17 @@ class _Builder(Transformer[Token, Program]):
         return Value(str(name), type)
 
     def type(self, dtype: Token, dims: tuple[Any, ...], others: tuple[Any, ...] | None) -> Type:
-        at = [
-            (axis, sharded(dim, int((dim, axis) in self._inner)))
-            for dim, axes in dims
-            for axis in axes
-        ]
-        at += others or ()
-        for axis, _ in at:
+        placed: list[tuple[Token, Placement]] = []
+        for dim, axes in dims:
+            for axis in axes:
+                level = int((dim, axis) in self._inner)
+                placed.append((axis, sharded(dim, level)))
+        placed += others or ()
+        for axis, _ in placed:
             if axis not in self._axes:
                 raise self._wrong(f"axis `{axis}` is not declared", axis)
-        places: Places = tuple(
-            (str(axis), place) for axis, place in sorted(at, key=lambda it: self._axes.index(it[0]))
-        )
+        placed.sort(key=lambda entry: self._axes.index(entry[0]))
+        places: Places = tuple((str(axis), place) for axis, place in placed)
         return Type(str(dtype), tuple(dim for dim, _ in dims), places)
 
     def tdim(self, dim: Token, *axes: Token | None) -> tuple[str, tuple[Token, ...]]:
@@ -266,10 +285,14 @@ class _Builder(Transformer[Token, Program]):
     # ---- lists and words
 
     def many(self, *parts: Any) -> tuple[Any, ...]:
-        """All that there are, names as plain strings."""
-        return tuple(
-            str(part) if isinstance(part, Token) else part for part in parts if part is not None
-        )
+        """All parts that are present; names become plain strings."""
+        present = list[Any]()
+        for part in parts:
+            if isinstance(part, Token):
+                present.append(str(part))
+            elif part is not None:
+                present.append(part)
+        return tuple(present)
 
     args = inputs = attrs = yields = values = tdims = places_on = list = names = many
 
@@ -299,21 +322,30 @@ class _Builder(Transformer[Token, Program]):
             raise self._wrong("not a count", text)
         return value
 
-    def _wrong(self, label: str, at: Token) -> PlanError:
-        line, column = at.line or 0, at.column or 0
-        return _unreadable(label, self._source, line, column, column + len(at))
+    def _wrong(self, label: str, token: Token) -> PlanError:
+        line, column = token.line or 0, token.column or 0
+        return _unreadable(label, self._source, line, column, column + len(token))
+
+
+def _name_after_word(part: Any) -> str:
+    """The name after a keyword, as in `twin seq_k`; "" where the part is left out."""
+    if not part:
+        return ""
+    return part.split()[1]
 
 
 def _schedule(rows: Parts) -> Schedule | None:
-    """Rows as they are printed, with groups of messages between brackets."""
+    """The schedule of rows as they are printed, with groups of messages between brackets."""
     if not rows:
         return None
-    schedule = read_csv("\n".join(_GROUP.sub(r"\1", row).replace(" ", ",") for row in rows))
-    groups = (
-        tuple(filter(None, map(Action.of, each.split())))
-        for row in rows
-        for each in _GROUP.findall(row)
-    )
+    lines = list[str]()
+    for row in rows:
+        lines.append(_GROUP.sub(r"\1", row).replace(" ", ","))
+    schedule = read_csv("\n".join(lines))
+    groups = list[tuple[Action, ...]]()
+    for row in rows:
+        for group in _GROUP.findall(row):
+            groups.append(tuple(filter(None, map(Action.of, group.split()))))
     return evolve(schedule, groups=tuple(groups))
 
 

@@ -4,8 +4,8 @@ Purpose: what each coercion does forward and backward, and which coercions lead 
 another.  Non-goals: deciding where coercions go (`passes.insert_collectives`).
 
 The gradient of a value placed `a` is placed `dual(a)`, without exception; so the backward of `a →
-b` is `dual(b) → dual(a)`.  The vocabulary is that of Meta's spmd_types and of JAX's
-sharding-and-autodiff notes; f and g are Megatron-LM's (Shoeybi et al. 2019, figure 3).
+b` is `dual(b) → dual(a)`.  The vocabulary comes from Meta's spmd_types and from
+JAX's sharding-and-autodiff notes; f and g are Megatron-LM's (Shoeybi et al. 2019, figure 3).
 """
 
 from collections.abc import Iterable
@@ -58,7 +58,9 @@ COERCIONS = {
 
 def dual(place: Placement) -> Placement:
     """The placement of the gradient of a value placed so."""
-    return place if place.kind is S else Placement(DUAL[place.kind])
+    if place.kind is S:
+        return place
+    return Placement(DUAL[place.kind])
 
 
 def dual_type(type: Type) -> Type:
@@ -82,7 +84,7 @@ def coercion_of(op: Op) -> Coercion:
 
 
 def ends(op: Op) -> tuple[Placement, Placement]:
-    """The placements from which and to which an op `coerce` leads."""
+    """The placements that an op `coerce` starts from and leads to."""
     source, target = op.get("from"), op.get("to")
     assert isinstance(source, Placement), "coerce: `from` is no placement"
     assert isinstance(target, Placement), "coerce: `to` is no placement"
@@ -99,8 +101,8 @@ class Step:
 
     def applied(self, type: Type, program: Program) -> Type:
         """The type after this step."""
-        at = dict(type.places) | dict.fromkeys(self.axes, self.target)
-        return Type(type.dtype, type.dims, program.places(at))
+        places = dict(type.places) | dict.fromkeys(self.axes, self.target)
+        return Type(type.dtype, type.dims, program.places(places))
 
     def op(self, name: str, result: Value, span: Span) -> Op:
         """The op that does this step to the value `name`."""
@@ -124,7 +126,7 @@ class OrderError(Exception):
 def path(program: Program, type: Type, want: Places) -> list[Step]:
     """The coercions from `type` to the placements `want`, in the order that moves least.
 
-    One step may cover several axes, but for those whose ranks hold two chunks each.
+    One step may cover several axes.  Axes whose ranks hold two chunks each have steps of their own.
 
     Raises OrderError where a dim would be gathered or scattered over an axis that is not its
     innermost.
@@ -138,12 +140,17 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
             apart = _apart(program, axis, source, target)
             groups[source, target, apart] = (*groups.get((source, target, apart), ()), axis)
     steps = [Step(axes, source, target) for (source, target, _), axes in groups.items()]
-    # by the table's stage; gathers innermost first, since only the innermost axis of a dim can be
-    # gathered
-    stages = {step: coercion(step.source, step.target).stage for step in steps}
-    steps.sort(
-        key=lambda step: (stages[step], -order.index(step.axes[-1]) if stages[step] == 2 else 0)
-    )
+
+    def rank(step: Step) -> tuple[int, int]:
+        """By the table's stage.  Gathers come innermost first: only the innermost axis of a dim
+        can be gathered.
+        """
+        stage = coercion(step.source, step.target).stage
+        if stage == 2:
+            return stage, -order.index(step.axes[-1])
+        return stage, 0
+
+    steps.sort(key=rank)
     wrong: OrderError | None = None
     for ordered in permutations(steps):
         try:
@@ -156,11 +163,17 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
 
 
 def _apart(program: Program, axis: str, *places: Placement) -> str:
-    """The axes with which this one makes a step: alone where its ranks hold chunks, and by
-    levels; "" for the rest.
+    """A key that keeps this axis out of steps over others.
+
+    It is the axis itself where its ranks hold chunks, `inner` where the axis lies inside others,
+    and "" else.
     """
-    ends = {(place.dim, axis) for place in places if place.dim}
-    return axis if ends & program.zigzags else "inner" if ends & program.inner else ""
+    dim_axes = {(place.dim, axis) for place in places if place.dim}
+    if dim_axes & program.zigzags:
+        return axis
+    if dim_axes & program.inner:
+        return "inner"
+    return ""
 
 
 def _check_order(steps: Iterable[Step], before: Type, program: Program) -> None:
@@ -168,7 +181,9 @@ def _check_order(steps: Iterable[Step], before: Type, program: Program) -> None:
     for step in steps:
         after = step.applied(before, program)
         for place, type in ((step.source, before), (step.target, after)):
-            axes = type.axes_of(place.dim) if place.kind is S else step.axes
+            axes = step.axes
+            if place.kind is S:
+                axes = type.axes_of(place.dim)
             if axes[-len(step.axes) :] != step.axes:
                 raise OrderError(place.dim, axes, step.axes)
         before = after

@@ -11,7 +11,7 @@ from attrs import asdict
 from ..config.hf_names import show_names
 from ..config.schema import show
 from ..config.settings import Flow, Watch
-from .declarations import Bucket, Claim, Dim, Pipeline, StateAxes
+from .declarations import STATES, Bucket, Buffer, Claim, Dim, Param, Pipeline, StateAxes
 from .program import Program
 from .regions import Op, Region
 from .types import Attr, Kind, Placement, Type, Value
@@ -20,50 +20,74 @@ from .types import Attr, Kind, Placement, Type, Value
 def print_ir(program: Program) -> str:
     """The program as text."""
     lines = [
-        show(program.cluster),
-        show(program.train),
-        *([show(program.flow)] if program.flow != Flow() else []),
-        *([show(program.watch)] if program.watch != Watch() else []),
-        *([show(program.pipeline.settings)] if program.pipeline else []),
-        *([show_names(program.names)] if program.names else []),
+        *_settings(program),
         "",
         " ".join(("program", program.name, "after", program.after, *program.sees)),
-        *(
-            f"axis {a.name} = {a.size} of {a.parent}{_range(a.within)} !{a.span}"
-            for a in program.axes
-        ),
-        *(f"dim {d.name} = {d.size}{_more(d)} !{d.span}" for d in program.dims),
-        *(
-            f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis}{how_claimed(c)}"
-            f" !{c.span}"
-            for c in program.claims
-        ),
-        *(
-            f"param {p.name}: {print_type(p.type)} ~ {p.init.kind}({_join(p.init.args)})"
-            f" stacked {p.stacked} inner {p.inner} !{p.span}"
-            for p in program.params
-        ),
-        *(
-            f"buffer {b.name}: {print_type(b.type)} rate {b.rate!r} route {b.route} stacked"
-            f" {b.stacked} !{b.span}"
-            for b in program.buffers
-        ),
-        *map(_state, program.state),
-        *map(_bucket, program.buckets),
-        *(f"recomputed {name}" for name in program.recomputed),
-        *(_pipeline(program.pipeline) if program.pipeline else ()),
+        *_declarations(program),
         *_region(program.region, ""),
     ]
     return "\n".join(lines) + "\n"
 
 
+def _settings(program: Program) -> Iterator[str]:
+    """The sections of a plan that a program keeps; sections that say nothing are left out."""
+    yield show(program.cluster)
+    yield show(program.train)
+    if program.flow != Flow():
+        yield show(program.flow)
+    if program.watch != Watch():
+        yield show(program.watch)
+    if program.pipeline:
+        yield show(program.pipeline.settings)
+    if program.names:
+        yield show_names(program.names)
+
+
+def _declarations(program: Program) -> Iterator[str]:
+    """A line for each entry of a program's fields."""
+    for axis in program.axes:
+        yield f"axis {axis.name} = {axis.size} of {axis.parent}{_range(axis.within)} !{axis.span}"
+    for dim in program.dims:
+        yield f"dim {dim.name} = {dim.size}{_more(dim)} !{dim.span}"
+    yield from map(_claim, program.claims)
+    yield from map(_param, program.params)
+    yield from map(_buffer, program.buffers)
+    yield from map(_state, program.state)
+    yield from map(_bucket, program.buckets)
+    for name in program.recomputed:
+        yield f"recomputed {name}"
+    if program.pipeline:
+        yield from _pipeline(program.pipeline)
+
+
 def _range(within: tuple[int, int] | None) -> str:
-    return f" from {within[0]} to {within[1]}" if within else ""
+    if not within:
+        return ""
+    least, most = within
+    return f" from {least} to {most}"
 
 
-def how_claimed(it: Claim) -> str:
-    """The rest of a claim, for instance ` as zigzag via ring`; "" for most."""
-    return _said({"as": "zigzag" if it.zigzag else "", "via": it.via, "within": it.within})
+def _claim(claim: Claim) -> str:
+    word = "over" if claim.split else "whole"
+    words = f"claim {claim.rank} {claim.dim} {word} {claim.axis}{how_claimed(claim)}"
+    return f"{words} !{claim.span}"
+
+
+def how_claimed(claim: Claim) -> str:
+    """The last words of a claim, for instance ` as zigzag via ring`; "" for most."""
+    layout = "zigzag" if claim.zigzag else ""
+    return _said({"as": layout, "via": claim.via, "within": claim.within})
+
+
+def _param(param: Param) -> str:
+    init = f"{param.init.kind}({_join(param.init.args)})"
+    counts = f"stacked {param.stacked} inner {param.inner}"
+    return f"param {param.name}: {print_type(param.type)} ~ {init} {counts} !{param.span}"
+
+
+def _buffer(buffer: Buffer) -> str:
+    numbers = f"rate {buffer.rate!r} route {buffer.route} stacked {buffer.stacked}"
+    return f"buffer {buffer.name}: {print_type(buffer.type)} {numbers} !{buffer.span}"
 
 
 def _more(dim: Dim) -> str:
@@ -71,48 +95,66 @@ def _more(dim: Dim) -> str:
     return _said({"of": valid, "twin": dim.twin, "chosen": dim.chosen, "padded": dim.padded})
 
 
-def _said(words: Mapping[str, int | str]) -> str:
-    return "".join(f" {word} {said}" for word, said in words.items() if said)
+def _said(values_by_word: Mapping[str, int | str]) -> str:
+    """Words with their values; words without a value are left out."""
+    return "".join(f" {word} {value}" for word, value in values_by_word.items() if value)
 
 
 def _state(state: StateAxes) -> str:
-    kinds = [
-        f"{kind} [{_join(axes)}]" for kind, axes in asdict(state).items() if kind != "of" and axes
-    ]
-    return " ".join(["state", *kinds, "of", _attr(state.of)])
+    words = ["state"]
+    for kind in STATES:
+        if axes := getattr(state, kind):
+            words.append(f"{kind} [{_join(axes)}]")
+    return " ".join([*words, "of", _attr(state.of)])
 
 
-def _bucket(it: Bucket) -> str:
-    facts = asdict(
-        it, filter=lambda field, value: bool(value) and field.name not in ("name", "params", "type")
-    )
-    words = (name if value is True else f"{name} [{_join(value)}]" for name, value in facts.items())
-    return " ".join([f"bucket {it.name}: {print_type(it.type)} of [{_join(it.params)}]", *words])
+def _bucket(bucket: Bucket) -> str:
+    words = [f"bucket {bucket.name}: {print_type(bucket.type)} of [{_join(bucket.params)}]"]
+    for name, value in asdict(bucket).items():
+        if name in ("name", "params", "type") or not value:
+            continue
+        if value is True:
+            words.append(name)
+        else:
+            words.append(f"{name} [{_join(value)}]")
+    return " ".join(words)
 
 
-def _pipeline(it: Pipeline) -> Iterator[str]:
-    placed = {"layers": it.layers, "stage_to_rank": it.stage_to_rank}
-    more = _said({word: f"[{_join(numbers)}]" for word, numbers in placed.items() if numbers})
-    yield f"pipeline {it.axis} of [{_join(it.dims)}]{more}"
-    for name, stages in it.param_stages:
+def _pipeline(pipeline: Pipeline) -> Iterator[str]:
+    more = dict[str, str]()
+    if pipeline.layers:
+        more["layers"] = f"[{_join(pipeline.layers)}]"
+    if pipeline.stage_to_rank:
+        more["stage_to_rank"] = f"[{_join(pipeline.stage_to_rank)}]"
+    yield f"pipeline {pipeline.axis} of [{_join(pipeline.dims)}]{_said(more)}"
+    for name, stages in pipeline.param_stages:
         yield f"held {name} by [{_join(stages)}]"
-    for word, schedule in (("given", it.given), ("row", it.schedule)):
-        for row in schedule.grouped if schedule else ():
+    for word, schedule in (("given", pipeline.given), ("row", pipeline.schedule)):
+        if not schedule:
+            continue
+        for row in schedule.grouped:
             yield f'{word} "{" ".join(row)}"'
 
 
 def print_type(type: Type) -> str:
     """For instance `bf16[batch@dp, seq, hidden]{tp: P}`."""
     dims = _join("@".join(filter(None, (dim, "*".join(type.axes_of(dim))))) for dim in type.dims)
-    pending = _join(
-        f"{axis}: {place}" for axis, place in type.places if place.kind is not Kind.SHARDED
-    )
-    return f"{type.dtype}[{dims}]" + (f"{{{pending}}}" if pending else "")
+    others = list[str]()
+    for axis, place in type.places:
+        if place.kind is not Kind.SHARDED:
+            others.append(f"{axis}: {place}")
+    text = f"{type.dtype}[{dims}]"
+    if others:
+        text += f"{{{_join(others)}}}"
+    return text
 
 
 def print_op(op: Op) -> str:
     """One op on one line."""
-    attrs = f" <{_join(f'{key}={_attr(value)}' for key, value in op.attrs)}>" if op.attrs else ""
+    attrs = ""
+    if op.attrs:
+        pairs = _join(f"{key}={_attr(value)}" for key, value in op.attrs)
+        attrs = f" <{pairs}>"
     return f"{_results(op.outputs)}{op.kind}({_join(op.inputs)}){attrs} !{op.span}"
 
 
@@ -131,12 +173,15 @@ def _region(region: Region, indent: str) -> Iterator[str]:
         else:
             yield f"{indent}  {print_op(stmt)}"
     if region.yields:
-        yield f"{indent}  yield {_join(f'{end.leave.value} {end.name}' for end in region.yields)}"
+        ends = _join(f"{end.leave.value} {end.name}" for end in region.yields)
+        yield f"{indent}  yield {ends}"
     yield f"{indent}}}"
 
 
 def _results(values: Sequence[Value]) -> str:
-    return f"{_join(map(_value, values))} = " if values else ""
+    if not values:
+        return ""
+    return f"{_join(map(_value, values))} = "
 
 
 def _value(value: Value) -> str:
@@ -145,14 +190,13 @@ def _value(value: Value) -> str:
 
 def _attr(value: Attr) -> str:
     if isinstance(value, tuple):
-        return f"[{_join(word if word.isidentifier() else _attr(word) for word in value)}]"
-    return (
-        f'"{value}"'
-        if isinstance(value, str)
-        else str(value)
-        if isinstance(value, Placement)
-        else repr(value)
-    )
+        words = _join(word if word.isidentifier() else _attr(word) for word in value)
+        return f"[{words}]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Placement):
+        return str(value)
+    return repr(value)
 
 
 def _join(parts: Iterable[object]) -> str:

@@ -62,12 +62,15 @@ class Program(Known):
     @cached_property
     def types(self) -> Mapping[str, Type]:
         """The type of every parameter and value, by name."""
-        return {p.name: p.type for p in self.stored} | {v.name: v.type for v in values(self.region)}
+        types = {param.name: param.type for param in self.stored}
+        for value in values(self.region):
+            types[value.name] = value.type
+        return types
 
     @property
     def stored(self) -> tuple[Param, ...]:
-        """Parameters and buffers: what a step makes anew, and checkpoints and files of weights
-        hold.
+        """Parameters and buffers: a step makes them anew; checkpoints and files of weights hold
+        them.
         """
         return *self.params, *self.buffers
 
@@ -83,12 +86,12 @@ class Program(Known):
 
     @cached_property
     def inner(self) -> frozenset[tuple[str, str]]:
-        """The dims and axes of claims within an op, which lie inside those of the others."""
+        """The dims and axes of claims within an op, which lie inside the other axes."""
         return frozenset((claim.dim, claim.axis) for claim in self.claims if claim.within)
 
     @cached_property
     def choices(self) -> Mapping[str, str]:
-        """The dims of experts, and those of a token's choices among them."""
+        """By dim of experts, the dim of a token's choices among them."""
         return {dim.name: dim.chosen for dim in self.dims if dim.chosen}
 
     def zigzag_axes(self, dim: str, axes: Iterable[str]) -> tuple[str, ...]:
@@ -101,7 +104,7 @@ class Program(Known):
 
     @cached_property
     def losses(self) -> int:
-        """How many losses there are: the sum over tokens, and perhaps that of the routers,
+        """How many losses there are: the sum over tokens, and perhaps the loss of the routers,
         which counts as it is.
         """
         others = 0 if self.region.kind == "model" else 2 + len(self.stored)
@@ -112,8 +115,8 @@ class Program(Known):
         """How many routes there are: each has a load, how many tokens chose each of its experts
         in each layer.
         """
-        of = self.region if self.region.kind == "model" else self.microbatches
-        return sum(self.types[end.name].dtype not in FLOATS for end in of.yields)
+        region = self.region if self.region.kind == "model" else self.microbatches
+        return sum(self.types[end.name].dtype not in FLOATS for end in region.yields)
 
     @property
     def made(self) -> int:
@@ -154,10 +157,11 @@ class Program(Known):
 
     def sized(self, sizes: Mapping[str, int]) -> "Program":
         """The program with other sizes of some dims."""
-        dims = (
-            evolve(dim, size=sizes[dim.name], valid=sizes[dim.name]) if dim.name in sizes else dim
-            for dim in self.dims
-        )
+        dims = list[Dim]()
+        for dim in self.dims:
+            if dim.name in sizes:
+                dim = evolve(dim, size=sizes[dim.name], valid=sizes[dim.name])
+            dims.append(dim)
         return evolve(self, dims=tuple(dims))
 
     def axis(self, name: str) -> Axis:
@@ -170,14 +174,12 @@ class Program(Known):
 
     def state_of(self, param: str) -> StateAxes:
         """Over which axes ranks share out what they keep of a parameter: the first of `state`
-        that is of its name.
+        with a pattern that matches its name.
         """
-        found = (
-            state
-            for state in self.state
-            if any(fnmatchcase(param, pattern) for pattern in state.of)
-        )
-        return next(found, StateAxes())
+        for state in self.state:
+            if any(fnmatchcase(param, pattern) for pattern in state.of):
+                return state
+        return StateAxes()
 
     def bucket(self, name: str) -> Bucket:
         """The bucket `name`."""
@@ -191,12 +193,15 @@ class Program(Known):
         """The bucket whose flat buffer a value of `type` is, of one layer or a stack of all;
         None for other values.
         """
-        return self._flats.get(type.dims[-1]) if type.dims else None
+        if not type.dims:
+            return None
+        return self._flats.get(type.dims[-1])
 
     def reduce_dtype(self, bucket: Bucket) -> str:
-        """The element type in which a bucket's gradient is reduced."""
-        sent = PRECISIONS.get(self.train.reduce or "", bucket.type.dtype)
-        return sent if bucket.shard_axes or bucket.reduce_axes else bucket.type.dtype
+        """The element type of a bucket's gradient while it is reduced."""
+        if not bucket.shard_axes and not bucket.reduce_axes:
+            return bucket.type.dtype
+        return PRECISIONS.get(self.train.reduce or "", bucket.type.dtype)
 
     def degree(self, axes: tuple[str, ...]) -> int:
         """The number of ranks in a group over `axes`."""
@@ -218,22 +223,24 @@ class Program(Known):
 
         Padded rows are as many of each expert, and experts are a dim of their own.
         """
-        if not (experts := self.experts_of(type)):
+        experts = self.experts_of(type)
+        if not experts:
             return tuple((dim,) for dim in type.dims)
-        ragged = (experts,) if self.is_ragged(type) else ()
-        rows = tuple(
-            dim for dim in type.dims if dim in (*ragged, *DATA_DIMS, self.choices[experts])
-        )
-        each = {
-            dim: rows if dim == rows[0] else (dim,)
-            for dim in type.dims
-            if dim == rows[0] or dim not in rows
-        }
-        return tuple(each.values())
+        row_dims = {*DATA_DIMS, self.choices[experts]}
+        if self.is_ragged(type):
+            row_dims.add(experts)
+        rows = tuple(dim for dim in type.dims if dim in row_dims)
+        groups = list[tuple[str, ...]]()
+        for dim in type.dims:
+            if dim == rows[0]:
+                groups.append(rows)
+            elif dim not in rows:
+                groups.append((dim,))
+        return tuple(groups)
 
     def place_of(self, type: Type, dim: str) -> int:
         """Which dim in memory has the dim `dim` of a value."""
-        return next(at for at, dims in enumerate(self.joined(type)) if dim in dims)
+        return next(index for index, dims in enumerate(self.joined(type)) if dim in dims)
 
     @cached_property
     def _local_shapes(self) -> dict[Type, tuple[int, ...]]:
@@ -241,26 +248,34 @@ class Program(Known):
         return {}
 
     def local_shape(self, type: Type) -> tuple[int, ...]:
-        """The shape of a value of `type` on one rank; of rows by a rank's experts, as many as
-        `loads` says.
+        """The shape of a value of `type` on one rank; `loads` says how many rows a rank's experts
+        have.
         """
         shape = self._local_shapes.get(type)
         if shape is None:
-            shape = tuple(
-                self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type)
-                for dims in self.joined(type)
-            )
+            sizes = list[int]()
+            for dims in self.joined(type):
+                if len(dims) == 1:
+                    sizes.append(self.local_size(type, dims[0]))
+                else:
+                    sizes.append(self._rows(type))
+            shape = tuple(sizes)
             self._local_shapes[type] = shape
         return shape
 
     def _rows(self, type: Type) -> int:
-        """The number of rows on one rank; of padded ones, of each of its experts."""
+        """The number of rows on one rank; padded rows are counted for one of its experts."""
         experts = self.experts_of(type)
         if padded := self.dim(experts).padded:
             return self.local_size(type, BATCH) * padded // self.degree(type.axes_of(SEQUENCE))
-        tokens = prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
+        tokens = 1
+        for dim in DATA_DIMS:
+            if dim in type.dims:
+                tokens *= self.local_size(type, dim)
         degree = self.degree(type.axes_of(experts))
-        load = dict(self.loads).get(experts, 1) if degree > 1 else 1
+        load = 1
+        if degree > 1:
+            load = dict(self.loads).get(experts, 1)
         return load * tokens * self.size(self.choices[experts]) // degree
 
     def elements(self, type: Type) -> int:
@@ -268,8 +283,8 @@ class Program(Known):
         return prod(self.local_shape(type))
 
     def experts_of(self, type: Type) -> str:
-        """The dim of experts of rows, of which each is of one token and one of its choices; ""
-        of all other values.
+        """The dim of experts of a value whose rows each belong to one token and one of its
+        choices; "" for all other values.
         """
         if BATCH not in type.dims:
             return ""
@@ -281,22 +296,27 @@ class Program(Known):
         return bool(experts) and not self.dim(experts).padded
 
     def outer(self, param: Param) -> tuple[str, ...]:
-        """The dims before a parameter's own: those of repeats, and that of the experts that
-        have one each.
+        """The dims before a parameter's own: the dims of repeats, and the dim of experts that have
+        one each.
         """
-        of_experts = param.type.dims[param.stacked : param.stacked + 1]
-        return param.type.dims[
-            : param.stacked + (of_experts[0] in self.choices if of_experts else 0)
-        ]
+        count = param.stacked
+        if count < len(param.type.dims) and param.type.dims[count] in self.choices:
+            count += 1
+        return param.type.dims[:count]
 
-    def places(self, at: dict[str, Placement]) -> Places:
+    def places(self, place_by_axis: dict[str, Placement]) -> Places:
         """Placements in mesh order, invariant ones omitted, with their levels: the canonical
         form.
         """
-        found = ((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
+        placed = list[tuple[str, Placement]]()
+        for axis in self.axes:
+            place = place_by_axis.get(axis.name, INVARIANT)
+            if place != INVARIANT:
+                placed.append((axis.name, place))
         if not self.inner:
-            return tuple(found)
-        return tuple(
-            (axis, evolve(place, level=int((place.dim, axis) in self.inner)))
-            for axis, place in found
-        )
+            return tuple(placed)
+        levelled = list[tuple[str, Placement]]()
+        for axis, place in placed:
+            level = int((place.dim, axis) in self.inner)
+            levelled.append((axis, evolve(place, level=level)))
+        return tuple(levelled)

@@ -14,7 +14,7 @@ def _line(span: Span) -> tuple[str, int]:
 
 
 def written_at() -> Span:
-    """The field for a place in a plan; of it only file and line count for equality."""
+    """The field for a place in a plan; only its file and line count for equality."""
     return field(eq=_line, repr=False, kw_only=True)
 
 
@@ -34,9 +34,9 @@ class Op:
 
     def names(self, key: str) -> tuple[str, ...]:
         """The attribute `key` as a tuple of names; empty where it is absent."""
-        found = dict(self.attrs).get(key, ())
-        assert isinstance(found, tuple), f"{self.kind}: {key} is not a list of names"
-        return found
+        names = dict(self.attrs).get(key, ())
+        assert isinstance(names, tuple), f"{self.kind}: {key} is not a list of names"
+        return names
 
 
 class Enter(Enum):

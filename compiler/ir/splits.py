@@ -1,7 +1,7 @@
 """The positions of a dim that each rank holds, where axes shard it: a part each, or two chunks.
 
-Non-goals: values (`proof.simulated_mesh`), tensors (`runtime.comm.positions`), whose makers of this
-rule are their own.
+Non-goals: values (`proof.simulated_mesh`), tensors (`runtime.comm.positions`): both follow the same
+rule with code of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,24 +19,31 @@ def held(program: Program, type: Type, dim: str) -> Iterator[tuple[Run, ...]]:
     parts = [((0, program.size(dim)),)]
     for axis in type.axes_of(dim):
         ranks, zigzag = program.axis(axis).size, (dim, axis) in program.zigzags
-        pieces = [[rank, 2 * ranks - 1 - rank] if zigzag else [rank] for rank in range(ranks)]
-        parts = [_taken(part, own, len(own) * ranks) for part in parts for own in pieces]
+        pieces_by_rank = list[list[int]]()
+        for rank in range(ranks):
+            pieces_by_rank.append([rank, 2 * ranks - 1 - rank] if zigzag else [rank])
+        finer = list[tuple[Run, ...]]()
+        for part in parts:
+            for pieces in pieces_by_rank:
+                finer.append(_taken(part, pieces, len(pieces) * ranks))
+        parts = finer
     yield from parts
 
 
 def _taken(runs: Sequence[Run], pieces: Sequence[int], count: int) -> tuple[Run, ...]:
     """Some of `count` equal pieces of the positions of some runs."""
-    each = sum(stop - start for start, stop in runs) // count
-    found: list[Run] = []
+    length = sum(stop - start for start, stop in runs) // count
+    taken: list[Run] = []
     for piece in pieces:
         passed = 0
         for start, stop in runs:
-            low, high = (
-                max(start, start + piece * each - passed),
-                min(stop, start + (piece + 1) * each - passed),
-            )
-            if low < high and found and found[-1][1] == low:
-                low = found.pop()[0]
-            found += [(low, high)] if low < high else []
+            low = max(start, start + piece * length - passed)
+            high = min(stop, start + (piece + 1) * length - passed)
             passed += stop - start
-    return tuple(found)
+            if low >= high:
+                continue
+            if taken and taken[-1][1] == low:
+                # the run goes on where the last one ended
+                low = taken.pop()[0]
+            taken.append((low, high))
+    return tuple(taken)

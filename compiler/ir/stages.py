@@ -36,25 +36,26 @@ class Stage:
 
     @property
     def begins(self) -> int:
-        """The number of the repeat in which it begins: the first that it has layers of, or the
-        last one.
+        """The number of the repeat that it begins in: the first that it has layers of, or the last
+        one.
         """
-        return next(
-            (number for number, layers in enumerate(self.layers) if layers), len(self.layers) - 1
-        )
+        for number, layers in enumerate(self.layers):
+            if layers:
+                return number
+        return len(self.layers) - 1
 
 
 def groups(pipeline: Pipeline, body: Sequence[Stmt]) -> tuple[list[list[Stmt]], list[Region]]:
     """The groups of ops of a body, and the repeats between them."""
-    found: list[list[Stmt]] = [[]]
+    bodies: list[list[Stmt]] = [[]]
     repeats: list[Region] = []
     for stmt in body:
         if isinstance(stmt, Region) and stmt.dim in pipeline.dims:
             repeats.append(stmt)
-            found.append([])
+            bodies.append([])
         else:
-            found[-1].append(stmt)
-    return found, repeats
+            bodies[-1].append(stmt)
+    return bodies, repeats
 
 
 def stages(program: Program, pipeline: Pipeline) -> list[Stage]:
@@ -68,31 +69,31 @@ def _stages(sizes: tuple[int, ...], layers: tuple[int, ...]) -> tuple[Stage, ...
     starts = [0, *accumulate(sizes)]
     ends = [0, *accumulate(layers)]
     last = len(layers) - 1
-    owners = [
-        0,
-        *(next(k for k in range(last + 1) if ends[k + 1] >= start) for start in starts[1:-1]),
-        last,
-    ]
-    return tuple(
-        Stage(
-            tuple(group for group, owner in enumerate(owners) if owner == k),
-            tuple(
-                range(min(max(ends[k] - start, 0), size), min(max(ends[k + 1] - start, 0), size))
-                for start, size in zip(starts, sizes, strict=False)
-            ),
-        )
-        for k in range(last + 1)
-    )
+    owners = [0]
+    for start in starts[1:-1]:
+        # the stage of the layer before the group
+        owners.append(next(k for k in range(last + 1) if ends[k + 1] >= start))
+    owners.append(last)
+    parts = list[Stage]()
+    for k in range(last + 1):
+        ranges = list[range]()
+        for start, size in zip(starts, sizes, strict=False):
+            first = min(max(ends[k] - start, 0), size)
+            stop = min(max(ends[k + 1] - start, 0), size)
+            ranges.append(range(first, stop))
+        owned = tuple(group for group, owner in enumerate(owners) if owner == k)
+        parts.append(Stage(owned, tuple(ranges)))
+    return tuple(parts)
 
 
 def layers_of_rank(program: Program, pipeline: Pipeline, rank: int) -> dict[str, list[int]]:
     """The layers that a rank along the pipeline's axis has of each repeat that is cut."""
-    all_ = stages(program, pipeline)
-    own = [all_[number].layers for number in pipeline.stages_of(rank)]
-    return {
-        dim: [i for layers in own for i in layers[number]]
-        for number, dim in enumerate(pipeline.dims)
-    }
+    stages_of_model = stages(program, pipeline)
+    layers: dict[str, list[int]] = {dim: [] for dim in pipeline.dims}
+    for stage in pipeline.stages_of(rank):
+        for dim, part in zip(pipeline.dims, stages_of_model[stage].layers, strict=True):
+            layers[dim] += part
+    return layers
 
 
 def stages_of_param(program: Program, pipeline: Pipeline, param: Param) -> tuple[int, ...]:
@@ -111,32 +112,37 @@ def readers(
     of each value.
     """
     bodies, repeats = groups(pipeline, body)
-    found: dict[str, set[int]] = {}
+    stages_by_param: dict[str, set[int]] = {}
     for k, stage in enumerate(stages(program, pipeline)):
-        read = {*uses(*(stmt for group in stage.groups for stmt in bodies[group]))}
+        read = set[str]()
+        for group in stage.groups:
+            read |= uses(*bodies[group]).keys()
         for repeat, layers in zip(repeats, stage.layers, strict=True):
-            slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
-            read |= uses(repeat).keys() - slices if layers else set()
+            if layers:
+                slices = {arg.source for arg in repeat.args if arg.enter is Enter.EACH}
+                read |= uses(repeat).keys() - slices
         for name in read & params.keys():
-            found.setdefault(params[name], set()).add(k)
-    return tuple(
-        (param.name, tuple(sorted(found[param.name])))
-        for param in program.params
-        if param.name in found
-    )
+            stages_by_param.setdefault(params[name], set()).add(k)
+    readers_of_params = list[tuple[str, tuple[int, ...]]]()
+    for param in program.params:
+        if param.name in stages_by_param:
+            readers_of_params.append((param.name, tuple(sorted(stages_by_param[param.name]))))
+    return tuple(readers_of_params)
 
 
 def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
-    """The values that cross each cut, the one after the first stage first: those that its
-    repeat carries.
+    """The values that cross each cut, which its repeat carries; the cut after the first stage
+    comes first.
     """
     _, repeats = groups(pipeline, program.forward.body)
-    carried = [[arg.value for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in repeats]
-    return [carried[stage.begins] for stage in stages(program, pipeline)[1:]]
+    carried_by_repeat = list[list[Value]]()
+    for repeat in repeats:
+        carried_by_repeat.append([arg.value for arg in repeat.args if arg.enter is Enter.CARRY])
+    return [carried_by_repeat[stage.begins] for stage in stages(program, pipeline)[1:]]
 
 
 def is_free(stmt: Stmt) -> bool:
-    """Whether every stage does a statement by itself: its results are of tokens, and have no
+    """Whether every stage does a statement by itself: its results belong to tokens, and have no
     gradients.
     """
     return isinstance(stmt, Op) and not any(map(is_made_once, stmt.outputs))

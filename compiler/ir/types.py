@@ -22,7 +22,7 @@ class Kind(Enum):
 class Placement:
     """A value's placement on one mesh axis; `dim` is set for shards only.
 
-    Axes that shard one dim nest in the mesh's order, those of a higher `level` inside the others.
+    Axes that shard one dim nest in the mesh's order, axes of a higher `level` inside the others.
     """
 
     kind: Kind
@@ -64,10 +64,10 @@ class Type:
 
     def axes_of(self, dim: str) -> tuple[str, ...]:
         """The axes that shard `dim`, outer first."""
-        found = [(place.level, axis) for axis, place in self.places if place.dim == dim]
-        return tuple(
-            axis for _, axis in (sorted(found, key=itemgetter(0)) if len(found) > 1 else found)
-        )
+        leveled = [(place.level, axis) for axis, place in self.places if place.dim == dim]
+        if len(leveled) > 1:
+            leveled.sort(key=itemgetter(0))
+        return tuple(axis for _, axis in leveled)
 
     def axes_in(self, kind: Kind) -> tuple[str, ...]:
         """The axes on which the placement is of `kind`."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from .regions import Enter, Op, Region, Stmt
+from .regions import Arg, Enter, Op, Region, Stmt, Yield
 from .types import Value
 
 S = TypeVar("S", bound=Stmt)
@@ -46,8 +46,10 @@ def blocks(microbatches: Region) -> tuple[Region, Region]:
 
 
 def results(stmt: Stmt) -> tuple[Value, ...]:
-    """The values that a statement binds for those after it."""
-    return stmt.outputs if isinstance(stmt, Op) else stmt.results
+    """The values that a statement binds for the statements after it."""
+    if isinstance(stmt, Op):
+        return stmt.outputs
+    return stmt.results
 
 
 def values(region: Region) -> Iterator[Value]:
@@ -55,12 +57,19 @@ def values(region: Region) -> Iterator[Value]:
     yield from (arg.value for arg in region.args)
     yield from region.results
     for stmt in region.body:
-        yield from values(stmt) if isinstance(stmt, Region) else stmt.outputs
+        if isinstance(stmt, Region):
+            yield from values(stmt)
+        else:
+            yield from stmt.outputs
 
 
 def defs(body: Iterable[Stmt]) -> dict[str, Op]:
     """The op that makes each value, of the ops that are statements of `body` themselves."""
-    return {value.name: op for op in ops_in(body) for value in op.outputs}
+    makers = dict[str, Op]()
+    for op in ops_in(body):
+        for value in op.outputs:
+            makers[value.name] = op
+    return makers
 
 
 def uses(*stmts: Stmt) -> Counter[str]:
@@ -70,65 +79,71 @@ def uses(*stmts: Stmt) -> Counter[str]:
 
 def _names_read(stmts: Iterable[Stmt]) -> list[str]:
     """The values that statements read, at any depth, each as often as it is read."""
-    found: list[str] = []
+    names: list[str] = []
     for stmt in stmts:
         if isinstance(stmt, Op):
-            found += stmt.inputs
+            names += stmt.inputs
         else:
-            found += [arg.source for arg in stmt.args]
-            found += [end.name for end in stmt.yields]
-            found += _names_read(stmt.body)
-    return found
+            names += [arg.source for arg in stmt.args]
+            names += [end.name for end in stmt.yields]
+            names += _names_read(stmt.body)
+    return names
 
 
 def slices(region: Region) -> dict[str, str]:
     """The whole that each value in a repeat is a slice of, at any depth."""
-    found: dict[str, str] = {}
+    wholes: dict[str, str] = {}
     for inner in walk_regions(region.body):
-        found |= {
-            arg.value.name: found.get(arg.source, arg.source)
-            for arg in inner.args
-            if arg.enter is Enter.EACH
-        }
-    return found
+        # arguments of one region are no slices of each other
+        added = dict[str, str]()
+        for arg in inner.args:
+            if arg.enter is Enter.EACH:
+                added[arg.value.name] = wholes.get(arg.source, arg.source)
+        wholes |= added
+    return wholes
 
 
 def ancestors(body: Sequence[Stmt], wanted: Iterable[str]) -> set[str]:
     """The values `wanted` and all values that statements of `body` make them of."""
-    found = {*wanted}
+    names = {*wanted}
     for stmt in reversed(body):
-        if not found.isdisjoint(value.name for value in results(stmt)):
-            found |= uses(stmt).keys()
-    return found
+        if not names.isdisjoint(value.name for value in results(stmt)):
+            names |= uses(stmt).keys()
+    return names
 
 
 def sources_of(region: Region, names: Iterable[str]) -> set[str]:
     """The values `names` and all values, at any depth, that they are made of."""
-    sources = {value.name: [*op.inputs] for op in walk(region.body) for value in op.outputs}
+    sources = dict[str, list[str]]()
+    for op in walk(region.body):
+        for value in op.outputs:
+            sources[value.name] = [*op.inputs]
     for inner in walk_regions([region]):
-        sources |= {arg.value.name: [arg.source] for arg in inner.args}
+        for arg in inner.args:
+            sources[arg.value.name] = [arg.source]
         carried = (arg.value.name for arg in inner.args if arg.enter is Enter.CARRY)
         for name, end in zip(carried, inner.yields, strict=False):
             sources[name].append(end.name)
-        sources |= {
-            result.name: [end.name]
-            for result, end in zip(inner.results, inner.yields, strict=False)
-        }
+        for result, end in zip(inner.results, inner.yields, strict=False):
+            sources[result.name] = [end.name]
     pending = [*names]
-    found: set[str] = set()
+    reached: set[str] = set()
     while pending:
         name = pending.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             pending += sources.get(name, [])
-    return found
+    return reached
 
 
 def map_ops(region: Region, change: Callable[[Op], Stmt]) -> Region:
     """The region with each op, at any depth, replaced."""
-    body = (
-        map_ops(stmt, change) if isinstance(stmt, Region) else change(stmt) for stmt in region.body
-    )
+    body = list[Stmt]()
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            body.append(map_ops(stmt, change))
+        else:
+            body.append(change(stmt))
     return evolve(region, body=tuple(body))
 
 
@@ -136,12 +151,14 @@ def rename(stmt: S, names: Mapping[str, str]) -> S:
     """The statement with other names for values that it reads, at any depth."""
     if isinstance(stmt, Op):
         return evolve(stmt, inputs=tuple(names.get(name, name) for name in stmt.inputs))
-    return evolve(
-        stmt,
-        args=tuple(evolve(arg, source=names.get(arg.source, arg.source)) for arg in stmt.args),
-        body=tuple(rename(inner, names) for inner in stmt.body),
-        yields=tuple(evolve(end, name=names.get(end.name, end.name)) for end in stmt.yields),
-    )
+    args, body, yields = list[Arg](), list[Stmt](), list[Yield]()
+    for arg in stmt.args:
+        args.append(evolve(arg, source=names.get(arg.source, arg.source)))
+    for inner in stmt.body:
+        body.append(rename(inner, names))
+    for end in stmt.yields:
+        yields.append(evolve(end, name=names.get(end.name, end.name)))
+    return evolve(stmt, args=tuple(args), body=tuple(body), yields=tuple(yields))
 
 
 def base(name: str) -> str:

@@ -37,7 +37,7 @@ Pass = Callable[[Program], Program]
 
 
 def _at_least_size(step: str) -> Pass:
-    """The program that becomes of a choice of the pass `step`, at the least size."""
+    """Gives the program after the last pass, at the least size, for a choice of the pass `step`."""
     return lambda variant: smallest([*passed(evolve(variant, after=step), PASS_NAMES[-1])][-1])
 
 
@@ -52,8 +52,8 @@ def choose_recomputed(program: Program) -> Program:
 
 
 def divide_stages(program: Program) -> Program:
-    """`cut_stages`, by what becomes of each division; the one that is taken remembers it for
-    the passes to come.
+    """`cut_stages`, by what becomes of each division; the program of the division that is taken
+    remembers it for the passes to come.
     """
     return cut_stages(evolve(program, after="divide_stages"), _remembered)
 
@@ -63,9 +63,9 @@ def _remembered(program: Program, until: str) -> Program:
     for.
     """
     for step in _steps(program, until):
-        made = _after(step, program)
-        program.known[step] = made
-        program = made
+        lowered = _after(step, program)
+        program.known[step] = lowered
+        program = lowered
     return program
 
 
@@ -111,29 +111,30 @@ def lower(
     """Runs the passes that `program` has not been through, up to `until`.
 
     Each program on the way is checked, unless the pass left it as it was, and then `seen`.  Raises
-    PlanError with all mistakes of the first pass that finds any, and with those of later ones that
-    can be told beside them.
+    PlanError with all mistakes of the first pass that finds any, and with the mistakes of later
+    passes that can be told beside them.
     """
     check(program)
     seen(program)
     last = program
     try:
-        for made in passed(program, until):
-            if made.after in NEW_FORM or made != evolve(last, after=made.after):
-                check(made)
-            seen(made)
-            last = made
+        for lowered in passed(program, until):
+            # a pass that changes nothing but `after` needs no second check
+            if lowered.after in NEW_FORM or lowered != evolve(last, after=lowered.after):
+                check(lowered)
+            seen(lowered)
+            last = lowered
     except PlanError as error:
-        found = Diagnostics()
-        found.add(error)
-        look_ahead(last, found)
-        found.check()
+        diagnostics = Diagnostics()
+        diagnostics.add(error)
+        look_ahead(last, diagnostics)
+        diagnostics.check()
         raise
     return last
 
 
 def passed(program: Program, until: str = PASS_NAMES[-1]) -> Iterator[Program]:
-    """The program after each of those passes, unchecked.  Raises PlanError."""
+    """The program after each pass up to `until`, unchecked.  Raises PlanError."""
     for step in _steps(program, until):
         program = _after(step, program)
         yield program
@@ -146,11 +147,13 @@ def _steps(program: Program, until: str) -> tuple[Pass, ...]:
 
 def _after(step: Pass, program: Program) -> Program:
     """The program after its next pass, which it may remember."""
-    known = program.known.pop(step, None)
-    if isinstance(known, Program):
-        return known
-    made = step(program)
-    return made if made.after == step.__name__ else evolve(made, after=step.__name__)
+    remembered = program.known.pop(step, None)
+    if isinstance(remembered, Program):
+        return remembered
+    lowered = step(program)
+    if lowered.after == step.__name__:
+        return lowered
+    return evolve(lowered, after=step.__name__)
 
 
 def compile_plan(source: Source, until: str = PASS_NAMES[-1]) -> Program:

@@ -30,29 +30,35 @@ def choose_bucket(program: Program) -> Program:
         return program
     from ..analysis.hardware import hardware  # a plan without `auto` does without
 
-    on = hardware(program)
-    return _fastest(program, on) if on else _sized(program, None)
+    gpu = hardware(program)
+    if not gpu:
+        return _sized(program, None)
+    return _fastest(program, gpu)
 
 
-def _fastest(program: Program, on: "Hardware") -> Program:
-    """The program with the size of least seconds, of those with which it fits, if there are any."""
+def _fastest(program: Program, gpu: "Hardware") -> Program:
+    """The program with the size of least seconds, among the sizes with which it fits, if any."""
     from ..analysis.time.step import step_time
 
+    # sizes that make the same buckets count once, as the first of them
     distinct = dict[object, tuple[Program, Program]]()
     for size in (*_sizes(program), None):
-        made = _sized(program, size)
-        fused = fuse_buckets(made)
-        distinct.setdefault(fused.buckets, (made, fused))
-    lowered = [(made, schedule_pipeline(fused)) for made, fused in distinct.values()]
-    lowered.sort(key=lambda it: step_time(it[1], on).seconds)
-    return next((made for made, last in lowered if _fits(last)), lowered[0][0])
+        sized = _sized(program, size)
+        fused = fuse_buckets(sized)
+        distinct.setdefault(fused.buckets, (sized, fused))
+    lowered = [(sized, schedule_pipeline(fused)) for sized, fused in distinct.values()]
+    lowered.sort(key=lambda pair: step_time(pair[1], gpu).seconds)
+    for sized, last in lowered:
+        if _fits(last):
+            return sized
+    return lowered[0][0]
 
 
 def _sizes(program: Program) -> list[int]:
     """Powers of two, up to the first that is enough for all gradients of a rank."""
-    whole = sum(
-        program.elements(param.type) * ITEM_BYTES[param.type.dtype] for param in program.params
-    )
+    whole = 0
+    for param in program.params:
+        whole += program.elements(param.type) * ITEM_BYTES[param.type.dtype]
     sizes = [LEAST]
     while sizes[-1] < whole:
         sizes.append(2 * sizes[-1])
@@ -65,6 +71,8 @@ def _sized(program: Program, size: int | None) -> Program:
 
 def _fits(program: Program) -> bool:
     """Whether a rank's GPU has enough memory, and rows of `schedule = auto` keep to their bytes."""
-    it, pipeline = account(smallest(program)), program.pipeline
+    memory, pipeline = account(smallest(program)), program.pipeline
+    if fits(program, memory) is False:
+        return False
     most = pipeline.settings.schedule.memory if pipeline else None
-    return fits(program, it) is not False and (not isinstance(most, Size) or it.total <= most.bytes)
+    return not isinstance(most, Size) or memory.total <= most.bytes

@@ -12,7 +12,7 @@ from attrs import evolve
 from ..analysis.determinism import drifting
 from ..config.settings import ON
 from ..config.units import counted
-from ..ir import SEQUENCE, Axis, Op, Program, Region
+from ..ir import SEQUENCE, Axis, Op, Program, Region, Stmt
 from ..ops import roles
 from ..ops.protocol import DETERMINISTIC
 from ..ops.user import CALL
@@ -24,47 +24,48 @@ def choose_deterministic(program: Program) -> Program:
 
     Raises PlanError.
     """
-    found, told = Diagnostics(), dict[str, Op]()
+    diagnostics, marked = Diagnostics(), set[str]()
     for op, alike in drifting(program):
-        told[op.outputs[0].name] = op
+        marked.add(op.outputs[0].name)
         if op.kind == CALL.name or program.train.compile == ON:
-            found.add(PlanError([_cannot(program, op, alike)]))
-    found.check()
-    return evolve(program, region=_marked(program.region, told)) if told else program
+            diagnostics.add(PlanError([_cannot(program, op, alike)]))
+    diagnostics.check()
+    if not marked:
+        return program
+    return evolve(program, region=_marked(program.region, marked))
 
 
-def _marked(region: Region, told: dict[str, Op]) -> Region:
-    marked = (
-        _marked(stmt, told)
-        if isinstance(stmt, Region)
-        else evolve(stmt, attrs=(*stmt.attrs, (DETERMINISTIC.name, "on")))
-        if stmt.outputs and stmt.outputs[0].name in told
-        else stmt
-        for stmt in region.body
-    )
-    return evolve(region, body=tuple(marked))
+def _marked(region: Region, results: set[str]) -> Region:
+    """The region with the attribute on the ops with these first results, at any depth."""
+    body = list[Stmt]()
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            stmt = _marked(stmt, results)
+        elif stmt.outputs and stmt.outputs[0].name in results:
+            stmt = evolve(stmt, attrs=(*stmt.attrs, (DETERMINISTIC.name, "on")))
+        body.append(stmt)
+    return evolve(region, body=tuple(body))
 
 
 def _cannot(program: Program, op: Op, alike: list[Axis]) -> Diagnostic:
     """The error for copies that would drift apart."""
-    over, ranks = ", ".join(dict.fromkeys(it.parent for it in alike)), prod(it.size for it in alike)
-    who, label = (
-        f"{counted(ranks, 'rank')} of `{over}` each compute this",
-        "their copies of weights would drift apart",
-    )
+    over = ", ".join(dict.fromkeys(axis.parent for axis in alike))
+    ranks = prod(axis.size for axis in alike)
+    who = f"{counted(ranks, 'rank')} of `{over}` each compute this"
+    label = "their copies of weights would drift apart"
     if op.kind == CALL.name:
-        said = f"{who} function, and nothing says that it gives the same bits each time on a GPU"
+        message = f"{who} function, and nothing says that it gives the same bits each time on a GPU"
         help = (
             "put `deterministic` at the end of its `op` if it does, or shard a dim along"
             f" which it works over `{over}`"
         )
-        return Diagnostic("E0615", said, op.span, label, help=help)
-    found = roles(op, program.types)
-    heads = ", ".join(dict.fromkeys((found.heads, found.kv_heads)))
+        return Diagnostic("E0615", message, op.span, label, help=help)
+    dims = roles(op, program.types)
+    heads = ", ".join(dict.fromkeys((dims.heads, dims.kv_heads)))
     notes = (Note(program.train.spans["compile"], "layers are compiled"),)
-    said = f"{who} attention, and a compiled layer has no deterministic one"
+    message = f"{who} attention, and a compiled layer has no deterministic one"
     help = (
         f"shard its heads, `{heads} over {over}`, or its queries, `{SEQUENCE} over {over}`, or"
         " leave `compile` out"
     )
-    return Diagnostic("E0615", said, op.span, label, notes, help)
+    return Diagnostic("E0615", message, op.span, label, notes, help)

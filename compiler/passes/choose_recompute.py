@@ -31,7 +31,7 @@ Lowered = Callable[[Program], Program]
 
 
 def choose_recompute(program: Program, lowered: Lowered) -> Program:
-    """The program with its recomputed values; `lowered` gives that after the last pass.
+    """The program with its recomputed values; `lowered` gives the program after the last pass.
 
     Raises PlanError.
     """
@@ -48,12 +48,14 @@ def bound(program: Program) -> tuple[int, bool]:
 
     Raises PlanError where there is no bound.
     """
-    given, room = program.train.recompute.memory, capacity(program)
-    if given is not None:
-        return given, True
+    memory, room = program.train.recompute.memory, capacity(program)
+    if memory is not None:
+        return memory, True
     if room is None:
         span = program.train.spans["recompute"]
-        instead = f"`{SAID}` in `cluster`" if program.cluster.gpu else "name a GPU in `cluster`"
+        instead = "name a GPU in `cluster`"
+        if program.cluster.gpu:
+            instead = f"`{SAID}` in `cluster`"
         message = f"nothing says how much memory a rank has: {why_unknown(program)}"
         raise wrong(
             "E0419", message, span, help=f"write `recompute = auto(memory = 60GiB)`, or {instead}"
@@ -78,64 +80,71 @@ class _Search:
         self._known: dict[frozenset[str], _Lowered] = {}
         self.nothing = self._with(program)
 
-    def fits(self, it: _Lowered) -> bool:
+    def fits(self, candidate: _Lowered) -> bool:
         """Whether a rank's memory is enough."""
-        return it.needs <= self._most
+        return candidate.needs <= self._most
 
     def _with(self, program: Program) -> _Lowered:
         last = self._lowered(program)
-        found = account(last)
-        return _Lowered(program, last, found.total if self._tensors else found.needs)
+        memory = account(last)
+        needs = memory.total if self._tensors else memory.needs
+        return _Lowered(program, last, needs)
 
     def _of(self, cut: Cut) -> _Lowered:
         if cut.names not in self._known:
-            ordered = (op.outputs[0].name for op in self._program.ops if op.outputs)
-            names = tuple(name for name in ordered if name in cut.names)
-            self._known[cut.names] = self._with(evolve(self._program, recomputed=names))
+            names = list[str]()
+            for op in self._program.ops:
+                if op.outputs and op.outputs[0].name in cut.names:
+                    names.append(op.outputs[0].name)
+            recomputed = evolve(self._program, recomputed=tuple(names))
+            self._known[cut.names] = self._with(recomputed)
         return self._known[cut.names]
 
     def cut(self) -> Program | None:
         """The program with the cut of least time that fits; None where none does."""
-        known = choices(self.nothing.last, times(self.nothing.last))
-        cuts = [cut for cut in frontier(known) if self._nests(cut)]
-        at = bisect_left(cuts, True, key=lambda cut: self.fits(self._of(cut)))
-        if at == len(cuts):
+        values = choices(self.nothing.last, times(self.nothing.last))
+        cuts = [cut for cut in frontier(values) if self._nests(cut)]
+        index = bisect_left(cuts, True, key=lambda cut: self.fits(self._of(cut)))
+        if index == len(cuts):
             return None
-        return self._of(self._finer(known, cuts, at)).program
+        return self._of(self._finer(values, cuts, index)).program
 
-    def _finer(self, known: Choices, cuts: list[Cut], at: int) -> Cut:
+    def _finer(self, values: Choices, cuts: list[Cut], index: int) -> Cut:
         """A cut between one that fits and the one before: bytes that are kept weigh as they do
         between these two.
         """
-        best, before = cuts[at], cuts[at - 1]
+        best, before = cuts[index], cuts[index - 1]
         spare = self._most - self._of(best).needs
         most = best.bytes + spare * (before.bytes - best.bytes) / (
             self._of(before).needs - self._of(best).needs
         )
         for _ in range(FINER):
-            found = least(known, most, cuts)
-            if found is None or found.time >= best.time:
+            finer = least(values, most, cuts)
+            if finer is None or finer.time >= best.time:
                 break
-            if self._nests(found) and self.fits(self._of(found)):
-                return found
-            most = min((most + best.bytes) / 2, found.bytes - 1)
+            if self._nests(finer) and self.fits(self._of(finer)):
+                return finer
+            most = min((most + best.bytes) / 2, finer.bytes - 1)
         return best
 
     def _nests(self, cut: Cut) -> bool:
-        bodies = [self._program.region, *walk_regions(self._program.region.body)]
-        return all(
-            sum(_names(op) in cut.names for op in ops_in(body.body)) <= MOST_NESTED
-            for body in bodies
-        )
+        """Whether few enough ops of each body are recomputed by themselves."""
+        region = self._program.region
+        for inner in (region, *walk_regions(region.body)):
+            count = sum(_names(op) in cut.names for op in ops_in(inner.body))
+            if count > MOST_NESTED:
+                return False
+        return True
 
     def whole_layers(self) -> Program:
         """The program whose layers are recomputed.  Raises PlanError where that is not enough."""
         repeats = walk_regions(self._program.region.body)
         innermost = dict.fromkeys(region.dim for region in repeats if not regions_in(region.body))
-        found = self._with(evolve(self._program, recomputed=(*innermost,)))
-        if self.fits(found):
-            return found.program
-        lowest = min([found, self.nothing, *self._known.values()], key=lambda it: it.needs)
+        whole = self._with(evolve(self._program, recomputed=(*innermost,)))
+        if self.fits(whole):
+            return whole.program
+        candidates = [whole, self.nothing, *self._known.values()]
+        lowest = min(candidates, key=lambda candidate: candidate.needs)
         message = (
             f"a rank needs {amount(lowest.needs)} whatever is recomputed, and has"
             f" {amount(self._most)}"

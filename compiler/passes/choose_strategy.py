@@ -1,8 +1,8 @@
 """Chooses how attention comes by other ranks' keys where a plan leaves that open, with `via auto`.
 
-Purpose: of the strategies with which a step fits its GPU, the one that sends least; of those that
-send as much, the first of `STRATEGIES`.  Before: `validate`.  Non-goals: seconds, of which sent
-bytes are a part.
+Purpose: of the strategies with which a step fits its GPU, the one that sends least; of strategies
+that send as much, the first of `STRATEGIES`.  Before: `validate`.  Non-goals: seconds; sent bytes
+are only a part of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,20 +20,21 @@ from ..analysis.context_parallel import (
     strategy,
 )
 from ..analysis.memory import account, fits
-from ..ir import Program
+from ..ir import Claim, Program
 from ..syntax.diagnostics import PlanError
 
 
 def choose_strategy(program: Program, lowered: Callable[[Program], Program]) -> Program:
-    """The program with a strategy in each claim; `lowered` gives that after the last pass.
+    """The program with a strategy in each claim; `lowered` gives the program after the last pass.
 
     Raises PlanError.
     """
     if not any(claim.via == AUTO for claim in program.claims):
         return program
-    *found, least = sorted(_variants(program), key=_sent, reverse=True)
+    # reversed twice: of variants that send as much the first stays first
+    *others, least = sorted(_variants(program), key=_sent, reverse=True)
     first: Program | None = None
-    for variant in (least, *reversed(found)):
+    for variant in (least, *reversed(others)):
         try:
             last = lowered(variant)
         except PlanError:  # two rings, or a ring beside a gather
@@ -48,14 +49,19 @@ def _variants(program: Program) -> Iterator[Program]:
     """With each strategy over each axis; heads may not be divisible, and chunks apart are for
     queries that stay.
     """
-    claims = [claim for claim in program.claims if claim.via == AUTO]
-    able = [[way for way in STRATEGIES if way != ULYSSES or not claim.zigzag] for claim in claims]
-    for ways in product(*able):
-        chosen = dict(zip(claims, ways, strict=True))
-        made = tuple(
-            evolve(each, via=chosen[each]) if each in chosen else each for each in program.claims
-        )
-        variant = evolve(program, claims=made)
+    open_claims = [claim for claim in program.claims if claim.via == AUTO]
+    strategies = list[list[str]]()
+    for claim in open_claims:
+        # heads are not exchanged for chunks
+        strategies.append([way for way in STRATEGIES if way != ULYSSES or not claim.zigzag])
+    for ways in product(*strategies):
+        chosen = dict(zip(open_claims, ways, strict=True))
+        claims = list[Claim]()
+        for claim in program.claims:
+            if claim in chosen:
+                claim = evolve(claim, via=chosen[claim])
+            claims.append(claim)
+        variant = evolve(program, claims=tuple(claims))
         if all(_costs(variant)):
             yield variant
 
@@ -71,5 +77,5 @@ def _costs(program: Program) -> Iterator[Cost | None]:
     """
     for op in program.ops:
         for axis in sequence_axes(program, op):
-            own = strategy(program, op, axis)
-            yield next((cost for cost in costs(program, op, axis) if cost.strategy == own), None)
+            chosen = strategy(program, op, axis)
+            yield next((cost for cost in costs(program, op, axis) if cost.strategy == chosen), None)

@@ -26,12 +26,13 @@ def _flatten(region: Region, count: Counter[str]) -> Region:
         if isinstance(stmt, Region):
             body[str(number)] = _flatten(stmt, count)
         else:
-            terms = (
-                stmt.inputs
-                if stmt.kind != "add"
-                else tuple(t for n in stmt.inputs for t in _terms(n, body, count))
-            )
-            body[stmt.outputs[0].name] = evolve(stmt, inputs=terms)
+            terms = list[str]()
+            if stmt.kind == "add":
+                for name in stmt.inputs:
+                    terms += _terms(name, body, count)
+            else:
+                terms += stmt.inputs
+            body[stmt.outputs[0].name] = evolve(stmt, inputs=tuple(terms))
     return evolve(region, body=tuple(body.values()))
 
 

@@ -48,14 +48,15 @@ def insert_collectives(program: Program) -> Program:
     """The program with placements and coercions.  Raises PlanError where a dim's axes would have to
     be reordered, or copies would drift apart."""
     wants = _Wants(program)
-    leaves = {p.name: wants.leaf(p) for p in program.params}
-    split = {  # the state of record is sharded where the leaf is, else invariant
-        name: tuple((axis, place) for axis, place in leaf.places if place.kind is Kind.SHARDED)
-        for name, leaf in leaves.items()
-    }
-    params = tuple(evolve(p, type=evolve(p.type, places=split[p.name])) for p in program.params)
+    leaves = {param.name: wants.leaf(param) for param in program.params}
+    params = list[Param]()
+    for param in program.params:
+        # the state of record is sharded where the leaf is, else invariant
+        places = leaves[param.name].places
+        stored = tuple((axis, place) for axis, place in places if place.kind is Kind.SHARDED)
+        params.append(evolve(param, type=evolve(param.type, places=stored)))
     args = tuple(evolve(arg, value=wants.input(arg.value)) for arg in program.region.args)
-    program = evolve(program, params=params)
+    program = evolve(program, params=tuple(params))
     inserter = _Inserter(program, leaves, (arg.value for arg in args))
     placed = with_padding(
         evolve(program, region=inserter.region(evolve(program.region, args=args)))
@@ -69,24 +70,29 @@ def _wanted(
     """The placements that an op working on `work` wants of an operand of `type`, whose dims
     `whole` it needs whole.
     """
-    at: dict[str, Placement] = {}
+    places: dict[str, Placement] = {}
     for item in work:
         axis, _, dim = item.partition(":")
         if dim in type.dims and dim not in whole:
-            at[axis] = sharded(dim)
+            places[axis] = sharded(dim)
         elif type.dtype != "i64":
-            at.setdefault(axis, REPLICATED)
-    return program.places(at)
+            places.setdefault(axis, REPLICATED)
+    return program.places(places)
 
 
 def _wanted_of(program: Program, types: Sequence[Type], op: Op) -> list[Places | None]:
-    """The placements that an op wants of its operands; None of those that it takes as they are."""
+    """The placements that an op wants of its operands; None for operands that it takes as they
+    are.
+    """
     entry, work = OPS[op.kind], op.names("work")
     whole = entry.whole_operands(types, op)
-    return [
-        None if i in entry.as_placed else _wanted(program, type, work, whole.get(i, ()))
-        for i, type in enumerate(types)
-    ]
+    wants = list[Places | None]()
+    for i, type in enumerate(types):
+        if i in entry.as_placed:
+            wants.append(None)
+        else:
+            wants.append(_wanted(program, type, work, whole.get(i, ())))
+    return wants
 
 
 class _Wants:
@@ -94,41 +100,39 @@ class _Wants:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._of: dict[str, list[Places]] = {}
+        self._by_source: dict[str, list[Places]] = {}
         leaves = {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "leaf"}
         whole = slices(program.region)
         for op in program.ops:
             if op.kind == "leaf":
                 continue
-            for name, places in zip(
-                op.inputs, _wanted_of(program, program.operands(op), op), strict=True
-            ):
+            wants = _wanted_of(program, program.operands(op), op)
+            for name, places in zip(op.inputs, wants, strict=True):
                 source = whole.get(name, name)
                 if places is not None:
-                    self._of.setdefault(leaves.get(source, source), []).append(places)
+                    self._by_source.setdefault(leaves.get(source, source), []).append(places)
 
     def leaf(self, param: Param) -> Type:
         """Sharded if a use works on one of its dims, else replicated if any use is; data dims
         never shard storage.
         """
-        at: dict[str, Placement] = {}
-        for use in self._of.get(param.name, []):
+        places: dict[str, Placement] = {}
+        for use in self._by_source.get(param.name, []):
             for axis, place in use:
                 stored = REPLICATED if place.dim in DATA_DIMS else place
-                if axis not in at or stored.kind is Kind.SHARDED:
-                    at[axis] = stored
-        return evolve(param.type, places=self._program.places(at))
+                if axis not in places or stored.kind is Kind.SHARDED:
+                    places[axis] = stored
+        return evolve(param.type, places=self._program.places(places))
 
     def input(self, value: Value) -> Value:
         """Sharded where all uses want it so: inputs load at any placement for free."""
-        uses = [dict(places) for places in self._of.get(value.name, [])]
-        at = {
-            axis: place
-            for use in uses[:1]
-            for axis, place in use.items()
-            if all(u.get(axis) == place for u in uses)
-        }
-        return evolve(value, type=evolve(value.type, places=self._program.places(at)))
+        uses = [dict(places) for places in self._by_source.get(value.name, [])]
+        agreed: dict[str, Placement] = {}
+        for use in uses[:1]:
+            for axis, place in use.items():
+                if all(other.get(axis) == place for other in uses):
+                    agreed[axis] = place
+        return evolve(value, type=evolve(value.type, places=self._program.places(agreed)))
 
 
 class _Inserter(OpBuilder):
@@ -140,12 +144,12 @@ class _Inserter(OpBuilder):
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
         self._orders: dict[str, str] = {}  # rows of experts → their order
-        self._held: dict[str, str] = {}  # an order → that after an exchange
+        self._exchanged_orders: dict[str, str] = {}  # an order → the order after an exchange
 
     def region(self, region: Region) -> Region:
         """The region with its body placed; coercions made inside are not visible outside."""
         outer, self.body = self.body, []
-        kept = dict(self._reduced), dict(self._versions)
+        outer_versions = dict(self._reduced), dict(self._versions)
         for stmt in region.body:
             if isinstance(stmt, Region):
                 self._repeat(stmt)
@@ -154,17 +158,19 @@ class _Inserter(OpBuilder):
         self.span = region.span
         ends = tuple(evolve(end, name=self._carried(end.name, region.dim)) for end in region.yields)
         body, self.body = tuple(self.body), outer
-        self._reduced, self._versions = kept
+        self._reduced, self._versions = outer_versions
         return evolve(region, body=body, yields=ends)
 
     def _repeat(self, region: Region) -> None:
         self.span = region.span
         args = tuple(self._arg(arg, region) for arg in region.args)
         placed = self.region(evolve(region, args=args))
-        ends = zip(region.results, placed.yields, strict=True)
-        results = tuple(Value(value.name, self.types[end.name]) for value, end in ends)
-        self.types.update((value.name, value.type) for value in results)
-        self.body.append(evolve(placed, results=results))
+        results = list[Value]()
+        for value, end in zip(region.results, placed.yields, strict=True):
+            results.append(Value(value.name, self.types[end.name]))
+        for value in results:
+            self.types[value.name] = value.type
+        self.body.append(evolve(placed, results=tuple(results)))
 
     def _arg(self, arg: Arg, region: Region) -> Arg:
         if arg.enter is Enter.CARRY:
@@ -189,24 +195,33 @@ class _Inserter(OpBuilder):
         return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
 
     def _op(self, op: Op) -> None:
-        entry = OPS[op.kind]
-        operands = [self.types[name] for name in op.inputs]
-        work, self.span = op.names("work"), op.span
+        self.span = op.span
         if op.kind == "leaf":
             type = evolve(self._leaves[op.inputs[0]], dtype=op.outputs[0].type.dtype)
             self.append(evolve(op, outputs=(Value(op.outputs[0].name, type),)))
-        elif entry.expand and entry.unsharded_dims(operands, op) & {
-            item.partition(":")[2] for item in work
-        }:
-            for part in entry.expand(op, self.names.fresh, self.types.__getitem__):
+        elif parts := self._expanded(op):
+            for part in parts:
                 self._op(part)
         elif op.kind == "add":
             self._sum(op)
         elif begins_sum(op):
             self.append(pending_over_tokens(self.program, op))
         else:
-            op = with_own_experts(self._fetched(op, op.inputs), work)
-            self._place(evolve(op, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
+            op = with_own_experts(self._fetched(op, op.inputs), op.names("work"))
+            attrs = tuple((key, value) for key, value in op.attrs if key != "work")
+            self._place(evolve(op, attrs=attrs))
+
+    def _expanded(self, op: Op) -> Sequence[Op]:
+        """The ops in place of one that would work on a dim that its own kind needs whole; none
+        for all other ops.
+        """
+        entry = OPS[op.kind]
+        if not entry.expand:
+            return ()
+        worked = {item.partition(":")[2] for item in op.names("work")}
+        if worked.isdisjoint(entry.unsharded_dims([self.types[name] for name in op.inputs], op)):
+            return ()
+        return entry.expand(op, self.names.fresh, self.types.__getitem__)
 
     def _sum(self, op: Op) -> None:
         """Pending operands of one placement are added first and reduced once; a sum of nothing
@@ -231,11 +246,10 @@ class _Inserter(OpBuilder):
     def _fetched(self, op: Op, operands: Sequence[str]) -> Op:
         """The op with these operands, each placed as the op wants it."""
         wants = _wanted_of(self.program, [self.types[name] for name in operands], op)
-        pairs = zip(operands, wants, strict=True)
-        return evolve(
-            op,
-            inputs=tuple(name if want is None else self._fetch(name, want) for name, want in pairs),
-        )
+        inputs = list[str]()
+        for name, want in zip(operands, wants, strict=True):
+            inputs.append(name if want is None else self._fetch(name, want))
+        return evolve(op, inputs=tuple(inputs))
 
     def _fetch(self, name: str, want: Places) -> str:
         """The name of `name` coerced to the placements `want`."""
@@ -246,35 +260,44 @@ class _Inserter(OpBuilder):
             return name
         if (name, want) in self._versions:
             return self._versions[name, want]
-        source, to = (
-            self._reduced.get(name, name),
-            self._exchanges(self._reduced.get(name, name), dict(want)),
-        )
-        back = to if self.program.experts_of(type) not in to.values() else {}
-        source = source if back else self._exchanged(source, to)
-        at = dict(want) | {axis: self.types[source].at(axis) for axis in back}
+        source = self._reduced.get(name, name)
+        to = self._exchanges(source, dict(want))
+        back: dict[str, str] = {}
+        if self.program.experts_of(type) not in to.values():
+            back = to  # from the experts: last of all
+        else:
+            source = self._exchanged(source, to)
+        places = dict(want)
+        for axis in back:
+            places[axis] = self.types[source].at(axis)
         try:
-            steps = path(self.program, self.types[source], self.program.places(at))
+            steps = path(self.program, self.types[source], self.program.places(places))
         except OrderError as error:
             raise PlanError([_order_diagnostic(error, self.span)]) from None
         if self.program.experts_of(type) and not _are_even(self.program, type, steps):
             raise PlanError([_uneven(self.program, steps, self.span)])
         for step in steps:
-            made = self.coerce(source, step, name)
-            if _is_open(type) and not _is_open(self.types[made]):
-                self._reduced.setdefault(name, made)
-            self._versions[name, self.types[made].places] = made
-            self._orders |= {made: self._orders[source]} if source in self._orders else {}
-            source = made
+            coerced = self.coerce(source, step, name)
+            if _is_open(type) and not _is_open(self.types[coerced]):
+                self._reduced.setdefault(name, coerced)
+            self._versions[name, self.types[coerced].places] = coerced
+            if source in self._orders:
+                self._orders[coerced] = self._orders[source]
+            source = coerced
         return self._exchanged(source, back)
 
     def _exchanges(self, name: str, want: Mapping[str, Placement]) -> dict[str, str]:
         """The axes over which rows of experts are exchanged for the placements `want`, and the
         dim that each shards.
         """
-        places = self.types[name].places if name in self._orders else ()
-        others = ((axis, at.dim, want.get(axis, INVARIANT).dim) for axis, at in places)
-        return {axis: dim for axis, own, dim in others if own and dim not in ("", own)}
+        if name not in self._orders:
+            return {}
+        dims_by_axis = dict[str, str]()
+        for axis, place in self.types[name].places:
+            target = want.get(axis, INVARIANT).dim
+            if place.dim and target not in ("", place.dim):
+                dims_by_axis[axis] = target
+        return dims_by_axis
 
     def _exchanged(self, name: str, axes: Mapping[str, str]) -> str:
         """Rows of experts exchanged over these axes; of none, the rows themselves.
@@ -287,40 +310,41 @@ class _Inserter(OpBuilder):
         to_experts = self.program.experts_of(self.types[name]) in axes.values()
         like = name if to_experts else "_rows"
         if self.program.train.experts == PADDED:
-            made = self.write(EXCHANGE_PADDED.name, [name], like, to=to)
+            exchanged = self.write(EXCHANGE_PADDED.name, [name], like, to=to)
         else:
-            if order not in self._held:
-                self._held[order] = self._counted(order, to)
+            if order not in self._exchanged_orders:
+                self._exchanged_orders[order] = self._counted(order, to)
             if name == order:
-                return self._held[order]
+                return self._exchanged_orders[order]
             kind = EXCHANGE if to_experts else EXCHANGE_BACK
-            made = self.write(kind.name, [name, self._held[order]], like, to=to)
-        self._orders[made] = order
-        self._versions[name, self.types[made].places] = made
-        return made
+            inputs = [name, self._exchanged_orders[order]]
+            exchanged = self.write(kind.name, inputs, like, to=to)
+        self._orders[exchanged] = order
+        self._versions[name, self.types[exchanged].places] = exchanged
+        return exchanged
 
     def _counted(self, order: str, to: tuple[str, ...]) -> str:
         """The order after an exchange, asked for as soon as there is one."""
         sorted_at = next(
-            at
-            for at, op in enumerate(self.body)
+            index
+            for index, op in enumerate(self.body)
             if isinstance(op, Op) and op.outputs[0].name == order
         )
         later, self.body = self.body[sorted_at + 1 :], self.body[: sorted_at + 1]
-        held = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
+        exchanged = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
         self.body += later
-        return held
+        return exchanged
 
     def _place(self, op: Op) -> None:
         """Appends an op whose results are placed as its operands are."""
         self.append(retyped(self.program, op, self.types))
         rows = [value.name for value in op.outputs if self.program.experts_of(value.type)]
-        orders = (
-            rows
-            if op.kind == SORT.name
-            else [self._orders[name] for name in op.inputs if name in self._orders]
-        )
-        self._orders |= dict.fromkeys(rows, orders[0]) if orders else {}
+        if op.kind == SORT.name:
+            orders = rows
+        else:
+            orders = [self._orders[name] for name in op.inputs if name in self._orders]
+        if orders:
+            self._orders |= dict.fromkeys(rows, orders[0])
 
 
 def _is_open(type: Type) -> bool:
@@ -332,15 +356,20 @@ def _are_even(program: Program, type: Type, steps: Sequence[Step]) -> bool:
     """Whether rows of experts are gathered and scattered in equal parts, and come apart as they
     were put together.
 
-    Padded rows of one sequence's parts are: one dim of tokens, of which each rank has one part.
+    Padded rows of one sequence's parts are: they lie along one dim of tokens, and each rank has
+    one part of it.
     """
-    moved = {dim for step in steps for dim in (step.source.dim, step.target.dim) if dim}
-    chunks = any(
-        (dim, axis) in program.zigzags for dim in moved for step in steps for axis in step.axes
-    )
-    return not moved or (
-        not program.is_ragged(type) and len(moved) == 1 and moved < {*DATA_DIMS} and not chunks
-    )
+    moved, axes = set[str](), list[str]()
+    for step in steps:
+        moved |= {step.source.dim, step.target.dim} - {""}
+        axes += step.axes
+    if not moved:
+        return True
+    if program.is_ragged(type) or len(moved) != 1 or not moved < {*DATA_DIMS}:
+        return False
+    (dim,) = moved
+
+    return not any((dim, axis) in program.zigzags for axis in axes)
 
 
 def _uneven(program: Program, steps: Sequence[Step], span: Span) -> Diagnostic:
@@ -360,12 +389,12 @@ def _uneven(program: Program, steps: Sequence[Step], span: Span) -> Diagnostic:
 
 def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:
     axes, moved = ", ".join(error.axes), ", ".join(error.moved)
-    rest = [axis for axis in error.axes if axis not in error.moved]
+    outer = [axis for axis in error.axes if axis not in error.moved]
     return Diagnostic(
         "E0506",
         f"`{error.dim}` is over `{axes}`, outer first, so it cannot be gathered or scattered"
         f" over `{moved}` alone",
         span,
         label="needs that here",
-        help=f"make `{moved}` the innermost: in `mesh`, write it after `{', '.join(rest)}`",
+        help=f"make `{moved}` the innermost: in `mesh`, write it after `{', '.join(outer)}`",
     )

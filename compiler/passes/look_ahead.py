@@ -59,23 +59,28 @@ BEFORE = ("resolve", "validate", "choose_strategies")
 """The passes after which it is not known yet what each op works on."""
 
 
-def look_ahead(program: Program, found: Diagnostics) -> None:
+def look_ahead(program: Program, diagnostics: Diagnostics) -> None:
     """Adds to what is `found` in a program what later passes find in its sound parts."""
-    with found.catch():
-        _recomputed(program, found)
+    with diagnostics.catch():
+        _recomputed(program, diagnostics)
     if program.after == "resolve":
-        validate(program, found)  # for the words that are in doubt
-    if found.codes & PLACELESS or found.in_part & {"mesh", "shard"}:
+        validate(program, diagnostics)  # for the words that are in doubt
+    if diagnostics.codes & PLACELESS or diagnostics.in_part & {"mesh", "shard"}:
         return
-    is_sound = found.codes <= BESIDE and not found.in_part & {"model", "statements", "loss"}
+    is_sound = diagnostics.codes <= BESIDE and not diagnostics.in_part & {
+        "model",
+        "statements",
+        "loss",
+    }
     is_whole = program.after != "resolve" or is_sound
-    with found.catch():
-        program = _staged(program, found) if is_whole else program
+    with diagnostics.catch():
+        if is_whole:
+            program = _staged(program, diagnostics)
     if program.after in BEFORE:
-        _placed(program, found, is_whole)
+        _placed(program, diagnostics, is_whole)
 
 
-def _staged(program: Program, found: Diagnostics) -> Program:
+def _staged(program: Program, diagnostics: Diagnostics) -> Program:
     """The program with its pipeline's stages, if it has any; rows are checked as far as they rest
     on counts.
 
@@ -83,31 +88,44 @@ def _staged(program: Program, found: Diagnostics) -> Program:
     """
     if not (pipeline := program.pipeline):
         return program
-    made = program if pipeline.layers else with_stages(program, pipeline)
-    demand = demand_microbatches if pipeline.settings.schedule.kind == AUTO else demand_rows
-    if made.pipeline and "train" not in found.in_part and not found.codes & {"E0310", "E0520"}:
-        with found.catch():
-            demand(made, made.pipeline)
-    return made
+    staged = program
+    if not pipeline.layers:
+        staged = with_stages(program, pipeline)
+    demand = demand_rows
+    if pipeline.settings.schedule.kind == AUTO:
+        demand = demand_microbatches
+    if (
+        staged.pipeline
+        and "train" not in diagnostics.in_part
+        and not diagnostics.codes & {"E0310", "E0520"}
+    ):
+        with diagnostics.catch():
+            demand(staged, staged.pipeline)
+    return staged
 
 
-def _placed(program: Program, found: Diagnostics, is_whole: bool) -> None:
+def _placed(program: Program, diagnostics: Diagnostics, is_whole: bool) -> None:
     """Adds what is wrong with the work of single ops, and of a whole program with its
     collectives too.
     """
-    count = found.count
-    # heads that cannot be divided
-    factored = program if found.codes & {"E0311", "E0510"} else factor_axes(program)
-    worked = propagate(flatten_sums(factored), found)
-    if is_whole and found.count == count and not any(claim.via == AUTO for claim in program.claims):
-        with found.catch():
+    count = diagnostics.count
+    factored = program
+    if not diagnostics.codes & {"E0311", "E0510"}:  # heads that cannot be divided
+        factored = factor_axes(program)
+    worked = propagate(flatten_sums(factored), diagnostics)
+    if (
+        is_whole
+        and diagnostics.count == count
+        and not any(claim.via == AUTO for claim in program.claims)
+    ):
+        with diagnostics.catch():
             insert_collectives(choose_layout(worked))
 
 
-def _recomputed(program: Program, found: Diagnostics) -> None:
+def _recomputed(program: Program, diagnostics: Diagnostics) -> None:
     """Adds what is known to be wrong with a plan's `recompute` before anything is counted."""
     if program.train.recompute.word == AUTO and not any(
-        code.startswith("E04") for code in found.codes
+        code.startswith("E04") for code in diagnostics.codes
     ):
         bound(program)
     check_recomputed(program)

@@ -2,12 +2,12 @@
 needed.
 
 Purpose: ops of the same body that neither lead to a route's rows nor need what comes of them, as a
-shared expert, run beside its two exchanges: those with the first half of their products beside the
+shared expert, run beside its two exchanges: ops with the first half of their products beside the
 exchange to the experts, the others beside the one back.  In backward, whose order is the reverse,
-their gradients run beside the same exchanges, and those of experts' weights beside the one that
-brings gradients of rows back to their tokens (`weights_beside`).  Before: `fuse_ops`, so that no op
-is split that is done at once; placements and coercions are final.  Non-goals: what backward
-recomputes by itself (`selective(dispatch)`); ops of another microbatch.
+their gradients run beside the same exchanges.  The gradients of experts' weights run beside the
+exchange that brings gradients of rows back to their tokens (`weights_beside`).  Before: `fuse_ops`,
+so that no op is split that is done at once; placements and coercions are final.  Non-goals: what
+backward recomputes by itself (`selective(dispatch)`); ops of another microbatch.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -34,30 +34,36 @@ def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
 
     That needs none of them, and nothing else does before it.
     """
-    backs = (
-        (i, op) for i, op in enumerate(body) if isinstance(op, Op) and op.kind == EXCHANGE_BACK.name
-    )
-    begun = {op.inputs[1]: i for i, op in backs if begins(op)}
+    # an exchange by the order that its rows and the gradients of weights share
+    begun = dict[str, int]()
+    for i, op in enumerate(body):
+        if isinstance(op, Op) and op.kind == EXCHANGE_BACK.name and begins(op):
+            begun[op.inputs[1]] = i
     late: dict[int, list[Stmt]] = {}
+    moved = list[Stmt]()
     for i, op in enumerate(body):
         if isinstance(op, Op) and is_of_weights(op):
-            at = begun.get(op.inputs[-1], 0)
-            if at > i and op.outputs[0].name not in uses(*body[i:at]):
-                late.setdefault(at, []).append(op)
-    moved = [op for ops in late.values() for op in ops]
-    return [
-        each
-        for i, stmt in enumerate(body)
-        if stmt not in moved
-        for each in (stmt, *late.get(i, ()))
-    ]
+            index = begun.get(op.inputs[-1], 0)
+            if index > i and op.outputs[0].name not in uses(*body[i:index]):
+                late.setdefault(index, []).append(op)
+                moved.append(op)
+    ordered = list[Stmt]()
+    for i, stmt in enumerate(body):
+        if stmt not in moved:
+            ordered += (stmt, *late.get(i, ()))
+    return ordered
 
 
 def _overlapped(region: Region, b: OpBuilder) -> Region:
-    body = tuple(_overlapped(stmt, b) if isinstance(stmt, Region) else stmt for stmt in region.body)
-    back = {op.inputs[1]: op for op in ops_in(body) if op.kind == EXCHANGE_BACK.name}
-    for there in [op for op in ops_in(body) if op.kind == EXCHANGE.name]:
-        body = tuple(_beside(there, back[there.inputs[1]], body, b))
+    stmts = list[Stmt]()
+    for stmt in region.body:
+        stmts.append(_overlapped(stmt, b) if isinstance(stmt, Region) else stmt)
+    body = tuple(stmts)
+    ops = ops_in(body)
+    back = {op.inputs[1]: op for op in ops if op.kind == EXCHANGE_BACK.name}
+    for there in ops:
+        if there.kind == EXCHANGE.name:
+            body = tuple(_beside(there, back[there.inputs[1]], body, b))
     return evolve(region, body=body)
 
 
@@ -77,31 +83,36 @@ def _beside(there: Op, back: Op, body: Sequence[Stmt], b: OpBuilder) -> Iterator
 
 def _awaited(op: Op, beside: Sequence[Op], b: OpBuilder) -> Iterator[Op]:
     """An exchange that begins, what runs beside it, and the wait for it."""
-    (came,) = op.outputs
-    under_way = b.value(came.name, came.type)
+    (result,) = op.outputs
+    under_way = b.value(result.name, result.type)
     yield evolve(op, outputs=(under_way,), attrs=(*op.attrs, (ASYNC.name, "on")))
     yield from beside
-    yield Op(WAIT.name, (under_way.name,), (came,), span=op.span)
+    yield Op(WAIT.name, (under_way.name,), (result,), span=op.span)
 
 
 def _free(there: Op, body: Sequence[Stmt]) -> list[Op]:
     """The ops, in their order, that can be done while a route's rows are under way to its
     experts.
     """
-    at = body.index(there)
-    staying = (value.name for stmt in body[:at] if _stays(stmt) for value in results(stmt))
-    needed = ancestors(body[:at], [*there.inputs, *staying])
+    start = body.index(there)
+    staying = list[str]()
+    for stmt in body[:start]:
+        if _stays(stmt):
+            staying += (value.name for value in results(stmt))
+    needed = ancestors(body[:start], [*there.inputs, *staying])
     late = set[str]()
-    found = list[Op]()
+    free = list[Op]()
     for i, stmt in enumerate(body):
-        made = {value.name for value in results(stmt)}
-        is_free = (
-            needed.isdisjoint(made) if i < at else not _stays(stmt) and late.isdisjoint(uses(stmt))
-        )
-        late |= made if i >= at and not is_free else set()
+        names = {value.name for value in results(stmt)}
+        if i < start:
+            is_free = needed.isdisjoint(names)
+        else:
+            is_free = not _stays(stmt) and late.isdisjoint(uses(stmt))
+            if not is_free:
+                late |= names
         if is_free and isinstance(stmt, Op):
-            found.append(stmt)
-    return found
+            free.append(stmt)
+    return free
 
 
 def _stays(stmt: Stmt) -> bool:
@@ -117,8 +128,8 @@ def _stays(stmt: Stmt) -> bool:
 def _halves(
     program: Program, free: Sequence[Op], needed: Collection[str]
 ) -> tuple[list[Op], list[Op]]:
-    """Two halves: ops that make anything `needed`, and others whose middle is in the first half of
-    products; the rest.
+    """Two halves: ops that make anything `needed`, with the other ops whose middle is in the first
+    half of products; and the ops that are left.
 
     Products are counted, not weighed: which op runs where depends on no sizes then, so that the
     same model at the small sizes of its proof compiles to the same ops.

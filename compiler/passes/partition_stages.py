@@ -1,6 +1,6 @@
 """Cuts the repeats of a pipeline into stages: how many layers each has, and on which rank.
 
-Purpose: stages of costs as equal as layers allow, or those of the plan; values that a later stage
+Purpose: stages of costs as equal as layers allow, or the plan's stages; values that a later stage
 needs from an earlier one are carried by the repeats between (`thread_carries`).  Costs are
 operations, or where the cluster's GPU is known and ranks then work less long, seconds of forward
 and backward.  Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 MOST_LAYERS = 1024
 
 WORTH = 0.995
-"""A division with which the rank that works longest takes more than this part of the time is
-not taken.
+"""A division is not taken if the rank that works longest takes more than this part of the time with
+it.
 """
 
 
@@ -44,42 +44,44 @@ def cut_stages(program: Program, lowered: Lowered) -> Program:
         return program
     from ..analysis.hardware import hardware
 
-    made, on = with_stages(program, pipeline), hardware(program)
-    if not on or pipeline.given or pipeline.settings.stages is not None:
-        return made
+    stages, gpu = with_stages(program, pipeline), hardware(program)
+    if not gpu or pipeline.given or pipeline.settings.stages is not None:
+        return stages
     try:
-        return _faster(program, made, on, lowered)
+        return _faster(program, stages, gpu, lowered)
     except PlanError:  # which the pass that raises it tells
-        return made
+        return stages
 
 
-def _faster(program: Program, made: Program, on: "Hardware", lowered: Lowered) -> Program:
-    """The program cut by seconds, if the rank that works longest then has less to do, and the
-    step fits.
+def _faster(program: Program, equal: Program, gpu: "Hardware", lowered: Lowered) -> Program:
+    """The program cut by seconds, if the rank that works longest then has less to do than in
+    `equal`, which is cut by operations, and the step fits.
     """
     from ..analysis.stage_times import item_times  # a plan without a cluster does without
 
-    pipeline, cut = program.pipeline, made.pipeline
+    pipeline, cut = program.pipeline, equal.pipeline
     assert pipeline, "cut_stages: no pipeline"
     assert cut, "cut_stages: no stages"
-    times = item_times(lowered(made, "place_state"), cut, on)
-    of_groups, of_layers = (
-        tuple(round(seconds * 1e9) for seconds in each) for each in (times.groups, times.layers)
-    )
+    times = item_times(lowered(equal, "place_state"), cut, gpu)
+    of_groups = tuple(round(seconds * 1e9) for seconds in times.groups)
+    of_layers = tuple(round(seconds * 1e9) for seconds in times.layers)
     layers = _divided(program, pipeline, of_groups, of_layers, len(cut.layers))
-    now, then = (times.longest(program, evolve(cut, layers=each)) for each in (cut.layers, layers))
+    now = times.longest(program, cut)
+    then = times.longest(program, evolve(cut, layers=layers))
     if then > WORTH * now:
-        return made
-    other = with_stages(program, pipeline, layers)
+        return equal
+    faster = with_stages(program, pipeline, layers)
     if layers[0] <= cut.layers[0] and max(layers) <= max(cut.layers):
-        return other  # the first rank, which holds most microbatches, needs no more memory
-    last = lowered(other, "schedule_pipeline")
-    return made if fits(last, account(last)) is False else other
+        return faster  # the first rank, which holds most microbatches, needs no more memory
+    last = lowered(faster, "schedule_pipeline")
+    if fits(last, account(last)) is False:
+        return equal
+    return faster
 
 
 def with_stages(program: Program, pipeline: Pipeline, layers: tuple[int, ...] = ()) -> Program:
-    """The program with stages of these numbers of layers, by default those of the plan or of equal
-    operations.
+    """The program with stages of these numbers of layers, by default the plan's numbers or stages
+    of equal operations.
 
     Raises PlanError.
     """
@@ -121,7 +123,9 @@ def _demand_layers(count: int, program: Program, pipeline: Pipeline, total: int)
         return
     axis, order = program.axis(pipeline.axis), pipeline.settings.schedule
     span = order.spans["chunks"] if order.chunks else pipeline.settings.spans["schedule"]
-    label = f"{count // axis.size} on each of {axis.size} ranks" if count % axis.size == 0 else ""
+    label = ""
+    if count % axis.size == 0:
+        label = f"{count // axis.size} on each of {axis.size} ranks"
     help = (
         "every stage but the first and the last needs an iteration of a repeat: at most"
         f" {total + 2} stages"
@@ -147,8 +151,8 @@ def _divided(
     of_layers: tuple[int, ...],
     count: int,
 ) -> tuple[int, ...]:
-    """The layers of `count` stages of equal costs, by those of groups of ops and of a layer of
-    each repeat.
+    """The layers of `count` stages of equal costs, by the costs of groups of ops and the cost of a
+    layer of each repeat.
     """
     first, *between, last = of_groups
     costs: list[int] = []
@@ -162,39 +166,26 @@ def _given(
     program: Program, pipeline: Pipeline, layers: tuple[int, ...], count: int, total: int
 ) -> tuple[int, ...]:
     """The layers that the plan gives, if they are possible."""
-    span, axis, kind = (
-        pipeline.settings.spans["stages"],
-        pipeline.axis,
-        pipeline.settings.schedule.kind,
-    )
+    span, axis = pipeline.settings.spans["stages"], program.axis(pipeline.axis)
+    kind = pipeline.settings.schedule.kind
     if len(layers) != count:
-        note = Note(program.axis(axis).span, "the ranks")
+        note = Note(axis.span, "the ranks")
         help = (
-            f"`{kind}` has {count} stages on the {program.axis(axis).size} ranks of `{axis}`:"
+            f"`{kind}` has {count} stages on the {axis.size} ranks of `{axis.name}`:"
             " write as many numbers"
         )
-        raise _error(
-            f"the schedule has {counted(count, 'stage')}, not {len(layers)}",
-            span,
-            "",
-            (note,),
-            help,
-        )
+        why = f"the schedule has {counted(count, 'stage')}, not {len(layers)}"
+        raise _error(why, span, "", (note,), help)
     if sum(layers) != total:
         sums = f"{' + '.join(map(str, layers))} = {sum(layers)}"
-        notes = tuple(
-            Note(dim.span, counted(dim.size, "iteration"))
-            for dim in program.dims
-            if dim.name in pipeline.dims
-        )
-        help = f"{'add' if sum(layers) < total else 'take away'} {abs(total - sum(layers))}"
-        raise _error(
-            f"stages have {counted(sum(layers), 'iteration')}, the repeats {total}",
-            span,
-            sums,
-            notes,
-            help,
-        )
+        notes = list[Note]()
+        for dim in program.dims:
+            if dim.name in pipeline.dims:
+                notes.append(Note(dim.span, counted(dim.size, "iteration")))
+        verb = "add" if sum(layers) < total else "take away"
+        help = f"{verb} {abs(total - sum(layers))}"
+        why = f"stages have {counted(sum(layers), 'iteration')}, the repeats {total}"
+        raise _error(why, span, sums, tuple(notes), help)
     if empty := [stage for stage in range(1, count - 1) if not layers[stage]]:
         help = "only the first and the last stage may have no iteration"
         raise _error(f"stage {empty[0]} has nothing to do", span, "counted from 0", help=help)

@@ -32,10 +32,10 @@ def place_stages(program: Program) -> Program:
     if not pipeline or pipeline.given or pipeline.settings.schedule.kind != AUTO:
         return program
     try:
-        made = fastest(_tasks(program, pipeline), splits=program.train.compile != ON)
+        rows = fastest(_tasks(program, pipeline), splits=program.train.compile != ON)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
-    return evolve(program, pipeline=evolve(pipeline, stage_to_rank=made.stage_to_rank, given=made))
+    return evolve(program, pipeline=evolve(pipeline, stage_to_rank=rows.stage_to_rank, given=rows))
 
 
 def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
@@ -46,31 +46,31 @@ def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
     placed = placements(pipeline, program.axis(pipeline.axis).size)
     try:
         demand_few(len(placed[0]), program.size(MICROBATCHES))
-        if not isinstance(pipeline.settings.schedule.memory, Size):
-            for stage_to_rank in placed:
-                demand_memory(
-                    stage_to_rank, _counted(program, evolve(pipeline, stage_to_rank=stage_to_rank))
-                )
+        if isinstance(pipeline.settings.schedule.memory, Size):
+            return
+        for stage_to_rank in placed:
+            budget = _counted(program, evolve(pipeline, stage_to_rank=stage_to_rank))
+            demand_memory(stage_to_rank, budget)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
 
 
 def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
-    """One for each way to lay the stages in which a microbatch fits in memory.
+    """One for each way to lay the stages with which a microbatch fits in memory.
 
     Raises ScheduleError if none does.
     """
     demand_few(len(pipeline.stage_to_rank), program.size(MICROBATCHES))
-    found: list[Task] = []
-    wrong: list[ScheduleError] = []
+    tasks: list[Task] = []
+    errors: list[ScheduleError] = []
     for stage_to_rank in placements(pipeline, program.axis(pipeline.axis).size):
         try:
-            found.append(_task(program, evolve(pipeline, stage_to_rank=stage_to_rank)))
+            tasks.append(_task(program, evolve(pipeline, stage_to_rank=stage_to_rank)))
         except ScheduleError as error:
-            wrong.append(error)
-    if not found:
-        raise wrong[0]
-    return found
+            errors.append(error)
+    if not tasks:
+        raise errors[0]
+    return tasks
 
 
 def _task(program: Program, pipeline: Pipeline) -> Task:
@@ -91,24 +91,25 @@ def _times(step: Program, pipeline: Pipeline) -> Times:
     """The seconds of stages, or where nobody knows the cluster's GPU, their operations."""
     from ..analysis.hardware import hardware
 
-    if not (on := hardware(step)):
+    gpu = hardware(step)
+    if not gpu:
         return estimated(step, pipeline)
     from ..analysis.stage_times import stage_times  # a plan without a cluster does without
 
-    return stage_times(step, pipeline, on)
+    return stage_times(step, pipeline, gpu)
 
 
 def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
     """The memory budget of ranks, in bytes or microbatches."""
     most = pipeline.settings.schedule.memory
-    return (
-        memory_budget(program, most.bytes)
-        if isinstance(most, Size)
-        else _counted(program, pipeline)
-    )
+    if isinstance(most, Size):
+        return memory_budget(program, most.bytes)
+    return _counted(program, pipeline)
 
 
 def _counted(program: Program, pipeline: Pipeline) -> MemoryBudget:
     most, ranks = pipeline.settings.schedule.memory, program.axis(pipeline.axis).size
     assert not isinstance(most, Size), "place_stages: memory in bytes"
-    return MemoryBudget.counted(ranks, len(pipeline.stage_to_rank), inf if most is None else most)
+    if most is None:
+        most = inf
+    return MemoryBudget.counted(ranks, len(pipeline.stage_to_rank), most)

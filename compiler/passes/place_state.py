@@ -22,7 +22,7 @@ def place_state(program: Program) -> Program:
 class _Chains(OpBuilder):
     def region(self) -> Region:
         step = self.program.region
-        same: dict[str, str] = {}  # what a leaf or gradient without a chain is another name for
+        same: dict[str, str] = {}  # the other name of a leaf or gradient without a chain
         for stmt in step.body:
             if isinstance(stmt, Region):
                 self.body.append(self._cast_gradients(stmt))
@@ -42,7 +42,9 @@ class _Chains(OpBuilder):
             name = builder.coerce(name, step)
         builder.cast(name, due.type.dtype)
         ops = ops_in(builder.body)
-        return [*ops[:-1], *(evolve(last, outputs=op.outputs) for last in ops[-1:])]
+        if ops:
+            ops[-1] = evolve(ops[-1], outputs=op.outputs)
+        return ops
 
     def _cast_gradients(self, region: Region) -> Region:
         """The microbatches' region with gradients cast to the element type of the state before
@@ -53,11 +55,12 @@ class _Chains(OpBuilder):
         ends: list[Yield] = []
         for end in region.yields:
             type = self.types[end.name]
-            narrow = type.differentiable and type.dtype not in wide and type.dims
-            ends.append(evolve(end, name=builder.cast(end.name, min(wide))) if narrow else end)
+            if type.differentiable and type.dtype not in wide and type.dims:
+                end = evolve(end, name=builder.cast(end.name, min(wide)))
+            ends.append(end)
         results = tuple(
-            Value(it.name, self.types[end.name])
-            for it, end in zip(region.results, ends, strict=True)
+            Value(result.name, self.types[end.name])
+            for result, end in zip(region.results, ends, strict=True)
         )
         self.types.update((value.name, value.type) for value in results)
         backward = evolve(backward, body=(*backward.body, *builder.body))

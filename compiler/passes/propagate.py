@@ -22,20 +22,18 @@ def propagate(program: Program, known: Diagnostics | None = None) -> Program:
     """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot
     follow.
 
-    With what is `known` to be wrong, to which more is added, the program may lack parts.
+    What is `known` to be wrong is not told again; then more is added to it, and the program may
+    lack parts.
     """
-    found = Diagnostics() if known is None else known
+    diagnostics = Diagnostics() if known is None else known
     program = evolve(program, claims=(*program.claims, *_exchanges(program)))
-    worker = _Worker(
-        program,
-        _made_of_data(program.region, {arg.value.name for arg in program.region.args}),
-        found,
-    )
+    inputs = {arg.value.name for arg in program.region.args}
+    worker = _Worker(program, _made_of_data(program.region, inputs), diagnostics)
     region = map_ops(program.region, worker.op)
-    if not found.in_part & {"model", "statements"}:
+    if not diagnostics.in_part & {"model", "statements"}:
         worker.check_followed()
     if known is None:
-        found.check()
+        diagnostics.check()
     return evolve(program, region=region)
 
 
@@ -46,19 +44,20 @@ def natural(program: Program, dims: Iterable[str]) -> list[str]:
     present = set(dims)
     work: list[str] = []
     for axis in program.axes:
-        if first := first_claims(program, axis.name, present):
-            work += [f"{axis.name}:{claim.dim if claim.split else '*'}" for claim in first]
+        for claim in first_claims(program, axis.name, present):
+            dim = claim.dim if claim.split else "*"
+            work.append(f"{axis.name}:{dim}")
     return work
 
 
 def first_claims(program: Program, axis: str, dims: Collection[str]) -> list[Claim]:
     """The claims on `axis` of the first rule that names one of `dims`."""
-    claims = [
-        claim
-        for claim in program.claims
-        if claim.axis == axis and claim.dim in dims and not claim.within
-    ]
-    return [claim for claim in claims if claim.rank == min(c.rank for c in claims)]
+    claims = list[Claim]()
+    for claim in program.claims:
+        if claim.axis == axis and claim.dim in dims and not claim.within:
+            claims.append(claim)
+    first_rank = min((claim.rank for claim in claims), default=0)
+    return [claim for claim in claims if claim.rank == first_rank]
 
 
 def _exchanges(program: Program) -> Iterator[Claim]:
@@ -68,10 +67,11 @@ def _exchanges(program: Program) -> Iterator[Claim]:
     seen = set[tuple[str, str, str]]()
     for op in program.ops:
         dims = attention_heads(program, op)
-        everywhere = {
-            claim.axis for claim in program.claims if claim.dim in dims
-        }  # heads lie there without an exchange
-        for claim in program.claims if dims else ():
+        if not dims:
+            continue
+        # heads lie there without an exchange
+        everywhere = {claim.axis for claim in program.claims if claim.dim in dims}
+        for claim in program.claims:
             if claim.via != ULYSSES or claim.axis in everywhere:
                 continue
             parent = program.axis(claim.axis).parent
@@ -88,16 +88,16 @@ def _made_of_data(region: Region, data: set[str]) -> set[str]:
     """Adds to `data` every value that depends on a value in it; values carried through a repeat
     count as data.
 
-    The rest is made of parameters alone: replicated where data is sharded, so that it is leaves
-    that are reduced, once.
+    All other values are made of parameters alone: they are replicated where data is sharded, so
+    that leaves are reduced, once.
     """
     for stmt in region.body:
         if isinstance(stmt, Region):
-            data |= {
-                arg.value.name
-                for arg in stmt.args
-                if arg.enter is Enter.CARRY or arg.source in data
-            }
+            carried_or_data = list[str]()
+            for arg in stmt.args:
+                if arg.enter is Enter.CARRY or arg.source in data:
+                    carried_or_data.append(arg.value.name)
+            data.update(carried_or_data)
             data |= {value.name for value in stmt.results}
             _made_of_data(stmt, data)
         elif not data.isdisjoint(stmt.inputs):
@@ -106,8 +106,8 @@ def _made_of_data(region: Region, data: set[str]) -> set[str]:
 
 
 class _Worker:
-    def __init__(self, program: Program, data: set[str], found: Diagnostics) -> None:
-        self._program, self._data, self._found = program, data, found
+    def __init__(self, program: Program, data: set[str], diagnostics: Diagnostics) -> None:
+        self._program, self._data, self._diagnostics = program, data, diagnostics
         self._data_axes = {claim.axis for claim in program.claims if claim.dim in DATA_DIMS}
         self._followed: set[tuple[str, str]] = set()
         self._reported: set[tuple[str, str]] = set()
@@ -122,7 +122,7 @@ class _Worker:
                     "leave the rule out, or write it before those that come first wherever it"
                     " could apply"
                 )
-                self._found.error(
+                self._diagnostics.error(
                     "E0508", message, claim.span, "no op follows this rule", help=help
                 )
 
@@ -130,87 +130,84 @@ class _Worker:
         """The op with its work."""
         if op.kind == "leaf":
             return op
-        work = tuple(
-            f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name)
-        )
+        work = list[str]()
+        for axis in self._program.axes:
+            for dim in self._on(op, axis.name):
+                work.append(f"{axis.name}:{dim}")
         op = self._around_ring(op, work)
         self._check_routed(op, work)
-        return evolve(op, attrs=(*op.attrs, ("work", work)))
+        return evolve(op, attrs=(*op.attrs, ("work", tuple(work))))
 
     def _around_ring(self, op: Op, work: Sequence[str]) -> Op:
         """An op with keys as the one whose keys go around a ring, where a rule says so."""
         keys = roles(op, self._program.types).key_seq
-        over = [
-            claim
-            for claim in self._program.claims
-            if keys == claim.dim and f"{claim.axis}:{keys}" in work
-        ]
-        ring = next((claim for claim in over if claim.via == RING), None)
+        ring: Claim | None = None
+        others = list[Claim]()
+        for claim in self._program.claims:
+            if keys != claim.dim or f"{claim.axis}:{keys}" not in work:
+                continue
+            if ring is None and claim.via == RING:
+                ring = claim
+            else:
+                others.append(claim)
         if not ring:
             return op
-        self._check_ring(op, ring, [claim for claim in over if claim is not ring])
+        self._check_ring(op, ring, others)
         return around_ring(op, ring.axis)
 
     def _check_ring(self, op: Op, ring: Claim, others: Sequence[Claim]) -> None:
         """Keys go around one axis, and are gathered over no other; a ring keeps no weights that
         could be dropped.
         """
-        for other in others if self._new("E0518", ring) else ():
-            one, two = (f"`{self._program.axis(claim.axis).parent}`" for claim in (ring, other))
-            both = other.via == RING
-            says = (
-                f"a ring goes over one axis, and `{ring.dim}` is `via ring` over {one} and"
-                f" over {two}"
-            )
-            says = (
-                says
-                if both
-                else f"keys that are gathered over {two} cannot go around a ring over {one}"
-            )
-            notes = [Note(ring.span, "the ring")]
-            help = (
-                f"write `{ring.dim} over {two.strip('`')} via {ULYSSES}`: heads are exchanged there"
-            )
-            self._found.error("E0518", says, other.span, notes=notes, help=help)
+        if self._new("E0518", ring):
+            for other in others:
+                self._error_of_second_axis(ring, other)
+        notes = [Note(ring.span, "the ring")]
         train = self._program.train
         if train.compile == ON and self._new("E0412", ring):
-            notes = [Note(train.spans["compile"], "layers are compiled")]
+            message = "a compiled layer sends no keys around a ring"
+            why = [Note(train.spans["compile"], "layers are compiled")]
             help = f"write `via {GATHER}` or `via {ULYSSES}`, or leave `compile` out"
-            self._found.error(
-                "E0412",
-                "a compiled layer sends no keys around a ring",
-                ring.span,
-                notes=notes,
-                help=help,
-            )
+            self._diagnostics.error("E0412", message, ring.span, notes=why, help=help)
         if "dropout" in dict(op.attrs) and self._new("E0611", ring):
-            notes = [Note(ring.span, "the ring")]
+            message = "no ring keeps the weights that `dropout` drops"
             help = "write `via gather`, or leave `dropout` out of attention"
-            self._found.error(
-                "E0611",
-                "no ring keeps the weights that `dropout` drops",
-                op.span,
-                notes=notes,
-                help=help,
+            self._diagnostics.error("E0611", message, op.span, notes=notes, help=help)
+
+    def _error_of_second_axis(self, ring: Claim, other: Claim) -> None:
+        """Adds the error for keys that go around a ring and over another axis as well."""
+        one = self._program.axis(ring.axis).parent
+        two = self._program.axis(other.axis).parent
+        if other.via == RING:
+            message = (
+                f"a ring goes over one axis, and `{ring.dim}` is `via ring` over `{one}` and"
+                f" over `{two}`"
             )
+        else:
+            message = f"keys that are gathered over `{two}` cannot go around a ring over `{one}`"
+        notes = [Note(ring.span, "the ring")]
+        help = f"write `{ring.dim} over {two} via {ULYSSES}`: heads are exchanged there"
+        self._diagnostics.error("E0518", message, other.span, notes=notes, help=help)
 
     def _check_routed(self, op: Op, work: Sequence[str]) -> None:
         """Experts lie over axes that all have parts of the tokens, or that all have the same
         tokens.
         """
         experts = roles(op, self._program.types).routed
-        over = [claim for claim in self._program.claims if experts and claim.dim == experts]
-        whole = [claim for claim in over if f"{claim.axis}:{experts}" in work]
-        parts = [claim for claim in over if claim not in whole]
+        whole, parts = list[Claim](), list[Claim]()
+        for claim in self._program.claims:
+            if experts and claim.dim == experts:
+                (whole if f"{claim.axis}:{experts}" in work else parts).append(claim)
         if whole and parts and self._new("E0614", whole[0]):
-            one, other = (self._program.axis(claim.axis).parent for claim in (whole[0], parts[0]))
+            one = self._program.axis(whole[0].axis).parent
+            other = self._program.axis(parts[0].axis).parent
             message = (
                 f"`{experts}` lies over `{other}`, whose ranks have parts of the tokens, and"
                 f" over `{one}`, without"
             )
             help = f"write `seq over {one}` as the last rule, or leave `{one}` out"
             notes = [Note(op.span, "tokens are routed here")]
-            self._found.error(
+            self._diagnostics.error(
                 "E0614",
                 message,
                 whole[0].span,
@@ -221,39 +218,53 @@ class _Worker:
 
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = self._program.operands(op)
-        space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
-        own = roles(op, self._program.types)
-        linked = (own.heads, own.kv_heads) if own.heads else ()
-        first = first_claims(self._program, axis, space - {own.routed}) or first_claims(
-            self._program, axis, space
-        )
-        heads = [
-            claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked
-        ]
-        inner = [claim for claim in heads if claim.within == op.kind]
-        # query and key/value heads go together, whatever their ranks
-        if any(claim.dim in linked for claim in first):
-            first = [claim for claim in heads if not claim.within]
-        elif inner:
-            first = inner
+        dims = set[str]()
+        for type in operands:
+            dims.update(type.dims)
+        for value in op.outputs:
+            dims.update(value.type.dims)
+        op_roles = roles(op, self._program.types)
+        linked = (op_roles.heads, op_roles.kv_heads) if op_roles.heads else ()
+        first, exchanged = self._claims_on(op, axis, dims, op_roles, linked)
         if not first:
             return ["*"] if axis in self._data_axes and self._data.isdisjoint(op.inputs) else []
-        self._followed |= {
-            (own.key_seq if claim.within else claim.dim, claim.axis) for claim in first
-        }
+        for claim in first:
+            dim = op_roles.key_seq if claim.within else claim.dim
+            self._followed.add((dim, claim.axis))
         split = [claim.dim for claim in first if claim.split]
-        if linked and not inner:
+        if linked and not exchanged:
             self._check_heads(op, linked, first, split)
-        self._check(
-            op, OPS[op.kind], operands, first, [dim for dim in split if dim not in linked[1:]]
-        )
+        unlinked = [dim for dim in split if dim not in linked[1:]]
+        self._check(op, OPS[op.kind], operands, first, unlinked)
         return split or ["*"]
+
+    def _claims_on(
+        self, op: Op, axis: str, dims: set[str], op_roles: Roles, linked: tuple[str, ...]
+    ) -> tuple[list[Claim], bool]:
+        """The claims on an axis that an op follows, and whether they exchange heads for it."""
+        first = first_claims(self._program, axis, dims - {op_roles.routed})
+        if not first:
+            first = first_claims(self._program, axis, dims)
+        outer, inner = list[Claim](), list[Claim]()
+        for claim in self._program.claims:
+            if claim.axis != axis or claim.dim not in linked:
+                continue
+            if not claim.within:
+                outer.append(claim)
+            elif claim.within == op.kind:
+                inner.append(claim)
+        # query and key/value heads go together, whatever their ranks
+        if any(claim.dim in linked for claim in first):
+            first = outer
+        elif inner:
+            first = inner
+        return first, bool(inner)
 
     def _check_heads(
         self, op: Op, linked: tuple[str, ...], first: list[Claim], split: list[str]
     ) -> None:
-        """Each rank holds the key/value heads that its query heads use: as many shards of both,
-        or one head for all.
+        """Each rank holds the key/value heads that its query heads use: both have as many shards,
+        or one head serves all.
         """
         heads, kv_heads = linked
         axes = tuple(c.axis for c in self._program.claims if c.dim == kv_heads and c.split)
@@ -266,10 +277,10 @@ class _Worker:
         if len(alone) == len(set(linked)) or not alone or (alone == {heads} and one_left):
             return
         (dim,) = alone
-        self._found.error(
+        other = kv_heads if dim == heads else heads
+        self._diagnostics.error(
             "E0609",
-            f"`{dim}` are over `{first[0].axis}`, but `{kv_heads if dim == heads else heads}`"
-            " are not",
+            f"`{dim}` are over `{first[0].axis}`, but `{other}` are not",
             op.span,
             label="query heads stay with the key/value heads they use",
             notes=[Note(first[0].span, "claimed here")],
@@ -288,7 +299,7 @@ class _Worker:
         self, op: Op, entry: OpDef, operands: Sequence[Type], first: list[Claim], split: list[str]
     ) -> None:
         if len(set(split)) > 1 and self._new("E0505", first[0]):
-            self._found.error(
+            self._diagnostics.error(
                 "E0505",
                 f"`{split[0]}` and `{split[1]}` both claim axis `{first[0].axis}` in one"
                 f" `{_word(op)}`",
@@ -297,9 +308,13 @@ class _Worker:
                 notes=[Note(first[0].span, "claimed here")],
                 help="put one of them in a rule of its own: earlier rules go first",
             )
-        broken = set(split) & entry.unsharded_dims(operands, op) if not entry.expand else set[str]()
-        for dim in sorted(broken if broken and self._new("E0601", first[0]) else ()):
-            self._found.error(
+        if entry.expand:
+            return
+        broken = set(split) & entry.unsharded_dims(operands, op)
+        if not broken or not self._new("E0601", first[0]):
+            return
+        for dim in sorted(broken):
+            self._diagnostics.error(
                 "E0601",
                 f"`{_word(op)}` needs `{dim}` whole on each rank, but `{dim}` is over"
                 f" `{first[0].axis}`",
@@ -322,14 +337,14 @@ def _word(op: Op) -> str:
             return kind
 
 
-def _advice(op: Op, of: Roles, dim: str, axis: str) -> str:
+def _advice(op: Op, op_roles: Roles, dim: str, axis: str) -> str:
     if op.kind == "call":
         slices = (
             f"if the function works slice by slice along `{dim}`, name that dim after `over`"
             " in its `op`"
         )
         return f"{slices}, and with `at=DIM` in the signature it gets the positions of its slices"
-    if dim in (of.query_seq, of.key_seq):
+    if dim in (op_roles.query_seq, op_roles.key_seq):
         return (
             f"put the heads over `{axis}` in an earlier rule; attention over a sharded"
             " sequence is not supported yet"

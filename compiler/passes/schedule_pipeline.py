@@ -1,4 +1,4 @@
-"""Orders the work of a pipeline's stages, and adds up over its ranks the values of which each has a
+"""Orders the work of a pipeline's stages, and adds up values over its ranks, where each has a
 part.
 
 Purpose: rows of actions with their messages; loss, norm and the gradients of parameters that
@@ -21,6 +21,7 @@ from ..ir import (
     Program,
     Region,
     Value,
+    Yield,
     ops_in,
     rename,
 )
@@ -54,10 +55,10 @@ def demand_rows(program: Program, pipeline: Pipeline) -> None:
     microbatches, or rows that split.
     """
     try:
-        made = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
+        schedule = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
-    _demand_whole(program, evolve(pipeline, schedule=made))
+    _demand_whole(program, evolve(pipeline, schedule=schedule))
 
 
 def _demand_whole(program: Program, pipeline: Pipeline) -> None:
@@ -100,9 +101,10 @@ class _Sums(OpBuilder):
         self._pending: dict[str, tuple[int, ...]] = {}  # no ranks where each has a part of its own
         self._same: dict[str, str] = {}  # what is summed → its sum
         self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
-        self._passed_on = {
-            name for op in ops_in(program.region.body) if op.kind in CHAIN for name in op.inputs
-        }
+        self._passed_on = set[str]()
+        for op in ops_in(program.region.body):
+            if op.kind in CHAIN:
+                self._passed_on.update(op.inputs)
         # sums of gradients, after all that stages do by themselves
         self._later: list[tuple[str, Op]] = []
 
@@ -116,37 +118,40 @@ class _Sums(OpBuilder):
         for end in region.yields:
             if end.name in self._pending and end.name not in self._same:
                 self._reduce(end.name, region.span)
-        yields = tuple(
-            evolve(end, name=self._same.get(end.name, end.name)) for end in region.yields
-        )
+        yields = list[Yield]()
+        for end in region.yields:
+            yields.append(evolve(end, name=self._same.get(end.name, end.name)))
+        return evolve(region, body=tuple(self.body), yields=tuple(yields))
         return evolve(region, body=tuple(self.body), yields=yields)
 
     def _microbatches(self, region: Region) -> Region:
         """Each rank has what its own stages make, and its part of a gradient that several ranks
         hold.
         """
-        made, gradients = region.results[: self.program.made], region.results[self.program.made :]
-        packs = (op for op in ops_in(self.program.region.body) if op.kind == "pack")
-        params = (
-            zip(op.inputs, self.program.bucket(str(op.get("bucket"))).params, strict=True)
-            for op in packs
-        )
-        of = {name: self._pipeline.ranks_of(param) for pairs in params for name, param in pairs}
-        shared = {value.name: of.get(value.name, ()) for value in gradients}
-        self._pending = {value.name: () for value in made}
-        self._pending |= {name: ranks for name, ranks in shared.items() if len(ranks) > 1}
+        sums, gradients = region.results[: self.program.made], region.results[self.program.made :]
+        ranks_of_gradients = dict[str, tuple[int, ...]]()
+        for op in ops_in(self.program.region.body):
+            if op.kind == "pack":
+                params = self.program.bucket(str(op.get("bucket"))).params
+                for name, param in zip(op.inputs, params, strict=True):
+                    ranks_of_gradients[name] = self._pipeline.ranks_of(param)
+        self._pending = {value.name: () for value in sums}
+        for value in gradients:
+            ranks = ranks_of_gradients.get(value.name, ())
+            if len(ranks) > 1:
+                self._pending[value.name] = ranks
         return evolve(region, results=tuple(map(self._marked, region.results)))
 
     def _op(self, op: Op) -> None:
-        held = {self._pending[name] for name in op.inputs if name in self._pending}
+        holders = {self._pending[name] for name in op.inputs if name in self._pending}
         if op.kind == "sum_squares":
             self._squares(op)
-        elif not held:
+        elif not holders:
             self.body.append(op)
-        elif op.kind == "coerce" and held == {()}:
+        elif op.kind == "coerce" and holders == {()}:
             self.body.append(self._wider(op))
         elif op.kind in CHAIN:
-            self._pass_on(op, *held)
+            self._pass_on(op, *holders)
         else:
             (name,) = (name for name in op.inputs if name in self._pending)
             self._reduce(name, op.span)
@@ -156,9 +161,10 @@ class _Sums(OpBuilder):
         """A reduction that sums over the stages' ranks too."""
         axes = {*op.names("axes"), self._pipeline.axis}
         ordered = tuple(axis.name for axis in self.program.axes if axis.name in axes)
-        return evolve(
-            op, attrs=tuple((key, ordered if key == "axes" else value) for key, value in op.attrs)
-        )
+        attrs = list[tuple[str, Attr]]()
+        for key, value in op.attrs:
+            attrs.append((key, ordered if key == "axes" else value))
+        return evolve(op, attrs=tuple(attrs))
 
     def _pass_on(self, op: Op, ranks: tuple[int, ...]) -> None:
         """A result of a part is a part; the last one is summed."""
@@ -170,8 +176,8 @@ class _Sums(OpBuilder):
 
     def _squares(self, op: Op) -> None:
         """Each rank's part; what several ranks hold is counted by the first."""
-        for name, at in self._later:
-            self._reduce(name, at.span)
+        for name, part in self._later:
+            self._reduce(name, part.span)
             self._once[self._same[name]] = self._pending[name]
         self._later.clear()
         op = rename(op, self._same)
@@ -184,7 +190,7 @@ class _Sums(OpBuilder):
         if squares.name not in self._passed_on:
             self._reduce(squares.name, op.span)
 
-    def _reduce(self, name: str, at: Span) -> None:
+    def _reduce(self, name: str, span: Span) -> None:
         """Appends the sum of a value over the ranks that hold it, or all."""
         ranks = self._pending[name]
         value = self.value(name, self.types[name])
@@ -192,7 +198,7 @@ class _Sums(OpBuilder):
         among = (("among", tuple(map(str, ranks))),) if ranks and some else ()
         attrs: tuple[tuple[str, Attr], ...] = (("from", PARTIAL), ("to", INVARIANT), *among)
         self.body.append(
-            Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at)
+            Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=span)
         )
         self._same[name] = value.name
 

@@ -17,41 +17,44 @@ from ..ir import STATES, Axis, Claim, Program, StateAxes
 def factor_axes(program: Program) -> Program:
     """The program with axes factored where a claiming dim is smaller than the axis."""
     factors = {axis.name: _factors(axis, program) for axis in program.axes}
-    claims = [
-        part
-        for claim in program.claims
-        for part in _split(claim, factors[claim.axis], program.size(claim.dim))
-    ]
+    claims = list[Claim]()
+    for claim in program.claims:
+        claims += _split(claim, factors[claim.axis], program.size(claim.dim))
     axes = tuple(axis for group in factors.values() for axis in group)
-
-    def over(state: StateAxes, kind: str) -> tuple[str, ...]:
-        return tuple(factor.name for name in getattr(state, kind) for factor in factors[name])
-
-    state = tuple(
-        evolve(each, **{kind: over(each, kind) for kind in STATES}) for each in program.state
-    )
-    return evolve(program, axes=axes, claims=tuple(claims), state=state)
+    states = list[StateAxes]()
+    for state in program.state:
+        over = dict[str, tuple[str, ...]]()
+        for kind in STATES:
+            names = list[str]()
+            for axis in getattr(state, kind):
+                names += (factor.name for factor in factors[axis])
+            over[kind] = tuple(names)
+        states.append(evolve(state, **over))
+    return evolve(program, axes=axes, claims=tuple(claims), state=tuple(states))
 
 
 def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:
     claims = [claim for claim in program.claims if claim.axis == axis.name]
     claimed = {program.size(claim.dim) for claim in claims}
     if any(claim.via == ULYSSES for claim in claims):
-        claimed |= {
-            heads_left(program, dim) for op in program.ops for dim in attention_heads(program, op)
-        }
+        for op in program.ops:
+            claimed |= {heads_left(program, dim) for dim in attention_heads(program, op)}
     ends = [*sorted(size for size in claimed if size < axis.size), axis.size]
-    sizes = [
-        size for start, end in zip([1, *ends], ends, strict=False) if (size := end // start) > 1
-    ]
+    sizes = list[int]()
+    start = 1
+    for end in ends:
+        if end // start > 1:
+            sizes.append(end // start)
+        start = end
     if len(sizes) < 2:
         return (axis,)
     stem, others = axis.name, {other.name for other in program.axes}
     while any(f"{stem}_{i}" in others for i in range(len(sizes))):
         stem += "_"
-    return tuple(
-        Axis(f"{stem}_{i}", size, axis.name, span=axis.span) for i, size in enumerate(sizes)
-    )
+    factors = list[Axis]()
+    for i, size in enumerate(sizes):
+        factors.append(Axis(f"{stem}_{i}", size, axis.name, span=axis.span))
+    return tuple(factors)
 
 
 def _split(claim: Claim, factors: tuple[Axis, ...], size: int) -> list[Claim]:

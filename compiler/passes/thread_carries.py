@@ -30,28 +30,27 @@ from ..ir.stages import is_made_once
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
-    """The model in which repeats that are cut carry the values that are read in them and after
+    """The model whose repeats that are cut carry the values that are read in them and after
     them.
     """
-    region, names, of = program.region, Names(program.types), program.types
+    region, names, types = program.region, Names(program.types), program.types
     body: list[Stmt] = []
     bound: list[str] = []  # what could cross a cut
-    called: dict[str, str] = {}  # what it is called now, where that has changed
-    for at, stmt in enumerate(region.body):
-        made = rename(stmt, called)
-        if isinstance(stmt, Region) and isinstance(made, Region) and stmt.dim in pipeline.dims:
-            read = {
-                *uses(evolve(stmt, args=()), *region.body[at + 1 :]),
-                *(end.name for end in region.yields),
-            }
-            through = {
-                name: Value(called.get(name, name), of[name]) for name in bound if name in read
-            }
-            made, following = _carrying(made, through, names)
-            called |= following
-        body.append(made)
+    renamed: dict[str, str] = {}  # the present names of values, where they have changed
+    for index, stmt in enumerate(region.body):
+        current = rename(stmt, renamed)
+        if isinstance(stmt, Region) and isinstance(current, Region) and stmt.dim in pipeline.dims:
+            read = set(uses(evolve(stmt, args=()), *region.body[index + 1 :]))
+            read.update(end.name for end in region.yields)
+            through = dict[str, Value]()
+            for name in bound:
+                if name in read:
+                    through[name] = Value(renamed.get(name, name), types[name])
+            current, following = _carrying(current, through, names)
+            renamed |= following
+        body.append(current)
         bound += _made_once(stmt)
-    yields = tuple(evolve(end, name=called.get(end.name, end.name)) for end in region.yields)
+    yields = tuple(evolve(end, name=renamed.get(end.name, end.name)) for end in region.yields)
     return evolve(region, body=tuple(body), yields=yields)
 
 
@@ -68,18 +67,24 @@ def _carrying(
     """The repeat that carries these values too, unchanged, and their names after it."""
     inner = {name: _fresh(value, names) for name, value in through.items()}
     following = {name: _fresh(value, names) for name, value in through.items()}
-    own = [arg for arg in repeat.args if arg.enter is Enter.CARRY]
-    others = [arg for arg in repeat.args if arg.enter is not Enter.CARRY]
-    more = [Arg(inner[name], value.name, Enter.CARRY) for name, value in through.items()]
-    new = {value.name: inner[name].name for name, value in through.items()}
-    made = evolve(
+    carries, others = list[Arg](), list[Arg]()
+    for arg in repeat.args:
+        (carries if arg.enter is Enter.CARRY else others).append(arg)
+    new_names = dict[str, str]()
+    for name, value in through.items():
+        carries.append(Arg(inner[name], value.name, Enter.CARRY))
+        new_names[value.name] = inner[name].name
+    yields = [*repeat.yields]
+    for value in inner.values():
+        yields.append(Yield(value.name, Leave.LAST))
+    wider = evolve(
         repeat,
-        args=(*own, *more, *others),
-        body=tuple(rename(stmt, new) for stmt in repeat.body),
-        yields=(*repeat.yields, *(Yield(value.name, Leave.LAST) for value in inner.values())),
+        args=(*carries, *others),
+        body=tuple(rename(stmt, new_names) for stmt in repeat.body),
+        yields=tuple(yields),
         results=(*repeat.results, *following.values()),
     )
-    return made, {name: value.name for name, value in following.items()}
+    return wider, {name: value.name for name, value in following.items()}
 
 
 def _fresh(value: Value, names: Names) -> Value:

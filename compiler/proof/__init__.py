@@ -11,36 +11,37 @@ from .proof import FIRST, Case, HiddenTokensError, UnequalError, cases, prove
 DEFECT = "the plan is not at fault: this is a bug in scalec; please report it with the plan"
 
 
-def verify_alike(program: Program, model: Program, known: list[list[Case]]) -> Proof | None:
-    """As `verify`, but for cases that are `known` to be equal; those of `program` are added.
+def verify_alike(program: Program, model: Program, proved: list[list[Case]]) -> Proof | None:
+    """As `verify`, but None for cases that are `proved` already; the cases of `program` are added.
 
     Raises PlanError.
     """
-    if (own := cases(program, model)) in known:
+    new_cases = cases(program, model)
+    if new_cases in proved:
         return None
     proof = _proof(program, model)
-    known.append(own)
+    proved.append(new_cases)
     return proof
 
 
 def verify(program: Program, model: Program) -> Proof:
-    """The result for `program`, after the last pass: its step is that of `model`, the plan before
-    any placement.
+    """The proof for `program`, after the last pass: its step is the step of `model`, the plan
+    before any placement.
 
-    So it is at each size of an elastic axis; small meshes that are the same for several are
+    It holds at each size of an elastic axis; small meshes that are the same for several sizes are
     evaluated once.  Raises PlanError with the first value that is wrong.
     """
-    known: list[list[Case]] = []
-    each = zip(every_size(program), every_size(model), strict=True)
-    first, *others = (proof for pair in each if (proof := verify_alike(*pair, known)))
-    meshes = dict.fromkeys(
-        tuple(mesh.items()) for proof in (first, *others) for mesh in proof.meshes
-    )
+    proved: list[list[Case]] = []
+    proofs = list[Proof]()
+    for sized_program, sized_model in zip(every_size(program), every_size(model), strict=True):
+        if proof := verify_alike(sized_program, sized_model, proved):
+            proofs.append(proof)
+    meshes = dict.fromkeys(tuple(mesh.items()) for proof in proofs for mesh in proof.meshes)
     return evolve(
-        first,
+        proofs[0],
         meshes=tuple(map(dict, meshes)),
-        trials=min(proof.trials for proof in (first, *others)),
-        bound=max(proof.bound for proof in (first, *others)),
+        trials=min(proof.trials for proof in proofs),
+        bound=max(proof.bound for proof in proofs),
         elastic=elastic_words(program),
     )
 
@@ -51,13 +52,13 @@ def _proof(program: Program, model: Program) -> Proof:
     except UnequalError as error:
         from .locate import locate
 
-        found = locate(error, program, model)
-        raise PlanError([evolve(found, help=DEFECT) if model.after == FIRST else found]) from None
+        diagnostic = locate(error, program, model)
+        if model.after == FIRST:
+            diagnostic = evolve(diagnostic, help=DEFECT)
+        raise PlanError([diagnostic]) from None
     except HiddenTokensError:
         message = "a loss depends on a later token, another document or another sequence"
-        help = (
-            DEFECT
-            if model.after == FIRST
-            else "if that is on purpose, write `bidirectional` or `cross_document` after the pass"
-        )
+        help = "if that is on purpose, write `bidirectional` or `cross_document` after the pass"
+        if model.after == FIRST:
+            help = DEFECT
         raise wrong("E0224", message, model.region.span, help=help) from None

@@ -60,11 +60,13 @@ def _last_labels(shape: tuple[int, ...], first: int) -> tuple[Array, int]:
 
 
 def _masks(model: Program, start: Inputs, last_label: Array) -> tuple[Array, Array]:
-    """The tokens whose losses count, and those on which they may depend."""
+    """The tokens whose losses count, and the tokens on which they may depend."""
     seq: int = start.inputs[TOKENS].array.shape[-1]
     (position,) = np.ogrid[:seq,]
     counts: Array = position <= last_label
-    is_visible: Array = (last_label >= 0) if WORDS["later"] in model.sees else counts
+    is_visible: Array = counts
+    if WORDS["later"] in model.sees:
+        is_visible = last_label >= 0
     if has_documents(model) and WORDS["document"] not in model.sees and not shares_capacity(model):
         documents = start.inputs[DOCUMENTS].array
         is_alike: Array = documents == np.take_along_axis(

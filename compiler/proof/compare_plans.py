@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from ..config.schema import differing
 from ..config.units import counted
-from ..ir import BATCH, MICROBATCHES, Init, Program
+from ..ir import BATCH, MICROBATCHES, Dim, Init, Program
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
 from .inputs import scene
@@ -26,17 +26,15 @@ def hold_alike(first: Program, second: Program) -> None:
 
     Raises PlanError where they part.
     """
-    if found := [*_sizes(first, second), *_parameters(first, second)]:
-        raise PlanError(found)
-    ones = [{axis.name: 1 for axis in program.axes} for program in (first, second)]
-    dims = small(second, ones[1]) | small(first, ones[0])
-    a, b = (
-        resized(program, axes, dims) for program, axes in zip((first, second), ones, strict=True)
-    )
+    if diagnostics := [*_sizes(first, second), *_parameters(first, second)]:
+        raise PlanError(diagnostics)
+    first_axes = {axis.name: 1 for axis in first.axes}
+    second_axes = {axis.name: 1 for axis in second.axes}
+    dims = small(second, second_axes) | small(first, first_axes)
+    a, b = resized(first, first_axes, dims), resized(second, second_axes, dims)
     start = scene(a, Field(TRIALS, 0))
-    ours, theirs = (
-        Reference(program, Field(TRIALS, len(program.axes))).run(start) for program in (a, b)
-    )
+    ours = Reference(a, Field(TRIALS, len(a.axes))).run(start)
+    theirs = Reference(b, Field(TRIALS, len(b.axes))).run(start)
     if wrong := _apart(ours, theirs):
         raise PlanError([_diagnostic(a, b, forwards_apart(a, b, start, TRIALS), wrong)])
 
@@ -55,16 +53,15 @@ NOT_COMPARED = (
 
 def unlike(first: Program, second: Program) -> list[str]:
     """Differences between two plans that make the same update."""
-    settings = [
-        f"`{key}` {own} and {other}" for key, own, other in differing(first.train, second.train)
-    ]
-    begun = [{param.name: param.init for param in program.params} for program in (first, second)]
-    inits = [
-        f"`{name}` begins {_init(a)} and {_init(b)}"
-        for name, a, b in _both(*begun)
-        if a and b and a != b
-    ]
-    return settings + inits
+    lines = list[str]()
+    for key, ours, theirs in differing(first.train, second.train):
+        lines.append(f"`{key}` {ours} and {theirs}")
+    first_inits = {param.name: param.init for param in first.params}
+    second_inits = {param.name: param.init for param in second.params}
+    for name, a, b in _both(first_inits, second_inits):
+        if a and b and a != b:
+            lines.append(f"`{name}` begins {_init(a)} and {_init(b)}")
+    return lines
 
 
 def _init(init: Init) -> str:
@@ -80,64 +77,59 @@ def _both(
 
 def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
     """Dims that the models do not share, or whose sizes differ; the sequences of a step in all."""
-    ours, theirs = (
-        {d.name: d for d in p.dims if d.name not in _without(p)} for p in (first, second)
-    )
-    for name, a, b in _both(ours, theirs):
+    for name, a, b in _both(_shared_dims(first), _shared_dims(second)):
         if a and b and a.size == b.size:
             continue
-        span = a.span if a else b.span if b else first.region.span
+        span = first.region.span
+        if here := a or b:
+            span = here.span
         sizes = [str(dim.size) if dim else "not there" for dim in (a, b)]
         notes = [Note(b.span, sizes[1])] if a and b else []
-        yield _error(
-            f"dim `{name}` is {sizes[0]} in the first plan, {sizes[1]} in the second",
-            span,
-            sizes[0],
-            notes,
-        )
+        message = f"dim `{name}` is {sizes[0]} in the first plan, {sizes[1]} in the second"
+        yield _error(message, span, sizes[0], notes)
     if first.train.global_batch != second.train.global_batch:
-        spans = [
-            program.train.spans.get("global_batch", program.region.span)
-            for program in (first, second)
-        ]
-        counts = [counted(program.train.global_batch, "sequence") for program in (first, second)]
-        yield _error(
-            "the plans have different numbers of sequences per step",
-            spans[0],
-            counts[0],
-            [Note(spans[1], counts[1])],
-        )
+        spans, counts = list[Span](), list[str]()
+        for program in (first, second):
+            spans.append(program.train.spans.get("global_batch", program.region.span))
+            counts.append(counted(program.train.global_batch, "sequence"))
+        message = "the plans have different numbers of sequences per step"
+        yield _error(message, spans[0], counts[0], [Note(spans[1], counts[1])])
+
+
+def _shared_dims(program: Program) -> dict[str, Dim]:
+    """By name the dims that programs of one model share."""
+    without = _without(program)
+    return {dim.name: dim for dim in program.dims if dim.name not in without}
 
 
 def _without(program: Program) -> set[str]:
-    """The dims in which programs of one model may differ."""
+    """The dims that may differ between programs of one model."""
     return {BATCH, MICROBATCHES, *made(program)}
 
 
 def _parameters(first: Program, second: Program) -> Iterator[Diagnostic]:
-    ours, theirs = ({p.name: p for p in program.params} for program in (first, second))
+    ours = {param.name: param for param in first.params}
+    theirs = {param.name: param for param in second.params}
     for name, a, b in _both(ours, theirs):
         if not a or not b:
-            there = a or b
-            assert there, "verify: a parameter of neither plan"
-            yield _error(
-                f"parameter `{name}` is in the {'first' if a else 'second'} plan alone", there.span
-            )
+            only = a or b
+            assert only, "verify: a parameter of neither plan"
+            plan = "first" if a else "second"
+            yield _error(f"parameter `{name}` is in the {plan} plan alone", only.span)
         elif {*a.type.dims} != {*b.type.dims}:
             notes = [Note(b.span, ", ".join(b.type.dims))]
-            yield _error(
-                f"parameter `{name}` does not have the same dims in both plans",
-                a.span,
-                ", ".join(a.type.dims),
-                notes,
-            )
+            message = f"parameter `{name}` does not have the same dims in both plans"
+            yield _error(message, a.span, ", ".join(a.type.dims), notes)
 
 
 def _apart(ours: Outcome, theirs: Outcome) -> list[str]:
     """The results that differ."""
     numbers = Field(TRIALS, 0)
-    pairs = zip(ours.results(), theirs.results(), strict=True)
-    return [name for (name, _, a), (_, _, b) in pairs if unequal(numbers, bare(a), bare(b, a.dims))]
+    names = list[str]()
+    for (name, _, a), (_, _, b) in zip(ours.results(), theirs.results(), strict=True):
+        if unequal(numbers, bare(a), bare(b, a.dims)):
+            names.append(name)
+    return names
 
 
 def _diagnostic(
@@ -146,39 +138,35 @@ def _diagnostic(
     count = differences(a, wrong)
     if forward:
         name, where = forward
-        lines = (
-            {value.name: op.span for op in program.ops for value in op.outputs}
-            for program in (a, b)
-        )
-        spans = [
-            of.get(name, program.region.span) for of, program in zip(lines, (a, b), strict=True)
-        ]
         message = f"the plans first differ at `{name}`{iterations(where)}"
-        return Diagnostic(
-            "E0702", message, spans[0], "here", (Note(spans[1], "and here in the second"), count)
-        )
+        notes = (Note(_span_of(b, name), "and here in the second"), count)
+        return Diagnostic("E0702", message, _span_of(a, name), "here", notes)
     if a.watch.limited != b.watch.limited:
-        spans = [program.watch.spans.get("spikes", program.region.span) for program in (a, b)]
-        rules = (
-            f"`spikes = {it.watch.spikes}`" if it.watch.limited else "no rule" for it in (a, b)
-        )
+        spans, rules = list[Span](), list[str]()
+        for program in (a, b):
+            spans.append(program.watch.spans.get("spikes", program.region.span))
+            is_limited = program.watch.limited
+            rules.append(f"`spikes = {program.watch.spikes}`" if is_limited else "no rule")
         message = f"the plans skip different steps: {' and '.join(rules)}"
-        return Diagnostic(
-            "E0702", message, spans[0], notes=(Note(spans[1], "and of the second"), count)
-        )
+        notes = (Note(spans[1], "and of the second"), count)
+        return Diagnostic("E0702", message, spans[0], notes=notes)
     spans = [program.train.spans.get("optimizer", program.region.span) for program in (a, b)]
     notes = (
         Note(spans[1], "and of the second"),
         Note(None, "forward and loss are the same"),
         count,
     )
-    return Diagnostic(
-        "E0702",
-        "the plans first differ at the update",
-        spans[0],
-        "the optimizer of the first",
-        notes,
-    )
+    message = "the plans first differ at the update"
+    return Diagnostic("E0702", message, spans[0], "the optimizer of the first", notes)
+
+
+def _span_of(program: Program, name: str) -> Span:
+    """The place of the op that makes a value, or else of the whole program."""
+    span = program.region.span
+    for op in program.ops:
+        if any(value.name == name for value in op.outputs):
+            span = op.span
+    return span
 
 
 def _error(

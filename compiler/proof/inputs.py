@@ -26,24 +26,21 @@ class Inputs:
 
     def on(self, program: Program, world: SimulatedMesh, numbers: Numbers) -> dict[str, Tensor]:
         """The parts of parameters and inputs on each rank."""
-        held = {p.name: (self.params[p.name], p.type) for p in program.stored}
-        held |= {
-            arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type)
-            for arg in program.region.args
-        }
-        found = {
-            name: world.spread(everywhere(value, world), type)
-            for name, (value, type) in held.items()
-        }
+        env = dict[str, Tensor]()
+        for param in program.stored:
+            value = everywhere(self.params[param.name], world)
+            env[param.name] = world.spread(value, param.type)
+        for arg in program.region.args:
+            value = everywhere(self.inputs[base(arg.value.name)], world)
+            env[arg.value.name] = world.spread(value, arg.value.type)
         if program.pipeline:
-            found |= {
-                p.name: known(program, world, p.name, found[p.name], numbers)
-                for p in program.params
-            }
+            for param in program.params:
+                env[param.name] = known(program, world, param.name, env[param.name], numbers)
         for bucket in program.buckets:
-            kept = own(program, world, bucket, [found[name] for name in bucket.params], numbers)
-            found |= dict(zip(bucket.params, kept, strict=True))
-        return found
+            whole = [env[name] for name in bucket.params]
+            shards = own(program, world, bucket, whole, numbers)
+            env |= dict(zip(bucket.params, shards, strict=True))
+        return env
 
 
 def everywhere(value: Tensor, world: SimulatedMesh) -> Tensor:
@@ -60,29 +57,27 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
     params: dict[str, Tensor] = {}
     for param in program.stored:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
-        params[param.name] = Tensor(
-            dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM
-        )
+        shape = tuple(sizes[dim] for dim in dims)
+        params[param.name] = Tensor(dims, numbers.random(shape, param.name), RANDOM)
     shape, ids = (1, *(sizes[dim] for dim in INPUT_DIMS)), program.valid(vocabulary(program))
-    inputs = {
+    arrays = {
         "tokens": _tokens(numbers.seed, shape, ids),
         "labels": _labels(numbers.seed, shape, ids),
         "documents": _documents(shape),
         "draws": np.arange(shape[1] * shape[2]).reshape(shape[:3]),
     }
-    return Inputs(
-        params,
-        {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()},
-    )
+    inputs = dict[str, Tensor]()
+    for name, array in arrays.items():
+        inputs[name] = Tensor(INPUT_DIMS[: array.ndim - 1], array)
+    return Inputs(params, inputs)
 
 
 def _tokens(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
     """Each differs from the one before it: among equal ones, where attention looks makes no
     difference.
     """
-    return (
-        np.cumsum(1 + below(max(vocabulary - 1, 1), (seed, "tokens"), shape), axis=-1) % vocabulary
-    )
+    steps = 1 + below(max(vocabulary - 1, 1), (seed, "tokens"), shape)
+    return np.cumsum(steps, axis=-1) % vocabulary
 
 
 def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
@@ -99,11 +94,8 @@ def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
     labelled = (
         (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
     )
-    return np.where(
-        labelled,
-        (below(vocabulary, (seed, "labels"), (1, 1, batch, seq)) + microbatch) % vocabulary,
-        -1,
-    )
+    ids = (below(vocabulary, (seed, "labels"), (1, 1, batch, seq)) + microbatch) % vocabulary
+    return np.where(labelled, ids, -1)
 
 
 def below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
@@ -112,8 +104,8 @@ def below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
 
 
 def _documents(shape: tuple[int, ...]) -> Array:
-    """The second document of a sequence begins where none of its neighbours' does; one sequence in
-    `seq` has none.
+    """The second document of a sequence begins where no neighbour's does; one sequence in `seq`
+    has none.
 
     Only tokens after its beginning have labels: so the loss depends on what is seen before.
     """

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from attrs import field, frozen
 
-from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type
+from ..ir import Arg, Enter, Leave, Op, Program, Region, Stmt, Type
 from ..ir.placements import ends
 from .semantics import MEANINGS, Call, Semantics
 from .semantics.step import loss_scale, unscaled
@@ -52,16 +52,15 @@ class Outcome:
     parameters: dict[str, Tensor]
 
     def results(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Everything: words for it, the parameter it is of, if any, and the value; parameters
-        in order of names.
+        """Everything: words for a value, its parameter, if any, and the value; parameters in order
+        of names.
         """
-        yield from ((name, "", value) for name, value in self.metrics.items())
-        yield from (
-            (f"gradient of {name}", name, self.gradients[name]) for name in sorted(self.gradients)
-        )
-        yield from (
-            (f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters)
-        )
+        for name, value in self.metrics.items():
+            yield name, "", value
+        for name in sorted(self.gradients):
+            yield f"gradient of {name}", name, self.gradients[name]
+        for name in sorted(self.parameters):
+            yield f"updated {name}", name, self.parameters[name]
 
 
 @frozen
@@ -85,47 +84,41 @@ class Interpreter:
         region = self.program.region
         inner = self.body(region.body, env, ())
         results = [inner[end.name] for end in region.yields]
-        found = metrics(self.program, results)
-        made = dict(zip((p.name for p in self.program.stored), results[len(found) :], strict=True))
-        params = {p.name: made[p.name] for p in self.program.params}
-        return Outcome(found, self._whole(self._gradients), made | self._whole(params))
+        named = metrics(self.program, results)
+        names = [param.name for param in self.program.stored]
+        stored = dict(zip(names, results[len(named) :], strict=True))
+        params = {param.name: stored[param.name] for param in self.program.params}
+        return Outcome(named, self._whole(self._gradients), stored | self._whole(params))
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """With the parts put together of what ranks share out."""
-        found = dict(tensors)
+        """The tensors of parameters, put together of the parts that ranks share out."""
+        whole = dict(tensors)
         for bucket in self.program.buckets:
-            each = together(
-                self.program,
-                self.world,
-                bucket,
-                [tensors[name] for name in bucket.params],
-                self.numbers,
-            )
-            found |= dict(zip(bucket.params, each, strict=True))
+            shards = [tensors[name] for name in bucket.params]
+            joined = together(self.program, self.world, bucket, shards, self.numbers)
+            whole |= dict(zip(bucket.params, joined, strict=True))
         if self.program.pipeline:
-            return {
-                name: settled(self.program, self.world, name, value)
-                for name, value in found.items()
-            }
-        return found
+            for name, value in whole.items():
+                whole[name] = settled(self.program, self.world, name, value)
+        return whole
 
     def body(self, body: Sequence[Stmt], outer: Env, where: Where) -> Env:
         """All names visible at the end of a body."""
         env = dict(outer)
         for stmt in body:
             if isinstance(stmt, Op):
-                made = self._op(stmt, env)
+                results = self._op(stmt, env)
             elif stmt.kind in ("forward", "backward"):
                 env = self.body(stmt.body, env, where)
                 continue
             elif stmt.kind == "microbatches" and self.program.pipeline:
                 assert self.rows, "verify: a pipeline without what runs its rows"
-                made = self.rows(self, stmt, env)
+                results = self.rows(self, stmt, env)
             else:
-                made = self._loop(stmt, env, where)
-            for name, value in made.items():
+                results = self._loop(stmt, env, where)
+            for name, value in results.items():
                 self.watch(name, where, value)
-            env |= made
+            env |= results
         return env
 
     def _op(self, op: Op, env: Env) -> Env:
@@ -133,9 +126,11 @@ class Interpreter:
             results = self._results(op, [env[name] for name in op.inputs])
         except ValueError as error:  # numpy's, of shapes that do not fit
             raise ShapeError(op.outputs[0].name, str(error)) from error
+        env = dict[str, Tensor]()
         for value, result in zip(op.outputs, results, strict=True):
             self._check(value.name, value.type, result)
-        return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
+            env[value.name] = result
+        return env
 
     def _results(self, op: Op, args: list[Tensor]) -> list[Tensor]:
         if op.kind == "coerce":
@@ -150,11 +145,10 @@ class Interpreter:
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         """A gradient without the loss scale, if the program has one."""
-        if not any(
-            op.kind == "loss_scale" for op in self.program.region.body if isinstance(op, Op)
-        ):
-            return grad
-        return unscaled(self.numbers, grad, loss_scale(self.numbers, len(self.world.axes)))
+        for op in self.program.region.body:
+            if isinstance(op, Op) and op.kind == "loss_scale":
+                return unscaled(self.numbers, grad, loss_scale(self.numbers, len(self.world.axes)))
+        return grad
 
     def _check(self, name: str, type: Type, value: Tensor) -> None:
         if type not in self._shapes:
@@ -168,29 +162,33 @@ class Interpreter:
         region's dim.
         """
         count = self.world.dims[region.dim]
-        carried = {
-            arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY
-        }
-        each = [arg for arg in region.args if arg.enter is Enter.EACH]
-        ends: list[list[Tensor]] = []
-        for i in reversed(range(count)) if region.reverse else range(count):
-            slices = {arg.value.name: self.at(outer[arg.source], i) for arg in each}
+        indices = reversed(range(count)) if region.reverse else range(count)
+        carried, sliced = dict[str, Tensor](), list[Arg]()
+        for arg in region.args:
+            if arg.enter is Enter.CARRY:
+                carried[arg.value.name] = outer[arg.source]
+            else:
+                sliced.append(arg)
+        yielded: list[list[Tensor]] = []
+        for i in indices:
+            slices = {arg.value.name: self.at(outer[arg.source], i) for arg in sliced}
             inner = self.body(region.body, outer | slices | carried, (*where, (region.dim, i)))
-            ends.append([inner[end.name] for end in region.yields])
-            lasts = [
-                value
-                for end, value in zip(region.yields, ends[-1], strict=True)
-                if end.leave is Leave.LAST
-            ]
+            yielded.append([inner[end.name] for end in region.yields])
+            lasts = list[Tensor]()
+            for end, value in zip(region.yields, yielded[-1], strict=True):
+                if end.leave is Leave.LAST:
+                    lasts.append(value)
             carried = dict(zip(carried, lasts, strict=True))
-        columns = zip(*(reversed(ends) if region.reverse else ends), strict=True)
-        last = dict(zip((end.name for end in region.yields), ends[-1], strict=True))
-        return {
-            value.name: last[end.name]
-            if end.leave is Leave.LAST
-            else self.left(end.leave, region.dim, column)
-            for value, end, column in zip(region.results, region.yields, columns, strict=True)
-        }
+        in_order = reversed(yielded) if region.reverse else yielded
+        columns = zip(*in_order, strict=True)
+        last = dict(zip((end.name for end in region.yields), yielded[-1], strict=True))
+        results: Env = {}
+        for value, end, column in zip(region.results, region.yields, columns, strict=True):
+            if end.leave is Leave.LAST:
+                results[value.name] = last[end.name]
+            else:
+                results[value.name] = self.left(end.leave, region.dim, column)
+        return results
 
     def at(self, x: Tensor, index: int) -> Tensor:
         """One slice along the first dim."""
@@ -203,9 +201,9 @@ class Interpreter:
         return self.made(("stacked", dim), all_, lambda: stacked(dim, all_))
 
     def made(
-        self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]
+        self, how: tuple[Hashable, ...], operands: Sequence[Tensor], make: Callable[[], Tensor]
     ) -> Tensor:
-        """The tensor made of others, in the way that `how` identifies."""
+        """The tensor that `make` makes of others, in the way that `how` identifies."""
         return make()
 
 
@@ -217,7 +215,7 @@ class ShapeError(Exception):
         self.value = value
 
 
-def differing(n: Numbers, found: Tensor, expected: Tensor) -> bool:
+def differing(n: Numbers, actual: Tensor, expected: Tensor) -> bool:
     """Whether any element on any rank in any trial differs."""
-    x, y = np.broadcast_arrays(found.array, expected.array)
+    x, y = np.broadcast_arrays(actual.array, expected.array)
     return bool(n.unequal(x, y).any())

@@ -1,7 +1,7 @@
 """Why a step is not the single device's: the first wrong value, on the smallest mesh that shows it.
 
-The program is also evaluated on one rank; the first value whose parts on the ranks are not those of
-the global value is where it goes wrong, and the values of the parts say which coercion is missing.
+The program is also evaluated on one rank.  It goes wrong at the first value whose parts on the
+ranks are not the parts of the global value; the values of the parts say which coercion is missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ TRIALS = 2
 
 @frozen
 class Found:
-    """The first wrong value, in which iteration, and what its parts are on the axes where they
+    """The first wrong value, its iteration, and the placements of its parts on the axes where they
     are not as declared.
     """
 
@@ -64,8 +64,8 @@ def locate(error: UnequalError, program: Program, model: Program) -> Diagnostic:
     alone = _alone(case)
     if wrong := unequal(Case(alone, case.model), numbers):
         return _not_the_model(case, alone, numbers, wrong)
-    found = _first_wrong(case, alone, numbers)
-    return _diagnostic(case, found, results)
+    wrong_value = _first_wrong(case, alone, numbers)
+    return _diagnostic(case, wrong_value, results)
 
 
 def _smallest(program: Program, model: Program) -> Case | None:
@@ -87,12 +87,18 @@ def _alone(case: Case) -> Program:
     """
     one = dict.fromkeys(case.mesh, 1) | {axis: case.mesh[axis] for axis in _stages(case)}
     return resized(case.program, one, {dim.name: dim.size for dim in case.program.dims})
+    axes = dict.fromkeys(case.mesh, 1)
+    for axis in _stages(case):
+        axes[axis] = case.mesh[axis]
+    return resized(case.program, axes, {dim.name: dim.size for dim in case.program.dims})
 
 
 def _stages(case: Case) -> list[str]:
     """The axis of the stages, if there are some on several ranks."""
     pipeline = case.program.pipeline
-    return [pipeline.axis] if pipeline and case.mesh[pipeline.axis] > 1 else []
+    if not pipeline or case.mesh[pipeline.axis] == 1:
+        return []
+    return [pipeline.axis]
 
 
 def _stopped(case: Case, stop: RowsError) -> Diagnostic:
@@ -120,38 +126,46 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     ranks = SimulatedMesh.of(case.program)
     type_of = case.program.types
     flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
-    partly = {
-        name for bucket in case.program.buckets if bucket.shard_axes for name in bucket.params
-    }
-    updated = {v.name for op in case.program.ops if op.kind == "update" for v in op.outputs}
-    stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
-
-    found: list[Found] = []
+    stale = _stale(case.program)
+    wrong: list[Found] = []
 
     def look(name: str, where: Where, value: Tensor) -> None:
-        if found:
+        if wrong:
             return
         if not where and _stages(case):
             return  # ranks hold other things of their own
         whole, type = right[name, where], type_of[name]
-        if (
-            not flat & {*type.dims}
-            and name not in stale
-            and not _is(value, whole, type, ranks, numbers)
-        ):
-            found.append(_found(case.program, name, where, value, whole, type, ranks, numbers))
+        if name in stale or flat & {*type.dims}:
+            return
+        if not _is(value, whole, type, ranks, numbers):
+            wrong.append(_found(case.program, name, where, value, whole, type, ranks, numbers))
 
     try:
         Interpreter(case.program, ranks, numbers, look, rows=run_rows).run(
             start.on(case.program, ranks, numbers)
         )
     except ShapeError as error:
-        found.append(Found(error.value, (), (), ()))
-    return found[0] if found else None
+        wrong.append(Found(error.value, (), (), ()))
+    return wrong[0] if wrong else None
+
+
+def _stale(program: Program) -> set[str]:
+    """The updated parameters that ranks share out: a rank's copy is right only where it has its
+    part.
+    """
+    shared = set[str]()
+    for bucket in program.buckets:
+        if bucket.shard_axes:
+            shared.update(bucket.params)
+    stale = set[str]()
+    for op in program.ops:
+        if op.kind == "update":
+            stale |= {value.name for value in op.outputs if base(value.name) in shared}
+    return stale
 
 
 def _is(value: Tensor, whole: Tensor, type: Type, world: SimulatedMesh, numbers: Field) -> bool:
-    """Whether the parts of `value` are those of `whole`, placed as `type`; sums and maxima may
+    """Whether the parts of `value` are the parts of `whole`, placed as `type`; sums and maxima may
     be spread anyhow.
     """
     if value.array.shape[value.lead :] != world.shape(type):
@@ -159,10 +173,8 @@ def _is(value: Tensor, whole: Tensor, type: Type, world: SimulatedMesh, numbers:
     for axis, place in type.places:
         if place in (PARTIAL, MAXIMUM):
             value = world.coerced(value, [axis], place, INVARIANT, numbers)
-    settled = evolve(
-        type, places=tuple((a, p) for a, p in type.places if p not in (PARTIAL, MAXIMUM))
-    )
-    return not differing(numbers, value, world.spread(whole, settled))
+    settled = tuple((axis, place) for axis, place in type.places if place not in (PARTIAL, MAXIMUM))
+    return not differing(numbers, value, world.spread(whole, evolve(type, places=settled)))
 
 
 def _found(
@@ -181,29 +193,39 @@ def _found(
     wide = [axis.name for axis in program.axes if axis.size > 1]
     kinds = [INVARIANT, PARTIAL, MAXIMUM, *(sharded(dim) for dim in type.dims)]
     declared = tuple((axis, type.at(axis)) for axis in wide)
-    others = [
-        tuple(zip(wide, places, strict=True))
-        for places in product(kinds, repeat=len(wide))
-        if all(
-            program.size(p.dim) % program.axis(a).size == 0
-            for a, p in zip(wide, places, strict=True)
-            if p.dim
-        )
-    ]
-    for actual in sorted(
-        others, key=lambda actual: sum(a != b for a, b in zip(actual, declared, strict=True))
-    ):
+    others = list[tuple[tuple[str, Placement], ...]]()
+    for places in product(kinds, repeat=len(wide)):
+        placed = tuple(zip(wide, places, strict=True))
+        if _divides(program, placed):
+            others.append(placed)
+
+    def changes(actual: tuple[tuple[str, Placement], ...]) -> int:
+        return sum(a != b for a, b in zip(actual, declared, strict=True))
+
+    for actual in sorted(others, key=changes):
         if _is(value, whole, evolve(type, places=program.places(dict(actual))), world, numbers):
-            apart = [i for i in range(len(wide)) if not _alike(declared[i][1], actual[i][1])]
-            return Found(
-                name, where, tuple(declared[i] for i in apart), tuple(actual[i] for i in apart)
-            )
+            apart = list[tuple[str, Placement]](), list[tuple[str, Placement]]()
+            for due, placed in zip(declared, actual, strict=True):
+                if not _alike(due[1], placed[1]):
+                    apart[0].append(due)
+                    apart[1].append(placed)
+            return Found(name, where, tuple(apart[0]), tuple(apart[1]))
     return Found(name, where, declared, ())
+
+
+def _divides(program: Program, placed: Sequence[tuple[str, Placement]]) -> bool:
+    """Whether each axis divides the dim that it shards."""
+    for axis, place in placed:
+        if place.dim and program.size(place.dim) % program.axis(axis).size:
+            return False
+    return True
 
 
 def _alike(declared: Placement, actual: Placement) -> bool:
     """Whether parts that are the same everywhere are as declared: R and I look alike in memory."""
-    return actual == (INVARIANT if declared == REPLICATED else declared)
+    if declared == REPLICATED:
+        declared = INVARIANT
+    return actual == declared
 
 
 _HELD = {
@@ -213,27 +235,32 @@ _HELD = {
 }
 
 
-def _diagnostic(case: Case, found: Found | None, results: Sequence[str]) -> Diagnostic:
+def _diagnostic(case: Case, wrong_value: Found | None, results: Sequence[str]) -> Diagnostic:
     mesh = mesh_words({name: size for name, size in case.mesh.items() if size > 1})
     message = f"on {mesh} the step is not that of a single device"
-    if not found:
-        return Diagnostic(
-            "E0701", message, case.program.region.span, notes=(differences(case.program, results),)
-        )
-    op, phase = _makers(case.program).get(found.value, (None, "step"))
+    if not wrong_value:
+        notes = (differences(case.program, results),)
+        return Diagnostic("E0701", message, case.program.region.span, notes=notes)
+    op, phase = _makers(case.program).get(wrong_value.value, (None, "step"))
     lack = _lacking(case.program, op) if op else None
-    notes = [f"the first wrong value is `{found.value}`, in {phase}{iterations(found.where)}"]
-    notes += [_missing(lack)] if lack else [*_apart(found, op)]
+    texts = [
+        f"the first wrong value is `{wrong_value.value}`, in {phase}{iterations(wrong_value.where)}"
+    ]
+    if lack:
+        texts.append(_missing(lack))
+        label = _taken(lack)
+    else:
+        texts += _apart(wrong_value, op)
+        label = _label(wrong_value)
     late = any(result.startswith("gradient of") for result in results) and "loss" not in results
     if phase == "backward" or (phase == "step" and late):
-        notes.append("wrong only in the gradient: forward and loss are those of a single device")
-    if results == [found.value]:
-        notes.append("no result of the step is reached: shapes do not fit")
+        texts.append("wrong only in the gradient: forward and loss are those of a single device")
+    if results == [wrong_value.value]:
+        texts.append("no result of the step is reached: shapes do not fit")
     else:
-        notes.append(differences(case.program, results).text)
-    label = _taken(lack) if lack else _label(found)
+        texts.append(differences(case.program, results).text)
     span = op.span if op else case.program.region.span
-    return Diagnostic("E0701", message, span, label, tuple(Note(None, text) for text in notes))
+    return Diagnostic("E0701", message, span, label, tuple(Note(None, text) for text in texts))
 
 
 @frozen
@@ -248,63 +275,69 @@ class _Lack:
 
 
 def _lacking(program: Program, op: Op) -> _Lack | None:
-    """The operand with a placement that contradicts the declared one of the op's results."""
+    """The operand with a placement that contradicts the declared placement of the op's results."""
     all_types = program.types
     operands = [all_types[name] for name in op.inputs]
     if op.kind == "coerce" or _fits(program, op, operands):
         return None
     names = [axis.name for axis in program.axes]
-    groups = [axes for count in range(1, len(names) + 1) for axes in combinations(names, count)]
+    groups = list[tuple[str, ...]]()
+    for count in range(1, len(names) + 1):
+        groups += combinations(names, count)
     for axes, (i, type) in product(groups, enumerate(operands)):
         for place in (INVARIANT, REPLICATED, PARTIAL, *map(sharded, type.dims)):
-            other = evolve(
-                type, places=program.places(dict(type.places) | dict.fromkeys(axes, place))
-            )
+            placed = dict(type.places) | dict.fromkeys(axes, place)
+            other = evolve(type, places=program.places(placed))
             if _fits(program, op, [*operands[:i], other, *operands[i + 1 :]]):
                 return _Lack(op, op.inputs[i], axes, type.at(axes[0]), place)
     return None
 
 
 def _fits(program: Program, op: Op, operands: Sequence[Type]) -> bool:
+    results = tuple(value.type for value in op.outputs)
     try:
-        return OPS[op.kind].infer(program, operands, op) == tuple(
-            value.type for value in op.outputs
-        )
+        return OPS[op.kind].infer(program, operands, op) == results
     except TypingError:
         return False
 
 
 def _taken(lack: _Lack) -> str:
-    of = dict(lack.op.attrs).get("of")
-    kind = f"vjp of {of}" if of else lack.op.kind
+    kind = lack.op.kind
+    if pulled := dict(lack.op.attrs).get("of"):
+        kind = f"vjp of {pulled}"
     return f"`{kind}` cannot take `{lack.operand}` as {lack.held} on {' × '.join(lack.axes)}"
 
 
 def _missing(lack: _Lack) -> str:
-    entry = COERCIONS.get((lack.held.kind, lack.needed.kind))
-    way = f"{lack.held}→{lack.needed}" + (f" ({entry.function})" if entry else "")
-    return (
-        f"a coercion is missing or misplaced: {way} of `{lack.operand}` over"
-        f" {' × '.join(lack.axes)}"
-    )
+    way = f"{_coercion(lack.held, lack.needed)} of `{lack.operand}` over {' × '.join(lack.axes)}"
+    return f"a coercion is missing or misplaced: {way}"
 
 
-def _label(found: Found) -> str:
-    if not found.declared:
-        return f"`{found.value}` has the wrong shape"
-    axis, declared = found.declared[0]
-    if not found.actual:
-        return f"`{found.value}` is {declared} on {axis}, but the ranks hold something else"
-    actual = found.actual[0][1]
-    held = _HELD.get(actual) or f"each rank holds its slice of `{actual.dim}`"
-    return f"`{found.value}` is {declared} on {axis}, but {held}"
+def _coercion(source: Placement, target: Placement, over: str = "") -> str:
+    """For instance `P→I over tp (all_reduce)`."""
+    words = f"{source}→{target}{over}"
+    if entry := COERCIONS.get((source.kind, target.kind)):
+        words += f" ({entry.function})"
+    return words
 
 
-def _apart(found: Found, op: Op | None) -> Iterator[str]:
+def _label(wrong_value: Found) -> str:
+    if not wrong_value.declared:
+        return f"`{wrong_value.value}` has the wrong shape"
+    axis, declared = wrong_value.declared[0]
+    if not wrong_value.actual:
+        return f"`{wrong_value.value}` is {declared} on {axis}, but the ranks hold something else"
+    actual = wrong_value.actual[0][1]
+    words = _HELD.get(actual) or f"each rank holds its slice of `{actual.dim}`"
+    return f"`{wrong_value.value}` is {declared} on {axis}, but {words}"
+
+
+def _apart(wrong_value: Found, op: Op | None) -> Iterator[str]:
     """The actual placement against the declared one, as a coercion that there is or should be."""
-    for (axis, declared), (_, actual) in zip(found.declared, found.actual, strict=False):
-        entry = COERCIONS.get((actual.kind, declared.kind))
-        name = f"{actual}→{declared} over {axis}" + (f" ({entry.function})" if entry else "")
+    for (axis, declared), (_, actual) in zip(
+        wrong_value.declared, wrong_value.actual, strict=False
+    ):
+        name = _coercion(actual, declared, f" over {axis}")
         if op and op.kind == "coerce":
             yield f"this coercion is extra or of the wrong kind: what leads there is {name}"
         else:
@@ -319,25 +352,30 @@ def iterations(where: Where) -> str:
 def differences(program: Program, results: Sequence[str]) -> Note:
     """How many results of a step differ, and the first of them."""
     total = 3 + 2 * len(program.params)
-    shown = ", ".join(results[:4]) + (", …" if len(results) > 4 else "")
+    shown = ", ".join(results[:4])
+    if len(results) > 4:
+        shown += ", …"
     return Note(None, f"{len(results)} of {total} results of the step differ: {shown}")
 
 
 def _makers(program: Program) -> dict[str, tuple[Op | None, str]]:
     """The op that makes each value, None for a region's results, and its part of the step."""
-    found: dict[str, tuple[Op | None, str]] = {}
+    makers: dict[str, tuple[Op | None, str]] = {}
 
     def enter(region: Region, phase: str) -> None:
-        phase = region.kind if region.kind in ("forward", "backward") else phase
-        found.update({value.name: (None, phase) for value in region.results})
+        if region.kind in ("forward", "backward"):
+            phase = region.kind
+        for value in region.results:
+            makers[value.name] = None, phase
         for stmt in region.body:
             if isinstance(stmt, Region):
                 enter(stmt, phase)
-            else:
-                found.update({value.name: (stmt, phase) for value in stmt.outputs})
+                continue
+            for value in stmt.outputs:
+                makers[value.name] = stmt, phase
 
     enter(program.region, "step")
-    return found
+    return makers
 
 
 # ---- programs that are wrong on one rank
@@ -347,25 +385,19 @@ def _not_the_model(case: Case, alone: Program, numbers: Field, wrong: Sequence[s
     """The step differs from its model without any sharding: in the forward, or in what was made
     of it.
     """
-    stages = _stages(case)
-    where = (
-        f"on {mesh_words({axis: case.mesh[axis] for axis in stages})} alone"
-        if stages
-        else "even on one rank"
-    )
-    apart = forwards_apart(alone, case.single, case.scene(numbers), TRIALS)
-    spans = {value.name: op.span for op in case.program.ops for value in op.outputs}
-    named = {f"gradient of {param.name}": param.span for param in case.program.params}
-    span = (
-        spans.get(apart[0])
-        if apart
-        else next((named[result] for result in wrong if result in named), None)
-    )
-    what = (
-        f"the first wrong value is `{apart[0]}`{iterations(apart[1])}"
-        if apart
-        else "wrong only after the forward"
-    )
-    notes = (Note(None, what), differences(case.program, wrong))
+    where = "even on one rank"
+    if stages := _stages(case):
+        mesh = mesh_words({axis: case.mesh[axis] for axis in stages})
+        where = f"on {mesh} alone"
+    if apart := forwards_apart(alone, case.single, case.scene(numbers), TRIALS):
+        name, iteration = apart
+        spans = {value.name: op.span for op in case.program.ops for value in op.outputs}
+        span = spans.get(name)
+        text = f"the first wrong value is `{name}`{iterations(iteration)}"
+    else:
+        spans = {f"gradient of {param.name}": param.span for param in case.program.params}
+        span = next((spans[result] for result in wrong if result in spans), None)
+        text = "wrong only after the forward"
+    notes = (Note(None, text), differences(case.program, wrong))
     message = f"{where} the step is not that of the model"
     return Diagnostic("E0701", message, span or case.program.region.span, notes=notes)

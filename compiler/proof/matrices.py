@@ -77,8 +77,8 @@ def _orders(
     rows = [dim for dim in out if dim in x and dim not in y]
     columns = [dim for dim in out if dim in y and dim not in x]
     summed = [dim for dim in x if dim in y and dim not in out]
-    leading, made = range(lead), [*shared, *rows, *columns]
+    leading, product = range(lead), [*shared, *rows, *columns]
     left = (*leading, *(lead + x.index(dim) for dim in (*shared, *rows, *summed)))
     right = (*leading, *(lead + y.index(dim) for dim in (*shared, *summed, *columns)))
-    result = (*leading, *(lead + made.index(dim) for dim in out))
+    result = (*leading, *(lead + product.index(dim) for dim in out))
     return left, right, result, (len(shared), len(rows), len(columns))

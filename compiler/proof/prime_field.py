@@ -69,10 +69,12 @@ class Field:
         result, *rest = factors
         for i, factor in enumerate(rest[:-1]):
             later = {dim for other in rest[i + 1 :] for dim in other.dims}
-            both = tuple(dict.fromkeys(result.dims + factor.dims))
-            keep = tuple(dim for dim in both if dim in out or dim in later)
+            joint = tuple(dict.fromkeys(result.dims + factor.dims))
+            keep = tuple(dim for dim in joint if dim in out or dim in later)
             result = self._pair(keep, result, factor)
-        return self._pair(out, result, rest[-1]) if rest else self._sum(out, result)
+        if not rest:
+            return self._sum(out, result)
+        return self._pair(out, result, rest[-1])
 
     def _pair(self, out: Dims, x: Tensor, y: Tensor) -> Tensor:
         degree = x.degree + y.degree
@@ -83,10 +85,12 @@ class Field:
         pair = matrices(out, x, y)
         return Tensor(out, pair.tensor(_multiplied(pair.left, pair.right)), degree)
 
-    def _without(self, x: Tensor, kept: Dims) -> Tensor:
+    def _without(self, x: Tensor, out: Dims) -> Tensor:
         """The sum over the dims that are not kept."""
-        left = tuple(dim for dim in x.dims if dim in kept)
-        return x if left == x.dims else self._sum(left, x)
+        left = tuple(dim for dim in x.dims if dim in out)
+        if left == x.dims:
+            return x
+        return self._sum(left, x)
 
     def _sum(self, out: Dims, x: Tensor) -> Tensor:
         return Tensor(out, _reduced(np.einsum(subscripts(out, x.dims), x.array)), x.degree)
@@ -101,7 +105,7 @@ class Field:
         return Tensor(x.dims, _reduced(P - x.array), x.degree)
 
     def inverse(self, x: Tensor) -> Tensor:
-        """x^(P-2), which is 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound.
+        """x^(P-2), the inverse 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound.
 
         x must contain no inverse: where that is not known, use the function `reciprocal`.
         """
@@ -130,20 +134,23 @@ class Field:
 
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """A hash of each element, its place and the whole of its row."""
-        digest = self._digest(("softmax",), x) ^ self._key(
-            ("place", x.array.shape[-1]), x.array.shape[-1]
-        )
-        digest = digest if seen is None else np.where(seen.onto(x.dims) > 0, digest, Word(0))
+        length = x.array.shape[-1]
+        digest = self._digest(("softmax",), x) ^ self._key(("place", length), length)
+        if seen is not None:
+            digest = np.where(seen.onto(x.dims) > 0, digest, Word(0))
         digest = _mixed(digest + _mixed(digest.sum(axis=-1, keepdims=True, dtype=Word)))
         weights = _reduced(self._of_each_trial(("softmax",), digest))
-        return Tensor(x.dims, weights if seen is None else weights * seen.onto(x.dims), RANDOM)
+        if seen is not None:
+            weights = weights * seen.onto(x.dims)
+        return Tensor(x.dims, weights, RANDOM)
 
     def angles(
         self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]
     ) -> tuple[Tensor, Tensor]:
-        both = positions[..., None] * pairs + np.arange(pairs)
-        index = Tensor(("position", "pair"), both.astype(Word))
-        cos, sin = (self._hash((name, theta, *scaling), index) % P for name in ("cos", "sin"))
+        place_and_pair = positions[..., None] * pairs + np.arange(pairs)
+        index = Tensor(("position", "pair"), place_and_pair.astype(Word))
+        cos = self._hash(("cos", theta, *scaling), index) % P
+        sin = self._hash(("sin", theta, *scaling), index) % P
         return Tensor(index.dims, cos, RANDOM), Tensor(index.dims, sin, RANDOM)
 
     def rank(self, x: Tensor) -> Array:
@@ -205,7 +212,9 @@ def _multiplied(left: Array, right: Array) -> Array:
     if count <= FEW:
         starts = range(0, count, EXACT)
         parts = [_reduced(left[..., i : i + EXACT] @ right[..., i : i + EXACT, :]) for i in starts]
-        return parts[0] if len(parts) == 1 else _reduced(sum(parts[1:], parts[0]))
+        if len(parts) == 1:
+            return parts[0]
+        return _reduced(sum(parts[1:], parts[0]))
     # in halves of 16 bits: 2^16 products of 47 bits fit 64
     high = _reduced((left >> _HALF) @ right)
     low = _reduced((left & _LOW) @ right)
@@ -213,7 +222,7 @@ def _multiplied(left: Array, right: Array) -> Array:
 
 
 def _mixed(x: Array) -> Array:
-    """A bijection of 64-bit words in which every bit depends on every bit (Steele et al. 2014,
+    """A bijection of 64-bit words that makes every bit depend on every bit (Steele et al. 2014,
     splitmix64).
     """
     x = x ^ (x >> Word(30))

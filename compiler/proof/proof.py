@@ -2,14 +2,15 @@
 gradient and update.
 """
 
-from math import ceil, log2, prod
+from collections.abc import Sequence
+from math import ceil, log2
 
 from attrs import evolve, frozen
 
-from ..analysis.causality import claim
+from ..analysis.causality import claim as causality_claim
 from ..analysis.certificate import Proof, mesh_words, trusted
 from ..config.settings import AUTO, Selection
-from ..ir import Pipeline, Program, Type
+from ..ir import Claim, Pipeline, Program, Type
 from ..passes import PASS_NAMES, passed
 from ..passes.bucket_params import fused_as
 from ..passes.schedule_pipeline import schedule_pipeline
@@ -24,7 +25,7 @@ from .prime_field import Field, P, Q
 from .reference import Reference
 from .simulated_mesh import SimulatedMesh
 from .small_sizes import Sizes, meshes, resized, small
-from .tensors import Numbers
+from .tensors import Numbers, Tensor
 
 FIRST, PLACED, FUSED, LAST = PASS_NAMES[0], *PASS_NAMES[-3:]
 
@@ -32,7 +33,7 @@ BOUND = -50
 """The logarithm of how probable it may be that unequal steps agree in one case."""
 
 TRIALS = 6
-"""With how many the evaluation begins; if the bound asks for more, it is repeated."""
+"""The trials that the evaluation begins with; if the bound asks for more, it is repeated."""
 
 DEEP = 16
 """Stages from which on values are of so high a degree that the bound asks for a trial more."""
@@ -80,33 +81,35 @@ class HiddenTokensError(Exception):
 
 
 def case_of(program: Program, model: Program, axes: Sizes) -> Case:
-    """Both programs at small sizes on the mesh `axes`; the model may have axes that these are
-    factors of.
+    """Both programs at small sizes on the mesh `axes`; the model may have axes whose factors these
+    are.
     """
     dims = small(program, axes)
-    whole = {
-        a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent)
-        for a in program.axes
-    }
-    own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
-    of = {axis.name: axis.parent for axis in own.axes}
-    # the plan's sizes have led to it
-    via = {(each.dim, of.get(each.axis, each.axis)): each.via for each in own.claims}
-    claims = (
-        evolve(it, via=via[it.dim, it.axis]) if it.via == AUTO else it for it in single.claims
-    )
-    single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline), claims=tuple(claims))
+    whole = dict[str, int]()
+    for axis in program.axes:
+        whole[axis.parent] = whole.get(axis.parent, 1) * axes[axis.name]
+    sharded, single = resized(program, axes, dims), resized(model, whole | axes, dims)
+    parents = {axis.name: axis.parent for axis in sharded.axes}
+    # the plan's sizes have led to the strategies of claims
+    ways = {(claim.dim, parents.get(claim.axis, claim.axis)): claim.via for claim in sharded.claims}
+    claims = list[Claim]()
+    for claim in single.claims:
+        if claim.via == AUTO:
+            claim = evolve(claim, via=ways[claim.dim, claim.axis])
+        claims.append(claim)
+    pipeline = _as_far(single.pipeline, sharded.pipeline)
+    single = evolve(single, pipeline=pipeline, claims=tuple(claims))
     if single.train.recompute.word == AUTO:  # it recomputes what the plan's sizes have led to
-        train = (
-            single.train if own.recomputed else evolve(single.train, recompute=Selection("none"))
-        )
-        single = evolve(single, train=train, recomputed=own.recomputed)
-    return Case(own, single)
+        train = single.train
+        if not sharded.recomputed:
+            train = evolve(train, recompute=Selection("none"))
+        single = evolve(single, train=train, recomputed=sharded.recomputed)
+    return Case(sharded, single)
 
 
 def cases(program: Program, model: Program) -> list[Case]:
-    """All that is evaluated of a program after the last pass: equal of plans that differ in
-    what no case depends on.
+    """All that is evaluated of a program after the last pass: equal for plans that differ only
+    where no case depends on it.
     """
     assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
     assert has_its_stages(program), "verify: the stages are not those that the plan's forward has"
@@ -135,15 +138,13 @@ def _settings(program: Program) -> tuple[object, ...]:
     """The sizes of the plan's axes, which the program may have split into factors, and its
     settings.
     """
-    ranks = {
-        a.parent: prod(b.size for b in program.axes if b.parent == a.parent) for a in program.axes
-    }
+    ranks = dict[str, int]()
+    for axis in program.axes:
+        ranks[axis.parent] = ranks.get(axis.parent, 1) * axis.size
     pipeline = program.pipeline
-    return (
-        ranks,
-        program.train,
-        (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else (),
-    )
+    if not pipeline:
+        return ranks, program.train, ()
+    return ranks, program.train, (pipeline.axis, pipeline.dims, pipeline.settings)
 
 
 def has_its_stages(program: Program) -> bool:
@@ -169,17 +170,17 @@ def compiles_alike(case: Case) -> bool:
 
     Only which parameters share a bucket goes by their bytes, and is taken as it is.
     """
-    own, recompiled = case.program, anew(case)
-    return (recompiled.region, recompiled.params, recompiled.buckets) == (
-        own.region,
-        own.params,
-        own.buckets,
+    sharded, recompiled = case.program, anew(case)
+    return (
+        recompiled.region == sharded.region
+        and recompiled.params == sharded.params
+        and recompiled.buckets == sharded.buckets
     )
 
 
 def anew(case: Case) -> Program:
-    """The small model compiled with the program's buckets, unchecked: it is for comparing with
-    what was checked.
+    """The small model compiled with the program's buckets, unchecked: it is for comparing with the
+    program that was checked.
     """
     if case.model.after == LAST:
         return case.model
@@ -196,41 +197,53 @@ def prove(program: Program, model: Program) -> Proof:
     any bound.  `model` is the same plan before any placement, or `program` itself, whose forward is
     then taken for the model.
     """
-    fields: list[Field] = []
-    found = cases(program, model)
-    trials = TRIALS + any(
-        len(it.program.pipeline.layers) >= DEEP for it in found if it.program.pipeline
-    )
-    for case in found:
-        numbers, unequal = _evaluated(case, trials)
-        if not unequal and error_bound(numbers) > BOUND:
-            trials = _enough(program, numbers)
-            numbers, unequal = _evaluated(case, trials)
-        if unequal:
-            raise UnequalError(case, unequal)
-        assert compiles_alike(case), (
-            f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
-        )
-        fields.append(numbers)
-    _check_hidden_tokens(_on_one_rank(model) if model.after == FIRST else found[0].single, trials)
+    all_cases = cases(program, model)
+    fields = _fields(program, all_cases)
+    if model.after == FIRST:
+        single = _on_one_rank(model)
+        against = "the model before any placement"
+    else:
+        single = all_cases[0].single
+        against = f"the forward in IR text from after `{model.after}`"
+    _check_hidden_tokens(single, fields[-1].trials)
     ops = program.ops
     return Proof(
-        against="the model before any placement"
-        if model.after == FIRST
-        else f"the forward in IR text from after `{model.after}`",
-        meshes=tuple(case.mesh for case in found),
+        against=against,
+        meshes=tuple(case.mesh for case in all_cases),
         prime=P,
         trials=min(numbers.trials for numbers in fields),
         bound=ceil(max(map(error_bound, fields))),
         gradients=len(program.params),
         losses=program.losses,
-        causality=claim(model),
+        causality=causality_claim(model),
         parameters=len(program.params),
         ops=len(ops),
         kinds=len({op.kind for op in ops}),
         trusted=trusted(program),
         stages=program.pipeline.axis if program.pipeline else "",
     )
+
+
+def _fields(program: Program, all_cases: Sequence[Case]) -> list[Field]:
+    """The arithmetic of each case, after the evaluation.  Raises UnequalError, PlanError."""
+    trials = TRIALS
+    for case in all_cases:
+        pipeline = case.program.pipeline
+        if pipeline and len(pipeline.layers) >= DEEP:
+            trials = TRIALS + 1
+    fields: list[Field] = []
+    for case in all_cases:
+        numbers, results = _evaluated(case, trials)
+        if not results and error_bound(numbers) > BOUND:
+            trials = _enough(program, numbers)
+            numbers, results = _evaluated(case, trials)
+        if results:
+            raise UnequalError(case, results)
+        assert compiles_alike(case), (
+            f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
+        )
+        fields.append(numbers)
+    return fields
 
 
 def _on_one_rank(model: Program) -> Program:
@@ -255,11 +268,9 @@ def _evaluated(case: Case, trials: int) -> tuple[Field, list[str]]:
 def _enough(program: Program, numbers: Field) -> int:
     """The number of trials that the bound asks for.  Raises PlanError where it is not to be had."""
     share = _share(numbers)
-    trials = (
-        ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(share))
-        if share < 1
-        else MOST_TRIALS + 1
-    )
+    trials = MOST_TRIALS + 1
+    if share < 1:
+        trials = ceil((log2(1 + numbers.hashed**2 / 2) - BOUND) / -log2(share))
     if trials > MOST_TRIALS:
         note = Note(
             None, f"values are of degree {numbers.degree.all:,}, with {numbers.inverted:,} inverses"
@@ -273,7 +284,7 @@ def _enough(program: Program, numbers: Field) -> int:
 
 
 def error_bound(numbers: Field) -> float:
-    """The logarithm of the probability that what was evaluated is equal although the programs
+    """The logarithm of the probability that the evaluated values are equal although the programs
     are not.
     """
     return log2(1 + numbers.hashed**2 / 2) + numbers.trials * log2(_share(numbers))
@@ -283,7 +294,7 @@ def _share(numbers: Field) -> float:
     """The share of a polynomial's points at which it may vanish: its degree, denominators cleared,
     in Q values.
 
-    Twice that, since exponents may be negative.
+    The degree counts twice, since exponents may be negative.
     """
     return 2 * (numbers.degree.all + numbers.degree.inverses * numbers.inverted) / Q
 
@@ -306,26 +317,30 @@ def compared(case: Case, numbers: Numbers) -> list[str]:
     expected = Reference(case.single, numbers).run(start)
     world = SimulatedMesh.of(case.program)
     machine = Interpreter(case.program, world, numbers, rows=run_rows)
-    found = machine.run(start.on(case.program, world, numbers))
-    return differences(case.program, world, numbers, found, expected)
+    outcome = machine.run(start.on(case.program, world, numbers))
+    return differences(case.program, world, numbers, outcome, expected)
 
 
 def differences(
-    program: Program, world: SimulatedMesh, numbers: Numbers, found: Outcome, expected: Outcome
+    program: Program, world: SimulatedMesh, numbers: Numbers, actual: Outcome, expected: Outcome
 ) -> list[str]:
     """The results that differ on any rank from what it should hold of the single device's."""
-    pairs = zip(found.results(), on_ranks(program, world, expected).results(), strict=True)
-    return [name for (name, _, own), (_, _, due) in pairs if differing(numbers, own, due)]
+    due = on_ranks(program, world, expected)
+    names = list[str]()
+    for (name, _, value), (_, _, right) in zip(actual.results(), due.results(), strict=True):
+        if differing(numbers, value, right):
+            names.append(name)
+    return names
 
 
 def on_ranks(program: Program, world: SimulatedMesh, expected: Outcome) -> Outcome:
     """The parts of the single device's results that ranks should hold."""
-    types = {p.name: p.type for p in program.stored}
+    types = {param.name: param.type for param in program.stored}
+    metrics = dict[str, Tensor]()
+    for name, value in expected.metrics.items():
+        metrics[name] = world.spread(value, Type("", value.dims))
     return Outcome(
-        {
-            name: world.spread(value, Type("", value.dims))
-            for name, value in expected.metrics.items()
-        },
+        metrics,
         {name: world.spread(value, types[name]) for name, value in expected.gradients.items()},
         {name: world.spread(value, types[name]) for name, value in expected.parameters.items()},
     )

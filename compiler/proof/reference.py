@@ -45,17 +45,13 @@ class Model:
             return cls((), region.body, region.args, tuple(end.name for end in region.yields))
         inner = program.microbatches
         setup = region.body[: region.body.index(inner)]
-        return cls(
-            setup,
-            program.forward.body,
-            inner.args,
-            tuple(end.name for end in inner.yields[: program.made]),
-        )
+        results = tuple(end.name for end in inner.yields[: program.made])
+        return cls(setup, program.forward.body, inner.args, results)
 
 
 @frozen
 class _Taped:
-    """An application: its results, its operands, and how gradients go from those to these."""
+    """An application: its results, its operands, and how gradients go from results to operands."""
 
     results: list[Tensor]
     operands: list[Tensor]
@@ -88,25 +84,29 @@ class Reference:
         """The outcome of the step."""
         model, n = Model.of(self.program), self.numbers
         state = self._state(scene)
-        params = {p.name: state[p.name] for p in self.program.params}
+        params = {param.name: state[param.name] for param in self.program.params}
         env = self._forward(model, state, scene)
         count = meaning.count_valid(everywhere(_batched(scene.inputs["labels"]), self.world))
         share = meaning.reciprocal(n, count)
         loss, *others = (env[name] for name in model.results)
         losses = loss, *others[: self.program.losses - 1]
-        found = self._backward(dict(zip(map(id, losses), (share, n.ratio(1, 1)), strict=False)))
-        grads = {name: found.get(id(param)) or self._zero(param) for name, param in params.items()}
+        tape_grads = self._backward(
+            dict(zip(map(id, losses), (share, n.ratio(1, 1)), strict=False))
+        )
+        grads = dict[str, Tensor]()
+        for name, param in params.items():
+            grads[name] = tape_grads.get(id(param)) or self._zero(param)
         norm = meaning.norm(n, [meaning.squares(n, [grad]) for grad in grads.values()])
         scale = meaning.clipping(n, norm, self.program.train.optimizer.clip)
         mean = n.product((), loss, share)
         due = self._due(count, mean)
-        updated = {
-            name: meaning.updated(self.program, n, name, param, grads[name], scale, due)
-            for name, param in params.items()
-        }
+        updated = dict[str, Tensor]()
+        for name, param in params.items():
+            updated[name] = meaning.updated(self.program, n, name, param, grads[name], scale, due)
         loads = others[self.program.losses - 1 :]
-        for it in self.program.buffers:
-            updated[it.name] = meaning.balanced(n, state[it.name], loads[it.route], due, it.rate)
+        for buffer in self.program.buffers:
+            bias, load = state[buffer.name], loads[buffer.route]
+            updated[buffer.name] = meaning.balanced(n, bias, load, due, buffer.rate)
         return Outcome(metrics(self.program, (mean, norm, count, *others)), grads, updated)
 
     def _due(self, count: Tensor, loss: Tensor) -> Tensor:
@@ -121,20 +121,20 @@ class Reference:
 
     def _state(self, scene: Inputs) -> Env:
         """Parameters and buffers, their dims in the program's order."""
-        given = {name: everywhere(value, self.world) for name, value in scene.params.items()}
-        return {
-            p.name: Tensor(p.type.dims, given[p.name].onto(p.type.dims), RANDOM)
-            for p in self.program.stored
-        }
+        state: Env = {}
+        for param in self.program.stored:
+            value = everywhere(scene.params[param.name], self.world)
+            state[param.name] = Tensor(param.type.dims, value.onto(param.type.dims), RANDOM)
+        return state
 
     def _forward(self, model: Model, state: Env, scene: Inputs) -> Env:
         """Every value of the forward."""
-        inputs = {
-            arg.value.name: _batched(scene.inputs[base(arg.value.name)]) for arg in model.inputs
-        }
-        given = {name: everywhere(value, self.world) for name, value in inputs.items()}
+        inputs: Env = {}
+        for arg in model.inputs:
+            value = _batched(scene.inputs[base(arg.value.name)])
+            inputs[arg.value.name] = everywhere(value, self.world)
         env = self._body(model.setup, state, (), only=RENAMES)
-        return self._body(model.body, env | given, ())
+        return self._body(model.body, env | inputs, ())
 
     def _body(
         self, body: tuple[Stmt, ...], outer: Env, where: Where, only: tuple[str, ...] = ()
@@ -142,18 +142,18 @@ class Reference:
         env = dict(outer)
         for stmt in body:
             if isinstance(stmt, Region):
-                made = self._repeat(stmt, env, where)
+                results = self._repeat(stmt, env, where)
             elif stmt.kind == "unpack":
-                made = self._unpacked(stmt, env, where)
+                results = self._unpacked(stmt, env, where)
             elif stmt.kind in RENAMES and stmt.inputs[0] not in env:
-                continue  # of flat buffers, in whose place the parameters themselves are taken
+                continue  # flat buffers, in whose place the parameters themselves are taken
             elif only and stmt.kind not in only:
                 continue
             else:
-                made = self._op(stmt, env)
-            for name, value in made.items():
+                results = self._op(stmt, env)
+            for name, value in results.items():
                 self.watch(name, where, value)
-            env |= made
+            env |= results
         return env
 
     def _op(self, op: Op, env: Env) -> Env:
@@ -165,29 +165,32 @@ class Reference:
         results = [_apart(result, args) for result in entry.value(call)]
         gradients = entry.gradients
         assert gradients, f"verify: {op.kind} is in a forward and has no gradients"
-        done = evolve(call, results=results)
-        self._tape.append(_Taped(results, args, lambda grads: gradients(done, grads)))
+        applied = evolve(call, results=results)
+        self._tape.append(_Taped(results, args, lambda grads: gradients(applied, grads)))
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
 
     def _unpacked(self, op: Op, env: Env, where: Where) -> Env:
         """The parameters of a bucket, or their slices in a layer that has a bucket of its own."""
-        bucket, made = self.program.bucket(str(op.get("bucket"))), dict[str, Tensor]()
-        for value, param in zip(op.outputs, bucket.params, strict=True):
-            made[value.name] = env[param]
+        bucket, params = self.program.bucket(str(op.get("bucket"))), dict[str, Tensor]()
+        for value, name in zip(op.outputs, bucket.params, strict=True):
+            param = env[name]
             for _, index in where[: len(bucket.layers)]:
-                made[value.name] = self._slice(made[value.name], index)
-        return made
+                param = self._slice(param, index)
+            params[value.name] = param
+        return params
 
     def _repeat(self, region: Region, outer: Env, where: Where) -> Env:
-        carried = {
-            arg.value.name: outer[arg.source] for arg in region.args if arg.enter is Enter.CARRY
-        }
-        each = [arg for arg in region.args if arg.enter is Enter.EACH and arg.source in outer]
+        carried, sliced = dict[str, Tensor](), list[Arg]()
+        for arg in region.args:
+            if arg.enter is Enter.CARRY:
+                carried[arg.value.name] = outer[arg.source]
+            elif arg.source in outer:
+                sliced.append(arg)
         # stacks are for a step's own backward
         ends = [end.name for end in region.yields if end.leave is Leave.LAST]
         inner: Env = {}
         for i in range(self.world.dims[region.dim]):
-            slices = {arg.value.name: self._slice(outer[arg.source], i) for arg in each}
+            slices = {arg.value.name: self._slice(outer[arg.source], i) for arg in sliced}
             inner = self._body(region.body, outer | slices | carried, (*where, (region.dim, i)))
             carried = dict(zip(carried, (inner[end] for end in ends), strict=True))
         return {value.name: inner[end] for value, end in zip(region.results, ends, strict=False)}
@@ -200,20 +203,20 @@ class Reference:
     # ---- backward
 
     def _backward(self, grads: dict[int, Tensor]) -> dict[int, Tensor]:
-        """The gradients of everything on the tape, by identity, from those of the losses."""
+        """The gradients of everything on the tape, by identity, from the losses' gradients."""
         for taped in reversed(self._tape):
-            own = [grads.get(id(result)) for result in taped.results]
-            if not any(own):
+            result_grads = [grads.get(id(result)) for result in taped.results]
+            if not any(result_grads):
                 continue
-            filled = [
-                grad or self._zero(result) for grad, result in zip(own, taped.results, strict=True)
-            ]
+            filled = list[Tensor]()
+            for grad, result in zip(result_grads, taped.results, strict=True):
+                filled.append(grad or self._zero(result))
             for operand, grad in zip(taped.operands, taped.back(filled), strict=True):
-                if grad:
-                    before = grads.get(id(operand))
-                    grads[id(operand)] = (
-                        self.numbers.total(operand.dims, before, grad) if before else grad
-                    )
+                if not grad:
+                    continue
+                if before := grads.get(id(operand)):
+                    grad = self.numbers.total(operand.dims, before, grad)
+                grads[id(operand)] = grad
         return grads
 
     def _zero(self, x: Tensor) -> Tensor:
@@ -229,19 +232,18 @@ def forwards_apart(
     seen: dict[tuple[str, Where], Tensor] = {}
     apart: list[tuple[str, Where]] = []
 
+    def note(name: str, where: Where, value: Tensor) -> None:
+        seen[name, where] = value
+
     def look(name: str, where: Where, value: Tensor) -> None:
         other = seen.get((name, where))
-        if (
-            other
-            and {*other.dims} == {*value.dims}
-            and differing(numbers, bare(other, value.dims), bare(value))
-        ):
+        if not other or {*other.dims} != {*value.dims}:
+            return
+        if differing(numbers, bare(other, value.dims), bare(value)):
             apart.append((name, where))
 
     numbers = Field(trials, len(first.axes))
-    Reference(
-        first, numbers, lambda name, where, value: seen.__setitem__((name, where), value)
-    ).run(start)
+    Reference(first, numbers, note).run(start)
     numbers = Field(trials, len(second.axes))
     Reference(second, numbers, look).run(start)
     return apart[0] if apart else None
@@ -253,17 +255,17 @@ def bare(value: Tensor, dims: Dims | None = None) -> Tensor:
     """
     dims = dims or value.dims
     array = value.onto(dims)
-    return Tensor(
-        dims, array.reshape(len(array), *array.shape[array.ndim - len(dims) :]), value.degree
-    )
+    shape = array.shape[array.ndim - len(dims) :]
+    return Tensor(dims, array.reshape(len(array), *shape), value.degree)
 
 
 def _apart(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
     """The result as a tensor of its own: the tape tells values apart by identity, and an op may
     return its operand.
     """
-    is_operand = any(result is operand for operand in operands)
-    return Tensor(result.dims, result.array, result.degree) if is_operand else result
+    if any(result is operand for operand in operands):
+        return Tensor(result.dims, result.array, result.degree)
+    return result
 
 
 def _batched(value: Tensor) -> Tensor:

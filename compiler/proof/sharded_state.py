@@ -45,18 +45,20 @@ def owned(program: Program, world: SimulatedMesh, name: str) -> Tensor:
     param, pipeline = program.param(name), program.pipeline
     assert pipeline, "verify: every rank owns everything"
     shape = world.shape(param.type)
-    found = np.zeros((world.axes[pipeline.axis], *shape), int)
-    for rank in range(len(found)):
-        found[rank][_own(program, pipeline, param, rank)] = 1
+    array = np.zeros((world.axes[pipeline.axis], *shape), int)
+    for rank in range(len(array)):
+        array[rank][_own(program, pipeline, param, rank)] = 1
     along = (size if axis == pipeline.axis else 1 for axis, size in world.axes.items())
-    return Tensor(param.type.dims, found.reshape(1, *along, *shape))
+    return Tensor(param.type.dims, array.reshape(1, *along, *shape))
 
 
 def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Sequence[int] | slice:
-    """Along its first dim, what a rank owns of a parameter."""
-    if param.name in dict(pipeline.param_stages):
-        return slice(None) if rank in pipeline.ranks_of(param.name) else []
-    return layers_of_rank(program, pipeline, rank)[param.type.dims[0]]
+    """The indices that a rank owns along the first dim of a parameter."""
+    if param.name not in dict(pipeline.param_stages):
+        return layers_of_rank(program, pipeline, rank)[param.type.dims[0]]
+    if rank in pipeline.ranks_of(param.name):
+        return slice(None)
+    return []
 
 
 def known(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
@@ -69,9 +71,9 @@ def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Ten
     """A parameter on the ranks; where one owns nothing, the first owner's."""
     pipeline = program.pipeline
     assert pipeline, "verify: every rank owns everything"
-    at = 1 + list(world.axes).index(pipeline.axis)
+    axis = 1 + list(world.axes).index(pipeline.axis)
     mask, array = np.broadcast_arrays(owned(program, world, name).array > 0, x.array)
-    first = np.take_along_axis(array, mask.argmax(axis=at, keepdims=True), axis=at)
+    first = np.take_along_axis(array, mask.argmax(axis=axis, keepdims=True), axis=axis)
     return Tensor(x.dims, np.where(mask, array, first), x.degree)
 
 
@@ -87,10 +89,11 @@ def packed(
     count = len(bucket.layers)
     layers = bucket.layers if tensors[0].dims[:count] == bucket.layers else ()
     lead = np.broadcast_shapes(*(x.array.shape[: x.lead + len(layers)] for x in tensors))
-    flat = np.zeros((*lead, layout.end if without_padding else layout.size), tensors[0].array.dtype)
+    size = layout.end if without_padding else layout.size
+    flat = np.zeros((*lead, size), tensors[0].array.dtype)
     for x, start in zip(tensors, layout.starts, strict=True):
-        own = x.array.reshape(*x.array.shape[: x.lead + len(layers)], -1)
-        flat[..., start : start + own.shape[-1]] = own
+        part = x.array.reshape(*x.array.shape[: x.lead + len(layers)], -1)
+        flat[..., start : start + part.shape[-1]] = part
     return Tensor((*layers, bucket.dim), flat, degree_of(tensors))
 
 
@@ -108,21 +111,20 @@ def parts(
     Raises ValueError at other sizes.
     """
     layout = layout_of(program, bucket)
-    if flat.array.shape[-1] != (layout.end if without_padding else layout.size):
+    size = layout.end if without_padding else layout.size
+    if flat.array.shape[-1] != size:
         raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
     layers = flat.dims[:-1]
     skipped = len(bucket.layers) - len(layers)
-    of = {
-        param.name: evolve(param.type, dims=param.type.dims[skipped:]) for param in program.params
-    }
-    found: list[Tensor] = []
+    types = {param.name: param.type for param in program.params}
+    tensors: list[Tensor] = []
     for name, start in zip(bucket.params, layout.starts, strict=True):
-        shape = world.shape(of[name])
+        type = evolve(types[name], dims=types[name].dims[skipped:])
+        shape = world.shape(type)
         part = flat.array[..., start : start + prod(shape[len(layers) :])]
-        found.append(
-            Tensor(of[name].dims, part.reshape(*part.shape[: flat.lead], *shape), flat.degree)
-        )
-    return found
+        array = part.reshape(*part.shape[: flat.lead], *shape)
+        tensors.append(Tensor(type.dims, array, flat.degree))
+    return tensors
 
 
 def padded(
@@ -131,15 +133,16 @@ def padded(
     """A rank's part of a bucket in its place among zeros; a bucket that is not shared out as it
     is.
     """
-    axes = bucket.shard_axes
-    return world.coerced(flat, axes, sharded(bucket.dim), PARTIAL, n) if axes else flat
+    if not bucket.shard_axes:
+        return flat
+    return world.coerced(flat, bucket.shard_axes, sharded(bucket.dim), PARTIAL, n)
 
 
 def own(
     program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers
 ) -> list[Tensor]:
-    """Each rank's part of the bucket, from tensors laid out as its parameters; the rest is
-    stale.
+    """Each rank's part of the bucket, from tensors laid out as its parameters; all other elements
+    are stale.
     """
     axes = bucket.shard_axes
     if not axes:
@@ -166,18 +169,19 @@ def counted(
         return n.constant(mask.array, mask.dims)
     pipeline = program.pipeline
     assert pipeline, "verify: no pipeline"
-    return n.constant(
-        np.where(world.among(pipeline.axis, once, mask.dims), mask.array, 0), mask.dims
-    )
+    here = world.among(pipeline.axis, once, mask.dims)
+    return n.constant(np.where(here, mask.array, 0), mask.dims)
 
 
-def stale(whole: Tensor, own: Tensor) -> Tensor:
+def stale(whole: Tensor, owned_part: Tensor) -> Tensor:
     """A flat buffer where `own` is not 0; elsewhere each element is its neighbour's, and
     whoever uses it is wrong.
     """
-    array = np.empty(np.broadcast_shapes(whole.array.shape, own.array.shape), whole.array.dtype)
+    array = np.empty(
+        np.broadcast_shapes(whole.array.shape, owned_part.array.shape), whole.array.dtype
+    )
     array[..., 1:], array[..., :1] = whole.array[..., :-1], whole.array[..., -1:]
-    np.copyto(array, whole.array, where=own.array > 0)
+    np.copyto(array, whole.array, where=owned_part.array > 0)
     return Tensor(whole.dims, array, whole.degree)
 
 

@@ -1,5 +1,4 @@
-"""The ranks of a mesh, and what a coercion does to what they hold.
-
+"""The ranks of a mesh, and the effect of a coercion on the tensors that they hold.
 Each rank does to its own tensor what the runtime's collective does, right or wrong: copies that
 should agree and do not are not made to agree.
 """
@@ -19,8 +18,8 @@ I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kin
 
 @frozen(slots=False)
 class SimulatedMesh:
-    """The axes of a mesh, outermost first, the global sizes of dims, and whose ranks hold two
-    chunks of what.
+    """The axes of a mesh, outermost first; the global sizes of dims; and the dims and axes whose
+    ranks hold two chunks each.
     """
 
     axes: dict[str, int]
@@ -30,11 +29,9 @@ class SimulatedMesh:
     @classmethod
     def of(cls, program: Program) -> "SimulatedMesh":
         """The world of a program."""
-        return cls(
-            {a.name: a.size for a in program.axes},
-            {d.name: d.size for d in program.dims},
-            program.zigzags,
-        )
+        axes = {axis.name: axis.size for axis in program.axes}
+        dims = {dim.name: dim.size for dim in program.dims}
+        return cls(axes, dims, program.zigzags)
 
     @cached_property
     def lead(self) -> tuple[int, ...]:
@@ -73,9 +70,9 @@ class SimulatedMesh:
         for axis in sorted(order, key=lambda axis: type.at(axis).level):
             i, size, place = order.index(axis), self.axes[axis], type.at(axis)
             array = np.moveaxis(array, 1 + i, 0)[0]
-            at = _from_end(type.dims, place)
+            index = _from_end(type.dims, place)
             if place.kind is S:
-                shares = self._cut(array, place.dim, [axis], at)
+                shares = self._cut(array, place.dim, [axis], index)
             elif place.kind is P:
                 shares = np.stack([array, *[np.zeros_like(array)] * (size - 1)])
             else:
@@ -87,53 +84,54 @@ class SimulatedMesh:
         """The positions of `size` that each rank of a joint group holds; None where each holds one
         part, in order.
 
-        Rank r of n holds chunks r and 2n - 1 - r of 2n, in the order in which what is around them
-        has them.
+        Rank r of n holds chunks r and 2n - 1 - r of 2n of the positions that the ranks of outer
+        axes hold together, in their order.
         """
         if not any((dim, axis) in self.zigzags for axis in axes):
             return None
         rows = [np.arange(size)]
         for axis in axes:
             ranks = self.axes[axis]
-            if (dim, axis) in self.zigzags:
-                chunks = [np.split(row, 2 * ranks) for row in rows]
-                rows = [
-                    np.concatenate([each[r], each[-1 - r]]) for each in chunks for r in range(ranks)
-                ]
-            else:
-                rows = [part for row in rows for part in np.split(row, ranks)]
+            finer = list[Array]()
+            for row in rows:
+                if (dim, axis) in self.zigzags:
+                    chunks = np.split(row, 2 * ranks)
+                    finer += [np.concatenate([chunks[r], chunks[-1 - r]]) for r in range(ranks)]
+                else:
+                    finer += np.split(row, ranks)
+            rows = finer
         return rows
 
-    def _parts(self, whole: Array, dim: str, axes: Sequence[str], at: int) -> list[Array]:
-        """Each rank's part of `dim` of what is whole."""
-        order = self._order(dim, axes, whole.shape[at])
+    def _parts(self, whole: Array, dim: str, axes: Sequence[str], index: int) -> list[Array]:
+        """Each rank's part of `dim`, the array's axis `index`, of a whole."""
+        order = self._order(dim, axes, whole.shape[index])
         if order is None:
-            return np.split(whole, prod(self.axes[axis] for axis in axes), axis=at)
-        return [np.take(whole, row, axis=at) for row in order]
+            return np.split(whole, prod(self.axes[axis] for axis in axes), axis=index)
+        return [np.take(whole, row, axis=index) for row in order]
 
-    def _cut(self, whole: Array, dim: str, axes: Sequence[str], at: int) -> Array:
+    def _cut(self, whole: Array, dim: str, axes: Sequence[str], index: int) -> Array:
         """The parts as one array, [ranks, …]."""
-        return np.stack(self._parts(whole, dim, axes, at))
+        return np.stack(self._parts(whole, dim, axes, index))
 
-    def _joined(self, parts: Sequence[Array], dim: str, axes: Sequence[str], at: int) -> Array:
-        """The whole of which ranks hold these parts."""
-        whole = np.concatenate([*parts], axis=at)
-        order = self._order(dim, axes, whole.shape[at])
-        return (
-            whole if order is None else np.take(whole, np.argsort(np.concatenate(order)), axis=at)
-        )
+    def _joined(self, parts: Sequence[Array], dim: str, axes: Sequence[str], index: int) -> Array:
+        """The whole of the parts that ranks hold."""
+        whole = np.concatenate([*parts], axis=index)
+        order = self._order(dim, axes, whole.shape[index])
+        if order is None:
+            return whole
+        return np.take(whole, np.argsort(np.concatenate(order)), axis=index)
 
-    def _among_zeros(self, parts: Array, dim: str, axes: Sequence[str], at: int) -> Array:
+    def _among_zeros(self, parts: Array, dim: str, axes: Sequence[str], index: int) -> Array:
         """Each rank's part in its place of the whole, which is 0 elsewhere: [ranks, …]."""
-        shape, size = list(parts[0].shape), parts.shape[at]
-        shape[at] *= len(parts)
-        found = np.zeros((len(parts), *shape), parts.dtype)
-        rows = self._order(dim, axes, shape[at]) or [
-            slice(i * size, (i + 1) * size) for i in range(len(parts))
-        ]
-        for whole, part, row in zip(found, parts, rows, strict=True):
-            np.moveaxis(whole, at, 0)[row] = np.moveaxis(part, at, 0)
-        return found
+        shape, size = list(parts[0].shape), parts.shape[index]
+        shape[index] *= len(parts)
+        wholes = np.zeros((len(parts), *shape), parts.dtype)
+        rows = self._order(dim, axes, shape[index])
+        if rows is None:
+            rows = [slice(i * size, (i + 1) * size) for i in range(len(parts))]
+        for whole, part, row in zip(wholes, parts, rows, strict=True):
+            np.moveaxis(whole, index, 0)[row] = np.moveaxis(part, index, 0)
+        return wholes
 
     def coerced(
         self,
@@ -164,20 +162,21 @@ class SimulatedMesh:
         array = np.moveaxis(array.reshape(*sizes, *array.shape[1:]), range(len(order)), order)
         # kinds of numbers lead the mesh
         shape = (array.shape[0], *full.shape[1 : x.lead], *array.shape[x.lead :])
-        return Tensor(
-            x.dims, array if array.shape == shape else np.broadcast_to(array, shape), x.degree
-        )
+        if array.shape != shape:
+            array = np.broadcast_to(array, shape)
+        return Tensor(x.dims, array, x.degree)
 
     def _once(self, array: Array, order: Sequence[int]) -> Array:
         """The array, cut to one entry along each mesh axis that repeats it, except the axes of
         `order`.
         """
+        count = 1 + len(self.axes)
         repeated = [
-            at for at in range(1, 1 + len(self.axes)) if at not in order and array.strides[at] == 0
+            axis for axis in range(1, count) if axis not in order and array.strides[axis] == 0
         ]
         if not repeated:
             return array
-        index = [slice(1) if at in repeated else slice(None) for at in range(1 + len(self.axes))]
+        index = [slice(1) if axis in repeated else slice(None) for axis in range(count)]
         return array[tuple(index)]
 
     def _changed(
@@ -186,23 +185,24 @@ class SimulatedMesh:
         """The parts of the ranks of a group, [ranks, …], after source → target."""
         parts, ranks = x.array, len(x.array)
         place = source if source.kind is S else target
-        dim, at = place.dim, _from_end(x.dims, place)
+        dim, index = place.dim, _from_end(x.dims, place)
         match source.kind, target.kind:
             case (Kind.PARTIAL, Kind.INVARIANT):
                 return _everywhere(_sum(x, n), ranks)
             case (Kind.PARTIAL, Kind.SHARDED):
-                return self._cut(_sum(x, n), dim, axes, at)
+                return self._cut(_sum(x, n), dim, axes, index)
             case (Kind.SHARDED, Kind.REPLICATED | Kind.INVARIANT):
-                return _everywhere(self._joined([*parts], dim, axes, at), ranks)
+                return _everywhere(self._joined([*parts], dim, axes, index), ranks)
             case (Kind.SHARDED, Kind.SHARDED):
-                whole = self._joined([*parts], dim, axes, at)
+                whole = self._joined([*parts], dim, axes, index)
                 return self._cut(whole, target.dim, axes, _from_end(x.dims, target))
             case (Kind.INVARIANT | Kind.REPLICATED, Kind.SHARDED):
-                return np.stack(
-                    [self._parts(part, dim, axes, at)[i] for i, part in enumerate(parts)]
-                )
+                shards = [
+                    self._parts(part, dim, axes, index)[rank] for rank, part in enumerate(parts)
+                ]
+                return np.stack(shards)
             case (Kind.SHARDED, Kind.PARTIAL):
-                return self._among_zeros(parts, dim, axes, at)
+                return self._among_zeros(parts, dim, axes, index)
             case (Kind.INVARIANT | Kind.REPLICATED, Kind.PARTIAL):
                 return np.concatenate([parts[:1], np.zeros_like(parts[1:])])
             case (Kind.MAXIMUM, _):
@@ -212,21 +212,22 @@ class SimulatedMesh:
 
     def among(self, axis: str, ranks: Sequence[int], dims: Dims) -> Array:
         """Whether a rank is one of some of an axis, for a value of `dims`: [1, *mesh axes, 1 …]."""
-        found = np.isin(np.arange(self.axes[axis]), ranks)
-        return found.reshape(
-            1, *(size if name == axis else 1 for name, size in self.axes.items()), *(1,) * len(dims)
-        )
+        is_among = np.isin(np.arange(self.axes[axis]), ranks)
+        mesh = (size if name == axis else 1 for name, size in self.axes.items())
+        return is_among.reshape(1, *mesh, *(1,) * len(dims))
 
     def _full(self, x: Tensor, order: Sequence[int]) -> Array:
         """The array with every rank's part along the mesh axes of `order`."""
         shape = list(x.array.shape)
-        for at in order:
-            shape[at] = self.lead[at - 1]
+        for index in order:
+            shape[index] = self.lead[index - 1]
         return np.broadcast_to(x.array, shape)
 
 
 def _from_end(dims: Dims, place: Placement) -> int:
-    return dims.index(place.dim) - len(dims) if place.kind is S else 0
+    if place.kind is not S:
+        return 0
+    return dims.index(place.dim) - len(dims)
 
 
 def _everywhere(array: Array, ranks: int) -> Array:
@@ -241,7 +242,6 @@ def _sum(x: Tensor, n: Numbers) -> Array:
 
 
 def _largest(x: Tensor, n: Numbers) -> Array:
-    parts, keys = np.broadcast_arrays(
-        x.array, np.stack([n.rank(Tensor(x.dims, part)) for part in x.array])
-    )
+    keys_of_parts = [n.rank(Tensor(x.dims, part)) for part in x.array]
+    parts, keys = np.broadcast_arrays(x.array, np.stack(keys_of_parts))
     return np.take_along_axis(parts, keys.argmax(axis=0)[None], axis=0)[0]

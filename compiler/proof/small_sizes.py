@@ -4,7 +4,7 @@ The program at other sizes: names, ops and placements are untouched, so whatever
 evaluated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from math import lcm, prod, remainder
 
@@ -31,16 +31,19 @@ for they multiply.
 
 
 def meshes(program: Program) -> list[Sizes]:
-    """Two meshes in which every axis is once 2 and once 3; an axis of size 1 stays, for it has
-    rules of its own.
+    """Two meshes where every axis is once 2 and once 3; an axis of size 1 stays, for it has rules
+    of its own.
 
     A pipeline's may be 4 or more.
     """
+    first = {axis.name: 1 for axis in program.axes}
+    second = dict(first)
     wide = [axis.name for axis in program.axes if axis.size > 1]
-    pairs = [(2, 3) if i % 2 == 0 else (3, 2) for i in range(len(wide))]
-    one = {axis.name: 1 for axis in program.axes}
-    both = [one | {name: pair[k] for name, pair in zip(wide, pairs, strict=True)} for k in (0, 1)]
-    return [_with_owners(program, axes) for axes in (both if wide else both[:1])]
+    for i, name in enumerate(wide):
+        first[name], second[name] = (2, 3) if i % 2 == 0 else (3, 2)
+    if not wide:
+        return [_with_owners(program, first)]
+    return [_with_owners(program, first), _with_owners(program, second)]
 
 
 def _with_owners(program: Program, axes: Sizes) -> Sizes:
@@ -52,56 +55,56 @@ def _with_owners(program: Program, axes: Sizes) -> Sizes:
         return axes
     few = axes[pipeline.axis]
     for ranks in range(few, max(4, program.axis(pipeline.axis).size) + 1):
-        found = axes | {pipeline.axis: ranks}
-        cut = resized(program, found, small(program, found))
-        if (
-            cut.pipeline
-            and shared(cut.pipeline) == shared(pipeline)
-            and (ranks == 2 or covers(program, cut))
-        ):
-            return found
+        sizes = axes | {pipeline.axis: ranks}
+        cut = resized(program, sizes, small(program, sizes))
+        if not cut.pipeline or shared(cut.pipeline) != shared(pipeline):
+            continue
+        if ranks == 2 or covers(program, cut):
+            return sizes
     return axes | {pipeline.axis: program.axis(pipeline.axis).size}
 
 
 def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
     """The program at other sizes."""
     ranks = prod(axes[claim.axis] for claim in program.claims if claim.dim == BATCH)
-    batch, global_batch = dims[BATCH] // ranks, dims[BATCH] * dims[MICROBATCHES]
+    microbatch = dims[BATCH] // ranks
     flat = {bucket.dim for bucket in program.buckets}
+    sized = list[Dim]()
+    for dim in program.dims:
+        sized.append(dim if dim.name in flat else _with_size(dim, dims[dim.name]))
     small = evolve(
         program,
         axes=tuple(evolve(axis, size=axes[axis.name]) for axis in program.axes),
-        dims=tuple(
-            dim if dim.name in flat else _with_size(dim, dims[dim.name]) for dim in program.dims
-        ),
+        dims=tuple(sized),
         train=evolve(
-            program.train, seq=dims[SEQUENCE], microbatch=batch, global_batch=global_batch
+            program.train,
+            seq=dims[SEQUENCE],
+            microbatch=microbatch,
+            global_batch=dims[BATCH] * dims[MICROBATCHES],
         ),
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
-    if changed := _groups(program, batch) | _windows(program, dims[SEQUENCE]) | _shifts(program):
+    groups = _groups(program, microbatch)
+    if changed := groups | _windows(program, dims[SEQUENCE]) | _shifts(program):
         small = evolve(small, region=map_ops(small.region, lambda op: changed.get(op, op)))
     small = with_padding(small)
     sizes = {bucket.dim: flat_size(small, bucket) for bucket in program.buckets}
-    small = evolve(
-        small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims)
-    )
-    return (
-        recut(small, program, program.pipeline)
-        if program.pipeline and program.pipeline.schedule
-        else small
-    )
+    sized = [_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims]
+    small = evolve(small, dims=tuple(sized))
+    if not program.pipeline or not program.pipeline.schedule:
+        return small
+    return recut(small, program, program.pipeline)
 
 
 def _groups(program: Program, microbatch: int) -> dict[Op, Op]:
     """Losses of groups of sequences, with groups of at most two."""
-    found = {
-        op: min(int(str(op.get("sequences"))), 2) for op in program.ops if op.kind == AUX_LOSS.name
-    }
-    assert all(microbatch % size == 0 for size in found.values()), (
-        "verify: a group over several microbatches"
-    )
-    return {op: _with_attribute(op, "sequences", size) for op, size in found.items()}
+    changed = dict[Op, Op]()
+    for op in program.ops:
+        if op.kind == AUX_LOSS.name:
+            size = min(int(str(op.get("sequences"))), 2)
+            assert microbatch % size == 0, "verify: a group over several microbatches"
+            changed[op] = _with_attribute(op, "sequences", size)
+    return changed
 
 
 def _windows(program: Program, seq: int) -> dict[Op, Op]:
@@ -112,17 +115,16 @@ def _windows(program: Program, seq: int) -> dict[Op, Op]:
     matter.  A window of one token stays.
     """
     whole = program.size(SEQUENCE)
-    least = (
-        2
-        if any(claim.dim == SEQUENCE and claim.split for claim in program.claims)
-        else max(2, seq // 2)
-    )
-    found = {op: window_of(op) for op in program.ops if 1 < window_of(op) < whole}
-    shares = {
-        op: float(min(max(least, round(window * seq / whole)), seq - 1))
-        for op, window in found.items()
-    }
-    return {op: _with_attribute(op, "window", share) for op, share in shares.items()}
+    least = max(2, seq // 2)
+    if any(claim.dim == SEQUENCE and claim.split for claim in program.claims):
+        least = 2
+    changed = dict[Op, Op]()
+    for op in program.ops:
+        window = window_of(op)
+        if 1 < window < whole:
+            share = min(max(least, round(window * seq / whole)), seq - 1)
+            changed[op] = _with_attribute(op, "window", float(share))
+    return changed
 
 
 def _shifts(program: Program) -> dict[Op, Op]:
@@ -130,23 +132,28 @@ def _shifts(program: Program) -> dict[Op, Op]:
     them.
     """
     size = program.size(SEQUENCE)
-    left = {
-        op: remainder(int(str(op.get("by"))), size) for op in program.ops if moves_positions(op)
-    }
-    return {
-        op: _with_attribute(op, "by", round(by)) for op, by in left.items() if by != op.get("by")
-    }
+    changed = dict[Op, Op]()
+    for op in program.ops:
+        if moves_positions(op):
+            left = remainder(int(str(op.get("by"))), size)
+            if left != op.get("by"):
+                changed[op] = _with_attribute(op, "by", round(left))
+    return changed
 
 
 def _with_attribute(op: Op, name: str, value: Attr) -> Op:
-    return evolve(
-        op, attrs=tuple((key, value if key == name else before) for key, before in op.attrs)
-    )
+    attrs = list[tuple[str, Attr]]()
+    for key, before in op.attrs:
+        attrs.append((key, value if key == name else before))
+    return evolve(op, attrs=tuple(attrs))
 
 
 def _with_size(dim: Dim, size: int) -> Dim:
     """The dim at another size; a padded one keeps one element of padding."""
-    return evolve(dim, size=size, valid=size - 1 if dim.valid < dim.size else size)
+    valid = size
+    if dim.valid < dim.size:
+        valid = size - 1
+    return evolve(dim, size=size, valid=valid)
 
 
 def small(program: Program, axes: Sizes) -> Sizes:
@@ -163,30 +170,37 @@ class _Sizes:
         for claim in program.claims:
             self._claims.setdefault(claim.dim, []).append(claim)
         self._flat = {bucket.dim for bucket in program.buckets}
-        loops = (region.dim for region in walk_regions(program.region.body) if region.dim)
-        self._loops = [*dict.fromkeys((MICROBATCHES, *loops))]
-        ops = program.ops
-        each = [(op, roles(op, program.types)) for op in ops]
-        self._groups: dict[str, set[str]] = {}
-        for _, own in each:
-            if own.heads != own.kv_heads:
-                self._groups.setdefault(own.heads, set()).add(own.kv_heads)
-        joins = [OPS[op.kind].joins(program.operands(op), op) for op in ops]
-        self._parts = {dim: parts for each in joins for dim, parts in each.items()}
-        few = sorted((_turned(op), own.rotated) for op, own in each if own.rotated)
-        self._turned = {dim: most for most, dim in few}
+        self._loops = [MICROBATCHES]
+        for region in walk_regions(program.region.body):
+            if region.dim and region.dim not in self._loops:
+                self._loops.append(region.dim)
         self._chosen = {*self._program.choices.values()}
-        tops = (OPS[op.kind].get(op, "groups") for op in ops if op.kind == TOP.name)
-        self._of_experts = lcm(*(int(str(groups)) for groups in tops))
-        self._even = {
-            *self._turned,
-            *(part for dim in self._turned for part in self._parts.get(dim, ())),
-        }
-        self._shares = _shares(ops)
-        self._sequences = max(
-            (_sequences(program, op) for op in ops if op.kind == AUX_LOSS.name), default=1
-        )
+        self._groups: dict[str, set[str]] = {}  # query heads → their key/value heads
+        self._parts: dict[str, tuple[str, ...]] = {}  # what is joined → its parts
+        self._turned: dict[str, int] = {}  # dims that `rope` rotates → of how many elements
+        groups, sequences = list[int](), [1]
+        for op in program.ops:
+            self._note_roles(op)
+            self._parts |= OPS[op.kind].joins(program.operands(op), op)
+            if op.kind == TOP.name:
+                groups.append(int(str(OPS[op.kind].get(op, "groups"))))
+            elif op.kind == AUX_LOSS.name:
+                sequences.append(_sequences(program, op))
+        self._of_experts = lcm(*groups)
+        self._sequences = max(sequences)
+        self._even = {*self._turned}
+        for dim in self._turned:
+            self._even.update(self._parts.get(dim, ()))
+        self._shares = _shares(program.ops)
         self._sizes: Sizes = {}
+
+    def _note_roles(self, op: Op) -> None:
+        op_roles = roles(op, self._program.types)
+        if op_roles.heads != op_roles.kv_heads:
+            self._groups.setdefault(op_roles.heads, set()).add(op_roles.kv_heads)
+        if op_roles.rotated:
+            before = self._turned.get(op_roles.rotated, 0)
+            self._turned[op_roles.rotated] = max(before, _turned(op))
 
     def chosen(self) -> Sizes:
         dims = [dim for dim in self._program.dims if dim.name not in self._flat]
@@ -195,25 +209,24 @@ class _Sizes:
         return self._sizes
 
     def _layer(self, dim: Dim) -> tuple[int, int]:
-        """Tokens first, for they multiply everything; query heads after key/value heads, which they
-        are a multiple of, and what is joined after its parts."""
-        later = (
-            4
-            if dim.name in self._parts or dim.twin
-            else 3
-            if dim.name in self._groups or dim.chosen
-            else 2
-        )
-        layer = 0 if dim.name == BATCH else 1 if dim.name == SEQUENCE else later
-        return layer, dim.size if layer > 2 else 0
+        """Tokens first, for they multiply everything; query heads after key/value heads, whose
+        multiple they are, and joined dims after their parts.
+        """
+        if dim.name == BATCH:
+            return 0, 0
+        if dim.name == SEQUENCE:
+            return 1, 0
+        if dim.name in self._parts or dim.twin:
+            return 4, dim.size
+        if dim.name in self._groups or dim.chosen:
+            return 3, dim.size
+        return 2, 0
 
     def _layers(self, loop: str) -> int:
         """How often a loop layers; where stages are cut, often enough for their layers and rows."""
         first = next((size for size in self._axes.values() if size > 1), 1)
-        few, pipeline = (
-            LAYERS_OF_STAGE[min(first, 3)][self._loops.index(loop) % 4],
-            self._program.pipeline,
-        )
+        few = LAYERS_OF_STAGE[min(first, 3)][self._loops.index(loop) % 4]
+        pipeline = self._program.pipeline
         if not pipeline or not pipeline.schedule:
             return few
         if loop == MICROBATCHES:
@@ -222,17 +235,15 @@ class _Sizes:
 
     def _is_apart(self, few: str) -> bool:
         """Whether key/value heads lie over other axes than query heads that use them."""
-        users = [heads for heads, all_few in self._groups.items() if few in all_few]
-        return any(self._axes_of(heads) != self._axes_of(few) for heads in users)
+        for heads, all_few in self._groups.items():
+            if few in all_few and self._axes_of(heads) != self._axes_of(few):
+                return True
+        return False
 
     def _axes_of(self, dim: str) -> list[str]:
         return [claim.axis for claim in self._claims.get(dim, []) if claim.split]
 
     def _size(self, dim: Dim) -> int:
-        claims = self._claims.get(dim.name, [])
-        unit = prod(self._axes[claim.axis] * (1 + claim.zigzag) for claim in claims if claim.split)
-        if dim.name == BATCH:
-            unit *= self._sequences
         if self._program.pipeline and dim.name in self._program.pipeline.dims:
             return self._layers(dim.name)
         if dim.name in self._shares:
@@ -241,6 +252,14 @@ class _Sizes:
             return self._sizes[dim.twin]
         if dim.name in self._chosen:
             return min(dim.size, 2)
+        claims = self._claims.get(dim.name, [])
+        unit = 1
+        for claim in claims:
+            if claim.split:
+                # ranks with two chunks each need twice as many parts
+                unit *= self._axes[claim.axis] * (1 + claim.zigzag)
+        if dim.name == BATCH:
+            unit *= self._sequences
         if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
             return unit  # few heads: as many as the factors that they fill, one on each rank
         if parts := self._parts.get(dim.name):
@@ -248,37 +267,53 @@ class _Sizes:
         if dim.name in self._loops:
             return self._layers(dim.name)
         if few := self._groups.get(dim.name):
-            return lcm(
-                unit,
-                *(
-                    self._sizes[each] * (2 if dim.size > self._program.size(each) else 1)
-                    for each in few
-                ),
-            )
-        unit = lcm(unit, 2) if dim.name in self._even else unit
+            return self._multiple_of_heads(dim, unit, few)
+        return self._distinct(dim, unit)
+
+    def _multiple_of_heads(self, dim: Dim, unit: int, few: Iterable[str]) -> int:
+        """The number of query heads for key/value heads: more than one for each where the plan
+        has more.
+        """
+        units = [unit]
+        for kv_heads in few:
+            size = self._sizes[kv_heads]
+            if dim.size > self._program.size(kv_heads):
+                size *= 2
+            units.append(size)
+        return lcm(*units)
+
+    def _distinct(self, dim: Dim, unit: int) -> int:
+        """The least multiple of `unit` that is large enough and that no other dim has."""
+        if dim.name in self._even:
+            unit = lcm(unit, 2)
         groups = self._of_experts if dim.chosen else 1
         unit = lcm(unit, groups)
-        unit = 2 * unit if dim.valid < dim.size else unit  # so that no rank holds padding alone
+        if dim.valid < dim.size:
+            unit *= 2  # so that no rank holds padding alone
         taken = {size for name, size in self._sizes.items() if name not in self._loops}
         alone = dim.name == SEQUENCE and self._sizes[BATCH] == 1
         # two of three tokens have labels, one has none
         least = 3 if alone else 2 + self._turned.get(dim.name, 0)
-        least = max(least, 2 * groups if groups > 1 else 0)  # two experts in each
+        if groups > 1:
+            least = max(least, 2 * groups)  # two experts in each
         return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
 
 
 def made(program: Program) -> set[str]:
-    """The dims that no model has: the flat ones of buckets, and those of what each rank has one
-    of.
+    """The dims that no model has: the flat dims of buckets, and dims with one element on each
+    rank.
     """
     return {bucket.dim for bucket in program.buckets} | _shares(program.ops).keys()
 
 
 def _shares(ops: Sequence[Op]) -> dict[str, tuple[str, ...]]:
     """The dims with one element per rank, and their axes."""
-    parted = [op for op in ops if op.kind in (LINEAR_PARTS.name, LOGIT_PARTS.name)]
-    pairs = ((str(op.get("as")), op.outputs[1].type) for op in parted)
-    return {dim: type.axes_of(dim) for dim, type in pairs}
+    shares = dict[str, tuple[str, ...]]()
+    for op in ops:
+        if op.kind in (LINEAR_PARTS.name, LOGIT_PARTS.name):
+            dim = str(op.get("as"))
+            shares[dim] = op.outputs[1].type.axes_of(dim)
+    return shares
 
 
 def _sequences(program: Program, op: Op) -> int:
@@ -286,7 +321,10 @@ def _sequences(program: Program, op: Op) -> int:
     several; two groups so.
     """
     size = int(str(op.get("sequences")))
-    return min(size, 2) * (2 if 1 < size < program.train.microbatch else 1)
+    needed = min(size, 2)
+    if 1 < size < program.train.microbatch:
+        needed *= 2
+    return needed
 
 
 def _turned(op: Op) -> int:

@@ -19,7 +19,7 @@ class Degree:
     """A bound on the elements as polynomials in everything that is drawn at random, and in inverses
     of such.
 
-    The largest degree of a term; and of these factors, how many at most are inverses.  Negative
+    The largest degree of a term; and how many of its factors at most are inverses.  Negative
     exponents, which exponentials have, count by their size.
     """
 
@@ -57,7 +57,7 @@ class Tensor:
         return self.array.ndim - len(self.dims)
 
     def onto(self, dims: Dims) -> Array:
-        """The array with its dims in the order of `dims`, and size 1 for those it lacks."""
+        """The array with its dims in the order of `dims`, and size 1 for dims that it lacks."""
         if self.dims == dims:
             return self.array
         order, index = _layout(self.dims, dims, self.lead)
@@ -69,19 +69,24 @@ class Tensor:
 
 
 @cache
-def _layout(own: Dims, dims: Dims, lead: int) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
-    """The order of an array's axes, and the index that adds those of size 1."""
-    assert set(own) <= set(dims), f"verify: {own} are not among {dims}"
-    order = (*range(lead), *(lead + own.index(dim) for dim in dims if dim in own))
-    return order, (*(slice(None),) * lead, *(slice(None) if dim in own else None for dim in dims))
+def _layout(
+    array_dims: Dims, dims: Dims, lead: int
+) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+    """The order of an array's axes, and the index that adds axes of size 1."""
+    assert set(array_dims) <= set(dims), f"verify: {array_dims} are not among {dims}"
+    order = (*range(lead), *(lead + array_dims.index(dim) for dim in dims if dim in array_dims))
+    index: list[slice | None] = [slice(None)] * lead
+    for dim in dims:
+        index.append(slice(None) if dim in array_dims else None)
+    return order, tuple(index)
 
 
 def degree_of(tensors: Sequence[Tensor]) -> Degree:
     """The degree of sums of the tensors, and of whatever is put together of them."""
-    found = Degree()
+    degree = Degree()
     for tensor in tensors:
-        found |= tensor.degree
-    return found
+        degree |= tensor.degree
+    return degree
 
 
 def stacked(dim: str, tensors: Sequence[Tensor]) -> Tensor:
@@ -96,7 +101,9 @@ def stacked(dim: str, tensors: Sequence[Tensor]) -> Tensor:
 def subscripts(out: Dims, *operands: Dims) -> str:
     """The einsum of `operands` to `out`, over whatever leads."""
     letters = {dim: chr(ord("a") + i) for i, dim in enumerate(dict.fromkeys(sum(operands, ())))}
-    words = ["..." + "".join(letters[dim] for dim in dims) for dims in (*operands, out)]
+    words = list[str]()
+    for dims in (*operands, out):
+        words.append("..." + "".join(letters[dim] for dim in dims))
     return f"{','.join(words[:-1])}->{words[-1]}"
 
 
@@ -150,8 +157,8 @@ class Numbers(Protocol):
         ...
 
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        """exp(x) / Σ exp(x) over the last dim, of those elements for which `seen` is not zero;
-        zero of the others.
+        """exp(x) / Σ exp(x) over the last dim, of elements for which `seen` is not zero; zero of
+        the others.
         """
         ...
 
@@ -166,7 +173,7 @@ class Numbers(Protocol):
         ...
 
     def rank(self, x: Tensor) -> Array:
-        """Keys by which numbers are compared, [trials, *mesh axes, *dims]: the largest number
+        """Keys for comparing numbers, [trials, *mesh axes, *dims]: the largest number
         has the largest key.
         """
         ...

@@ -41,8 +41,8 @@ def fuse_buckets(program: Program) -> Program:
 
 
 def fused_as(program: Program, buckets: Sequence[Bucket]) -> Program:
-    """The program with buckets of the same parameters as these, which are of the same plan at
-    other sizes.
+    """The program with buckets of the same parameters as `buckets`, which belong to the same plan
+    at other sizes.
     """
     return _Fuser(program, partial(grouped_as, program, buckets)).program()
 
@@ -72,17 +72,17 @@ class _Fuser:
     def program(self) -> Program:
         gone, builder = self._gone(), self._builder
         body = without(self._step, gone).body
-        at = next(i for i, stmt in enumerate(body) if isinstance(stmt, Region))
+        first = next(i for i, stmt in enumerate(body) if isinstance(stmt, Region))
         (microbatches,) = regions_in(body)
         gathers = builder.inner()
+        parts = dict[str, str]()
         # as forward uses them
-        parts = {g.name: self._gathered(g, gathers) for g in reversed(self._groups) if g.shards}
+        for group in reversed(self._groups):
+            if group.shards:
+                parts[group.name] = self._gathered(group, gathers)
         microbatches, totals = self._per_layer(microbatches, parts)
-        summed = {group.name: [param.summed for param in group.params] for group in self._groups}
-        final = {
-            g.name: totals.get(g.name) or reduced(g, summed[g.name], builder) for g in self._groups
-        }
-        following = ops_in(body[at:])
+        final = self._final(totals)
+        following = ops_in(body[first:])
         norm = next(i for i, op in enumerate(following) if op.kind in NORMS)
         total = self._norm(following[norm], list(final.values()))
         updates = [self._update(group, final[group.name]) for group in self._groups]
@@ -90,10 +90,22 @@ class _Fuser:
         changes = sorted([*following[norm + 1 :], *updates], key=lambda op: op.kind == "balanced")
         # gathers are last of all that comes before forward: who waits for a count does not wait for
         # them
-        ahead = (*body[:at], *gathers.body, microbatches)
+        ahead = (*body[:first], *gathers.body, microbatches)
         ops = (*ahead, *following[:norm], *builder.body, total, *changes)
-        buckets = tuple(evolve(b, type=builder.types[final[b.name]]) for b in self._frame.buckets)
-        return evolve(self._frame, region=evolve(self._step, body=ops), buckets=buckets)
+        buckets = list[Bucket]()
+        for bucket in self._frame.buckets:
+            buckets.append(evolve(bucket, type=builder.types[final[bucket.name]]))
+        return evolve(self._frame, region=evolve(self._step, body=ops), buckets=tuple(buckets))
+
+    def _final(self, totals: dict[str, str]) -> dict[str, str]:
+        """The gradient of record of each bucket: what its layers reduce, or else what the step
+        writes.
+        """
+        final = dict[str, str]()
+        for group in self._groups:
+            gradients = [param.summed for param in group.params]
+            final[group.name] = totals.get(group.name) or reduced(group, gradients, self._builder)
+        return final
 
     # ---- what there is
 
@@ -120,21 +132,23 @@ class _Fuser:
 
     def _sums(self) -> set[str]:
         """The parts of the norm."""
-        squares = {op.outputs[0].name for op in self._ops if op.kind == "sum_squares"}
-        return squares | {
-            op.outputs[0].name
-            for op in self._ops
-            if op.kind == "coerce" and op.inputs[0] in squares
-        }
+        sums = {op.outputs[0].name for op in self._ops if op.kind == "sum_squares"}
+        squares = frozenset(sums)
+        for op in self._ops:
+            if op.kind == "coerce" and op.inputs[0] in squares:
+                sums.add(op.outputs[0].name)
+        return sums
 
     def _gone(self) -> set[str]:
         """The ops that the buckets' own ops replace."""
-        gone = self._sums() | {value.name for op in self._updates.values() for value in op.outputs}
-        for param in self._updates:
-            gone |= {*self._chain(self._updates[param].inputs[0])[1:]}
+        gone = self._sums()
+        for update in self._updates.values():
+            gone |= {value.name for value in update.outputs}
+            gone |= {*self._chain(update.inputs[0])[1:]}
         for group in self._groups:
             for param in group.params:
-                gone |= {*self._leaf(param.name)[1:]} if group.shards else set()
+                if group.shards:
+                    gone |= {*self._leaf(param.name)[1:]}
                 if param.loops and group.reshard_after_forward:
                     gone |= {*param.loops.slices}
                 if param.loops and group.shard_gradients:
@@ -179,43 +193,48 @@ class _Fuser:
     def _per_layer(self, region: Region, parts: dict[str, str]) -> tuple[Region, dict[str, str]]:
         """The microbatches with what layers do, and the sums of the gradients that they reduce."""
         (forward, backward), builder = blocks(region), self._builder
-        made: dict[str, tuple[str, Value]] = {}
+        yields, results = list[Yield](), list[Value]()
+        totals = dict[str, str]()
         for group in self._groups:
-            if group.layers:
-                part = parts[group.name] if group.reshard_after_forward else ""
-                forward = with_gathers(group, forward, part, builder) if part else forward
-                backward, total = with_reductions(group, backward, part, builder)
-                made |= (
-                    {group.name: (total, builder.value(total, builder.types[total]))}
-                    if total
-                    else {}
-                )
+            if not group.layers:
+                continue
+            part = parts[group.name] if group.reshard_after_forward else ""
+            if part:
+                forward = with_gathers(group, forward, part, builder)
+            backward, total = with_reductions(group, backward, part, builder)
+            if total:
+                summed = builder.value(total, builder.types[total])
+                yields.append(Yield(total, Leave.SUM))
+                results.append(summed)
+                totals[group.name] = summed.name
         region = evolve(
             region,
             body=(forward, backward),
-            yields=(*region.yields, *(Yield(total, Leave.SUM) for total, _ in made.values())),
-            results=(*region.results, *(summed for _, summed in made.values())),
+            yields=(*region.yields, *yields),
+            results=(*region.results, *results),
         )
-        return region, {name: summed.name for name, (_, summed) in made.items()}
+        return region, totals
 
     def _norm(self, op: Op, final: list[str]) -> Op:
         """Writes the sums of squares, added over the axes on which gradients are sharded;
         returns their norm's op.
         """
-        builder, groups = self._builder, dict[object, list[str]]()
+        builder = self._builder
+        names_alike = dict[object, list[str]]()
         for group, name in zip(self._groups, final, strict=True):
             alike = (
                 builder.types[name].axes_in(Kind.SHARDED),
                 sharing(self._program, group.names[0]),
             )
-            groups.setdefault(alike, []).append(name)
-        parts = [
-            builder.reduced(builder.write("sum_squares", each, "grad_norm_sq"))
-            for each in groups.values()
-        ]
-        return evolve(
-            op, inputs=(*op.inputs[:1], *parts) if op.kind == "unscaled_norm" else tuple(parts)
-        )
+            names_alike.setdefault(alike, []).append(name)
+        inputs = list[str]()
+        if op.kind == "unscaled_norm":
+            # the loss scale comes first
+            inputs.append(op.inputs[0])
+        for names in names_alike.values():
+            squares = builder.write("sum_squares", names, "grad_norm_sq")
+            inputs.append(builder.reduced(squares))
+        return evolve(op, inputs=tuple(inputs))
 
     def _update(self, group: BucketGroup, final: str) -> Op:
         """One update of all parameters of a bucket."""

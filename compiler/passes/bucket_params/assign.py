@@ -1,12 +1,13 @@
-"""Which parameters share a bucket: those whose gradients are reduced alike, in one place, up to the
-cap.
+"""Which parameters share a bucket: parameters whose gradients are reduced alike, in one place, up
+to the cap.
 
 A repeat's parameters have a bucket per layer where gradients or parameters are sharded, or where
-the stack of all layers is larger than the cap; else they go with those outside of repeats.  Buckets
-are in the order of backward, in which their gradients become complete.  Non-goals: the ops that
-move them (`comms`).
+the stack of all layers is larger than the cap; else they go with the parameters outside of repeats.
+Buckets are in the order of backward, which completes their gradients in this order.  Non-goals: the
+ops that move them (`comms`).
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count, groupby
 from math import prod
@@ -25,8 +26,8 @@ torch's DDP does).
 
 @frozen
 class Key:
-    """The properties that gradients of one bucket share: the axes they are reduced over, and
-    those that shard them.
+    """The properties that gradients of one bucket share: the axes they are reduced over, and the
+    axes that shard them.
     """
 
     reduced: tuple[str, ...]
@@ -72,7 +73,7 @@ class BucketGroup:
 
     @property
     def identifier(self) -> str:
-        """The name in those of dims and values."""
+        """The name as a part of other names: of dims and values."""
         return self.name.replace(".", "_")
 
     @property
@@ -94,7 +95,7 @@ class BucketGroup:
 
 
 def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
-    """The buckets, in the order in which backward completes their gradients."""
+    """The buckets, in the order that backward completes their gradients."""
     order = _order(program)
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in sorted(params, key=lambda param: order[param.name]):
@@ -102,23 +103,23 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
         # by whatever pattern
         apart = evolve(program.state_of(param.name), of=()), sharing(program, param.name)
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
-    rest: dict[object, list[Used]] = {}
+    without_layers: dict[object, list[Used]] = {}
     buckets: list[BucketGroup] = []
-    for (key, apart, _), each in alike.items():
-        if layers := _layers(program, key, each):
-            buckets += _capped(program, key, each, layers)
+    for (key, apart, _), members in alike.items():
+        if layers := _layers(program, key, members):
+            buckets += _capped(program, key, members, layers)
         else:
-            rest.setdefault((key, apart), []).extend(each)
+            without_layers.setdefault((key, apart), []).extend(members)
     buckets = _by_repeat(buckets)
-    for each in rest.values():
-        each.sort(key=lambda param: order[param.name])
-        buckets += _capped(program, _key(each[0].gradient), each, 0)
+    for members in without_layers.values():
+        members.sort(key=lambda param: order[param.name])
+        buckets += _capped(program, _key(members[0].gradient), members, 0)
     return _named(program, buckets)
 
 
 def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
-    """The groups of each repeat together, and in it those sharded over the same axes, which are
-    gathered together.
+    """The groups of each repeat together; within a repeat, the groups sharded over the same axes
+    together, since they are gathered together.
     """
     places = [*dict.fromkeys(group.loops.place for group in groups)]
     shards = [*dict.fromkeys(group.shards for group in groups)]
@@ -130,28 +131,33 @@ def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
 def grouped_as(
     program: Program, buckets: Iterable[Bucket], params: Iterable[Used]
 ) -> list[BucketGroup]:
-    """Buckets of the same parameters as these, and the same layers, whatever their bytes are."""
-    used = {param.name: param for param in params}
-    found = ((bucket, [used[name] for name in bucket.params]) for bucket in buckets)
-    groups = (
-        (b, _group(program, _key(each[0].gradient), each, len(b.layers))) for b, each in found
-    )
-    return [evolve(group, name=bucket.name) for bucket, group in groups]
+    """Buckets of the same parameters and layers as `buckets`, whatever their bytes are."""
+    params_by_name = {param.name: param for param in params}
+    groups = list[BucketGroup]()
+    for bucket in buckets:
+        members = [params_by_name[name] for name in bucket.params]
+        group = _group(program, _key(members[0].gradient), members, len(bucket.layers))
+        groups.append(evolve(group, name=bucket.name))
+    return groups
 
 
 def _order(program: Program) -> dict[str, tuple[int, int]]:
-    """The place of each parameter: the program's order, with those of one product in its order
-    after the first.
+    """The place of each parameter: the program's order, but all weights of one product follow the
+    first of them.
     """
     order = {param.name: (i, 0) for i, param in enumerate(program.params)}
     for names in products(program):
-        order |= {name: (order[names[0]][0], i) for i, name in enumerate(names)}
+        first, _ = order[names[0]]
+        for i, name in enumerate(names):
+            order[name] = (first, i)
     return order
 
 
 def sharing(program: Program, param: str) -> tuple[int, ...]:
     """The ranks of a pipeline among which a parameter's gradient is summed, if several hold it."""
-    ranks = program.pipeline.ranks_of(param) if program.pipeline else ()
+    if not program.pipeline:
+        return ()
+    ranks = program.pipeline.ranks_of(param)
     return ranks if len(ranks) > 1 else ()
 
 
@@ -195,8 +201,10 @@ def _capped(program: Program, key: Key, params: list[Used], layers: int) -> Iter
 
 
 def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
-    """The parameters, those of one product in one piece."""
-    first = {name: names[0] for names in products(program) for name in names}
+    """The parameters, the weights of one product in one piece."""
+    first = dict[str, str]()
+    for names in products(program):
+        first |= dict.fromkeys(names, names[0])
     for _, run in groupby(params, key=lambda param: first.get(param.name, param.name)):
         yield [*run]
 
@@ -207,44 +215,51 @@ def _group(program: Program, key: Key, params: list[Used], layers: int) -> Bucke
     dims = params[0].gradient.dims[:layers]
     # group by group
     ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))
-    each = bool(layers and shards)
+    shares_layers = bool(layers and shards)
     return BucketGroup(
-        key, ordered, dims, shards, each and bool(state.parameters), each and bool(state.gradients)
+        key,
+        ordered,
+        dims,
+        shards,
+        reshard_after_forward=shares_layers and bool(state.parameters),
+        shard_gradients=shares_layers and bool(state.gradients),
     )
 
 
 def _named(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
-    """Each with a name of its own: by its contents, then the axes that split these, then a number.
+    """Each group with a name of its own: its contents, then the axes that tell it apart, then a
+    number.
 
     For instance `layers.matrices`; `matrices` and `matrices.tp`; `matrices.tp` and `matrices.tp_2`.
     """
     words = [_contents(program, group) for group in groups]
-    alike = {
-        word: {g.key.sharded for g, w in zip(groups, words, strict=True) if w == word}
-        for word in words
-    }
-    found: dict[str, BucketGroup] = {}  # by the identifier
+    axes_by_word = defaultdict[str, set[tuple[str, ...]]](set)
     for group, word in zip(groups, words, strict=True):
-        like = ".".join(
-            [
-                word,
-                *(
-                    ["_".join(group.key.sharded)]
-                    if len(alike[word]) > 1 and group.key.sharded
-                    else []
-                ),
-            ]
-        )
-        named = (evolve(group, name=f"{like}_{i}" if i > 1 else like) for i in count(1))
-        own = next(each for each in named if each.identifier not in found)
-        found[own.identifier] = own
-    return [*found.values()]
+        axes_by_word[word].add(group.key.sharded)
+    by_identifier: dict[str, BucketGroup] = {}
+    for group, word in zip(groups, words, strict=True):
+        name = word
+        if len(axes_by_word[word]) > 1 and group.key.sharded:
+            name = f"{word}.{'_'.join(group.key.sharded)}"
+        candidates = (evolve(group, name=f"{name}_{i}" if i > 1 else name) for i in count(1))
+        unique = next(c for c in candidates if c.identifier not in by_identifier)
+        by_identifier[unique.identifier] = unique
+    return [*by_identifier.values()]
 
 
 def _contents(program: Program, group: BucketGroup) -> str:
     """The kind of parameters, matrices or vectors, after the repeats that all of them are in."""
-    params = [param for param in program.params if param.name in group.names]
-    repeats = {param.type.dims[: param.stacked] for param in params}
-    vectors = {len(param.type.dims) - param.stacked < 2 for param in params}
-    kind = "params" if len(vectors) > 1 else "vectors" if True in vectors else "matrices"
-    return ".".join([*(repeats.pop() if len(repeats) == 1 else ()), kind])
+    names = group.names
+    repeats, vectors = set[tuple[str, ...]](), set[bool]()
+    for param in program.params:
+        if param.name in names:
+            repeats.add(param.type.dims[: param.stacked])
+            vectors.add(len(param.type.dims) - param.stacked < 2)
+    kind = "matrices"
+    if len(vectors) > 1:
+        kind = "params"
+    elif True in vectors:
+        kind = "vectors"
+    if len(repeats) != 1:
+        return kind
+    return ".".join([*repeats.pop(), kind])

@@ -1,9 +1,9 @@
 """The ops that gather a bucket's parameters and reduce its gradient, in the step or in each layer
 of a repeat.
 
-In a layer it is gathered before forward, and a second time before backward; after the layer's
-backward its gradient is reduced, or, where gradients are accumulated over microbatches first, its
-reduction `begin`s in the last of these.  Before: the slices of stacks that this replaces are gone
+In a layer it is gathered before forward, and a second time before backward.  After the layer's
+backward its gradient is reduced.  Where gradients are accumulated over microbatches first, its
+reduction `begin`s in the last microbatch.  Before: the slices of stacks that this replaces are gone
 (`param_loops.without`).  Non-goals: which buckets (`assign`).
 """
 
@@ -46,9 +46,8 @@ def held(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str
 def gathered(group: BucketGroup, name: str, leaves: Sequence[Value], builder: OpBuilder) -> None:
     """Writes what leads from there to the parameters as the model uses them."""
     name = builder.coerce(name, Step(group.shards, sharded(group.dim), REPLICATED))
-    others = tuple(
-        axis for axis in leaves[0].type.axes_in(Kind.REPLICATED) if axis not in group.shards
-    )
+    replicated = leaves[0].type.axes_in(Kind.REPLICATED)
+    others = tuple(axis for axis in replicated if axis not in group.shards)
     name = builder.coerce(name, Step(others, INVARIANT, REPLICATED))
     builder.append(
         Op("unpack", (name,), tuple(leaves), (("bucket", group.name),), span=builder.span)
@@ -83,10 +82,11 @@ and its result.
 
 
 def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilder) -> Region:
-    """The block `forward` in which each layer gathers its parameters."""
-    weights = [
-        Value(p.loops.weight, builder.types[p.loops.weight]) for p in group.params if p.loops
-    ]
+    """The block `forward` where each layer gathers its parameters."""
+    weights = list[Value]()
+    for param in group.params:
+        if param.loops:
+            weights.append(Value(param.loops.weight, builder.types[param.loops.weight]))
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
         ahead = builder.inner()
@@ -99,60 +99,58 @@ def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilde
 def with_reductions(
     group: BucketGroup, block: Region, part: str, builder: OpBuilder
 ) -> tuple[Region, str]:
-    """The block `backward` in which each layer gathers `part`, if given, a second time; and the
-    reduced gradients.
+    """The block `backward` where each layer gathers `part`, if it is not "", a second time; and
+    the reduced gradients.
     """
     loops = [param.loops for param in group.params if param.loops]
+    gradients = tuple(place.gradient for place in loops)
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
-        before, after, gradients = (
-            builder.inner(),
-            builder.inner(),
-            tuple(each.gradient for each in loops),
-        )
+        before, after = builder.inner(), builder.inner()
         if slice:
-            gathered(
-                group,
-                slice,
-                [_regathered(each.weight, each.regathered, builder) for each in loops],
-                before,
-            )
+            weights = [_regathered(place.weight, place.regathered, builder) for place in loops]
+            gathered(group, slice, weights, before)
         if group.shard_gradients:
-            return before.body, after.body, reduced(group, gradients, after)
+            total = reduced(group, gradients, after)
+            return before.body, after.body, total
         after.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
         return before.body, after.body, ""
 
-    body, made = _within(block.body, group.loops.backward, part, layer, builder)
-    return evolve(block, body=body), made
+    body, total = _within(block.body, group.loops.backward, part, layer, builder)
+    return evolve(block, body=body), total
 
 
 def _regathered(weight: str, name: str, builder: OpBuilder) -> Value:
-    return (
-        Value(name, builder.types[name]) if name else builder.value(weight, builder.types[weight])
-    )
+    if name:
+        return Value(name, builder.types[name])
+    return builder.value(weight, builder.types[weight])
 
 
 def _within(
     body: tuple[Stmt, ...], path: Path, part: str, layer: Layer, builder: OpBuilder
 ) -> tuple[tuple[Stmt, ...], str]:
-    """The body with its region at `path` around a layer that is given slices of `part`; the
-    stack of what it makes.
+    """The body with `layer` around the region at `path`, which gets slices of `part`; the stack of
+    what the layer makes.
     """
     region, types = regions_in(body)[path[0]], builder.types
-    at = body.index(region)
-    slices = [builder.value(part, types[part].inside(region.dim))] if part else []
-    slice = slices[0].name if slices else ""
+    index = body.index(region)
+    slice = ""
+    if part:
+        value = builder.value(part, types[part].inside(region.dim))
+        region = evolve(region, args=(*region.args, Arg(value, part, Enter.EACH)))
+        slice = value.name
     if path[1:]:
-        inner, made = _within(region.body, path[1:], slice, layer, builder)
+        inner, result = _within(region.body, path[1:], slice, layer, builder)
     else:
-        ahead, following, made = layer(slice)
+        ahead, following, result = layer(slice)
         inner = (*ahead, *region.body, *following)
-    stacks = [builder.value(made, types[made].stacked(region.dim))] if made else []
+    region = evolve(region, body=inner)
+    if not result:
+        return (*body[:index], region, *body[index + 1 :]), ""
+    stack = builder.value(result, types[result].stacked(region.dim))
     region = evolve(
         region,
-        body=inner,
-        args=(*region.args, *(Arg(value, part, Enter.EACH) for value in slices)),
-        yields=(*region.yields, *(Yield(made, Leave.STACK) for _ in stacks)),
-        results=(*region.results, *stacks),
+        yields=(*region.yields, Yield(result, Leave.STACK)),
+        results=(*region.results, stack),
     )
-    return (*body[:at], region, *body[at + 1 :]), stacks[0].name if stacks else ""
+    return (*body[:index], region, *body[index + 1 :]), stack.name

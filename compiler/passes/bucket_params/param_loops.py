@@ -1,5 +1,5 @@
 """Where in the step a parameter of a repeat is used: the repeat of forward that takes its slices,
-and that of backward.
+and the repeat of backward that does.
 
 Purpose: the places of a bucket per layer, which gathers its parameters where a layer begins and
 reduces their gradients where its backward ends.  A parameter that has several uses, or not only by
@@ -11,7 +11,19 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import Enter, Leave, Region, Stmt, blocks, defs, regions_in, uses
+from ...ir import (
+    Arg,
+    Enter,
+    Leave,
+    Region,
+    Stmt,
+    Value,
+    Yield,
+    blocks,
+    defs,
+    regions_in,
+    uses,
+)
 
 Path = tuple[int, ...]
 """Which region of a body, counted among its regions, then which of that one's, and so on."""
@@ -19,7 +31,7 @@ Path = tuple[int, ...]
 
 @frozen
 class ParamLoops:
-    """The regions of forward and backward in which each layer has its slice of a parameter.
+    """The regions of forward and backward that give each layer its slice of a parameter.
 
     `weight` is a layer's slice in forward and `regathered` the one in backward, "" where that reads
     none; `slices` are their names at each level.  `sums` are the values between a layer's
@@ -60,33 +72,31 @@ class LoopFinder:
         cast = self._made_by.get(gradient)
         stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
         taken, second = self._slices(forward.body, leaf), self._slices(backward.body, leaf)
-        made = _layer(backward.body, stack)
-        if not taken or not made or (second and second[0] != made[0]):
+        layer = _layer(backward.body, stack)
+        if not taken or not layer or (second and second[0] != layer[0]):
             return None
         if self._read_backward[leaf] != bool(second):
             return None
-        held = second[1] if second else ()
-        again = held[-1] if held else ""
-        sums = (*{gradient, stack}, *made[1][1:-1])
-        return ParamLoops(
-            taken[0], made[0], taken[1][-1], again, (*taken[1], *held), made[1][-1], sums
-        )
+        slices = taken[1]
+        regathered = ""
+        if second:
+            slices += second[1]
+            regathered = second[1][-1]
+        sums = (*{gradient, stack}, *layer[1][1:-1])
+        return ParamLoops(taken[0], layer[0], taken[1][-1], regathered, slices, layer[1][-1], sums)
 
     def _slices(self, body: tuple[Stmt, ...], name: str) -> tuple[Path, tuple[str, ...]] | None:
         """The path to the one place that takes slices of a value, of slices of it and so on,
         and their names.
         """
-        takers = [
-            (i, arg)
-            for i, region in enumerate(regions_in(body))
-            for arg in region.args
-            if arg.source == name
-        ]
-        if (
-            len(takers) != 1
-            or takers[0][1].enter is not Enter.EACH
-            or self._uses_in(body)[name] != 1
-        ):
+        takers = list[tuple[int, Arg]]()
+        for i, region in enumerate(regions_in(body)):
+            for arg in region.args:
+                if arg.source == name:
+                    takers.append((i, arg))
+        if len(takers) != 1 or takers[0][1].enter is not Enter.EACH:
+            return None
+        if self._uses_in(body)[name] != 1:
             return None
         index, arg = takers[0]
         inner = self._slices(regions_in(body)[index].body, arg.value.name)
@@ -108,28 +118,28 @@ def _layer(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | No
         for end, result in zip(region.yields, region.results, strict=True):
             if result.name == name and end.leave is Leave.STACK:
                 inner = _layer(region.body, end.name)
-                return (i, *(inner[0] if inner else ())), (
-                    name,
-                    *(inner[1] if inner else (end.name,)),
-                )
+                if inner is None:
+                    return (i,), (name, end.name)
+                path, names = inner
+                return (i, *path), (name, *names)
     return None
 
 
 def without(region: Region, gone: set[str]) -> Region:
     """The region without what binds these names, at any depth."""
-    body = tuple(
-        without(stmt, gone) if isinstance(stmt, Region) else stmt
-        for stmt in region.body
-        if isinstance(stmt, Region) or not {value.name for value in stmt.outputs} & gone
-    )
+    body = list[Stmt]()
+    for stmt in region.body:
+        if isinstance(stmt, Region):
+            body.append(without(stmt, gone))
+        elif gone.isdisjoint(value.name for value in stmt.outputs):
+            body.append(stmt)
     args = tuple(arg for arg in region.args if arg.value.name not in gone)
-    ends = [it for it in zip(region.yields, region.results, strict=False) if it[1].name not in gone]
+    region = evolve(region, body=tuple(body), args=args)
     if not region.results:
-        return evolve(region, body=body, args=args)
-    return evolve(
-        region,
-        body=body,
-        args=args,
-        yields=tuple(end for end, _ in ends),
-        results=tuple(value for _, value in ends),
-    )
+        return region
+    yields, results = list[Yield](), list[Value]()
+    for end, value in zip(region.yields, region.results, strict=False):
+        if value.name not in gone:
+            yields.append(end)
+            results.append(value)
+    return evolve(region, yields=tuple(yields), results=tuple(results))

@@ -1,9 +1,9 @@
 """The backward of a body: each op's adjoint, last op first; a repeat becomes a repeat from the last
 layer to the first.
 
-The values of forward that an adjoint reads were saved, or are recomputed (`analysis.recompute`): op
-by op where each is first read, or, in repeats whose layers are recomputed, all ops up to the one
-that is read, where it is first read.
+Adjoints read values of forward, which were saved or are recomputed (`analysis.recompute`): op by op
+where each is first read; or, in repeats whose layers are recomputed, all ops up to the one that is
+read, where it is first read.
 
 Non-goals: the step around it (`step`).
 """
@@ -133,9 +133,9 @@ class Backward(OpBuilder):
         if isinstance(stmt, Region):
             return self._repeat(stmt)
         if any(value.name in self._parts for value in stmt.outputs):
-            grads = [
-                self.total_or_zero(v.name) if v.type.differentiable else "" for v in stmt.outputs
-            ]
+            grads = list[str]()
+            for value in stmt.outputs:
+                grads.append(self.total_or_zero(value.name) if value.type.differentiable else "")
             self._op(stmt, grads)
         return stmt
 
@@ -151,11 +151,10 @@ class Backward(OpBuilder):
     def _repeat(self, region: Region) -> Region:
         if not any(result.name in self._parts for result in region.results):
             return region
-        incoming = [
-            self.total_or_zero(result.name)
-            for result in region.results
-            if result.type.differentiable
-        ]
+        incoming = list[str]()
+        for result in region.results:
+            if result.type.differentiable:
+                incoming.append(self.total_or_zero(result.name))
         inner = _RepeatBackward(self, region)
         forward = inner.write_region(incoming)
         self.body.append(inner.region)
@@ -196,11 +195,9 @@ class _RepeatBackward(Backward):
         for stmt in self._forward.body:
             if stmt is op:
                 return
-            if (
-                isinstance(stmt, Op)
-                and not OPS[stmt.kind].decides
-                and stmt.outputs[0].name not in self._saved
-            ):
+            if not isinstance(stmt, Op) or OPS[stmt.kind].decides:
+                continue
+            if stmt.outputs[0].name not in self._saved:
                 self._recompute(stmt)
 
     def _keeps(self, op: Op) -> bool:
@@ -211,10 +208,11 @@ class _RepeatBackward(Backward):
             return False
         types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.wanted, op.inputs))
         device = "cuda" if self.program.cluster.gpu else "cpu"
-        found = OPS[op.kind].saved(Local(self.program, op, types, wanted, device))
+        saved = OPS[op.kind].saved(Local(self.program, op, types, wanted, device))
         # of a user's op nothing is known
-        own = bool(found.results or found.others) or op.kind == "call"
-        return own or any(self._is_made(op.inputs[i]) for i in found.operands)
+        if saved.results or saved.others or op.kind == "call":
+            return True
+        return any(self._is_made(op.inputs[i]) for i in saved.operands)
 
     def _is_made(self, name: str) -> bool:
         """Whether an iteration makes a value, and not only another view of what enters it."""
@@ -229,10 +227,11 @@ class _RepeatBackward(Backward):
         """
         if name not in self._inside | set(self._made_by):
             return self._outer.saved(name)
-        slices = {
-            arg.value.name: arg.source for arg in self._forward.args if arg.enter is Enter.EACH
-        }
-        source = slices.get(name) or self._stack(name)
+        source = ""
+        for arg in self._forward.args:
+            if arg.enter is Enter.EACH and arg.value.name == name:
+                source = arg.source
+        source = source or self._stack(name)
         value = self.value(name, self.type(name))
         self._slices.append(Arg(value, self._outer.saved(source), Enter.EACH))
         return value.name
@@ -251,29 +250,33 @@ class _RepeatBackward(Backward):
         changed forward repeat.
         """
         forward = self._forward
-        self._inside |= {v.name for repeat in regions_in(forward.body) for v in repeat.results}
+        for repeat in regions_in(forward.body):
+            self._inside |= {value.name for value in repeat.results}
         args = [Arg(self.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]
         ends = [end for end in forward.yields if self.type(end.name).differentiable]
         for end, arg in zip(ends, args, strict=True):
             self.add(end.name, arg.value.name)
         body = self.of(forward.body)
-        carried = [
-            arg
-            for arg in forward.args
-            if arg.enter is Enter.CARRY and arg.value.type.differentiable
-        ]
-        found = [
-            (arg.source, Yield(self.total_or_zero(arg.value.name), Leave.LAST)) for arg in carried
-        ]
-        found += [self._captured(name, args) for name in list(self._parts) if name not in self._own]
-        found += self._sliced()
-        self._finish(args, found)
-        return evolve(
-            forward,
-            body=body,
-            yields=(*forward.yields, *(Yield(name, Leave.STACK) for name, _ in self._stacks)),
-            results=(*forward.results, *(value for _, value in self._stacks)),
-        )
+        yields_by_source = self._carried()
+        for name in list(self._parts):
+            if name not in self._own:
+                yields_by_source.append(self._captured(name, args))
+        yields_by_source += self._sliced()
+        self._finish(args, yields_by_source)
+        yields, results = [*forward.yields], [*forward.results]
+        for name, stack in self._stacks:
+            yields.append(Yield(name, Leave.STACK))
+            results.append(stack)
+        return evolve(forward, body=body, yields=tuple(yields), results=tuple(results))
+
+    def _carried(self) -> list[tuple[str, Yield]]:
+        """Values that forward carries: the gradient that the last iteration leaves."""
+        yields = list[tuple[str, Yield]]()
+        for arg in self._forward.args:
+            if arg.enter is Enter.CARRY and arg.value.type.differentiable:
+                total = self.total_or_zero(arg.value.name)
+                yields.append((arg.source, Yield(total, Leave.LAST)))
+        return yields
 
     def _captured(self, name: str, args: list[Arg]) -> tuple[str, Yield]:
         """A value from outside: its gradient is carried, and grows with each iteration."""
@@ -284,23 +287,26 @@ class _RepeatBackward(Backward):
 
     def _sliced(self) -> list[tuple[str, Yield]]:
         """Parameters: the gradients of all iterations, stacked."""
-        sliced = [arg for arg in self._forward.args if arg.enter is Enter.EACH]
-        totals = [(arg.source, self.total(arg.value.name)) for arg in sliced]
-        return [(source, Yield(grad, Leave.STACK)) for source, grad in totals if grad]
+        yields = list[tuple[str, Yield]]()
+        for arg in self._forward.args:
+            if arg.enter is Enter.EACH and (total := self.total(arg.value.name)):
+                yields.append((arg.source, Yield(total, Leave.STACK)))
+        return yields
 
-    def _finish(self, args: list[Arg], found: list[tuple[str, Yield]]) -> None:
+    def _finish(self, args: list[Arg], yields_by_source: list[tuple[str, Yield]]) -> None:
         """Makes `region`, and hands the gradients that it returns to the outer body."""
         results: list[Value] = []
-        for source, end in found:
+        for source, end in yields_by_source:
             type = self.type(end.name)
-            type = type.stacked(self._forward.dim) if end.leave is Leave.STACK else type
+            if end.leave is Leave.STACK:
+                type = type.stacked(self._forward.dim)
             results.append(self.value(gradient_name(source), type))
             self._outer.add(source, results[-1].name)
         self.region = Region(
             "repeat",
             tuple(self.body),
             (*args, *self._slices),
-            tuple(end for _, end in found),
+            tuple(end for _, end in yields_by_source),
             tuple(results),
             self._forward.dim,
             reverse=True,

@@ -1,7 +1,7 @@
 """The training step around a model: count → microbatches { forward, backward } → norm → clip →
 update.
 
-In fp16 gradients are those of the loss times the loss scale, by which norm and update divide.
+In fp16 gradients are the gradients of the loss times the loss scale; norm and update divide by it.
 Non-goals: the backward of the model itself (`backward`).
 """
 
@@ -18,6 +18,7 @@ from ...ir import (
     Param,
     Program,
     Region,
+    Stmt,
     Type,
     Value,
     Yield,
@@ -46,10 +47,10 @@ class TrainingStep(OpBuilder):
         """The step: it yields loss, gradient norm, count of labels, a routers' loss, loads and
         the new parameters.
         """
-        inputs = [
-            self.value(arg.value.name, arg.value.type.stacked(MICROBATCHES))
-            for arg in self._model.args
-        ]
+        inputs = list[Value]()
+        for arg in self._model.args:
+            stacked = arg.value.type.stacked(MICROBATCHES)
+            inputs.append(self.value(arg.value.name, stacked))
         self.body += self._leaves
         labels = next(value.name for value in inputs if base(value.name) == "labels")
         counted = self.write("count_valid", [labels], "num_tokens")
@@ -72,48 +73,46 @@ class TrainingStep(OpBuilder):
         return self.write("mul", [inv_num_tokens, self._loss_scale], "seed")
 
     def _microbatches(self, inputs: list[Value], seed: str) -> tuple[list[str], list[str]]:
-        """Writes the region of all microbatches; returns the sums of losses and loads, and of
-        the leaves' gradients.
+        """Writes the region of all microbatches; returns the sums of losses and loads, and the
+        sums of the leaves' gradients.
         """
-        made = [end.name for end in self._model.yields]
-        losses, back = made[: self.program.losses], Backward(self)
-        for loss, gradient in zip(
-            losses, (seed, *(self._one(name) for name in losses[1:])), strict=True
-        ):
+        summed_names = [end.name for end in self._model.yields]
+        losses, back = summed_names[: self.program.losses], Backward(self)
+        seeds = [seed]
+        for name in losses[1:]:
+            seeds.append(self._one(name))
+        for loss, gradient in zip(losses, seeds, strict=True):
             axes = self.types[loss].axes_in(Kind.PARTIAL)
             back.add(loss, back.coerce(gradient, Step(axes, INVARIANT, REPLICATED)))
-        forward = back.of(
-            [
-                stmt
-                for stmt in self._model.body
-                if not (isinstance(stmt, Op) and stmt.kind == "leaf")
-            ]
-        )
+        body = list[Stmt]()
+        for stmt in self._model.body:
+            if not isinstance(stmt, Op) or stmt.kind != "leaf":
+                body.append(stmt)
+        forward = back.of(body)
         grads = [back.total(op.outputs[0].name) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
         blocks = (
             Region("forward", forward, span=self.span),
             Region("backward", tuple(back.body), span=self.span),
         )
-        ends = tuple(Yield(name, Leave.SUM) for name in (*made, *grads))
+        ends = tuple(Yield(name, Leave.SUM) for name in (*summed_names, *grads))
         results = tuple(self.value(end.name, self.types[end.name]) for end in ends)
-        args = tuple(
-            Arg(a.value, value.name, Enter.EACH)
-            for a, value in zip(self._model.args, inputs, strict=True)
+        args = list[Arg]()
+        for arg, stacked in zip(self._model.args, inputs, strict=True):
+            args.append(Arg(arg.value, stacked.name, Enter.EACH))
+        region = Region(
+            "microbatches", blocks, tuple(args), ends, results, MICROBATCHES, span=self.span
         )
-        self.body.append(
-            Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self.span)
-        )
+        self.body.append(region)
         names = [value.name for value in results]
-        return names[: len(made)], names[len(made) :]
+        return names[: len(summed_names)], names[len(summed_names) :]
 
     def _one(self, loss: str) -> str:
         """The gradient of a loss that counts as it is: one, times the loss scale in fp16."""
         if self._loss_scale:
             return self._loss_scale
-        return self.append(
-            Op("one", (), (self.value("one", Type(self.types[loss].dtype, ())),), span=self.span)
-        )
+        value = self.value("one", Type(self.types[loss].dtype, ()))
+        return self.append(Op("one", (), (value,), span=self.span))
 
     def _update(
         self, grads: list[str], count: str, loss: str, loads: list[str]
@@ -122,10 +121,10 @@ class TrainingStep(OpBuilder):
         buffers.
         """
         params = self.program.params
-        final = [
-            self.append(Op("leaf_grad", (grad,), (self.value(grad, param.type),), span=leaf.span))
-            for leaf, grad, param in zip(self._leaves, grads, params, strict=True)
-        ]
+        final = list[str]()
+        for leaf, grad, param in zip(self._leaves, grads, params, strict=True):
+            value = self.value(grad, param.type)
+            final.append(self.append(Op("leaf_grad", (grad,), (value,), span=leaf.span)))
         norm = self._norm(final)
         clip = float(self.program.train.optimizer.clip)
         scale = self.write("clip_scale", [norm], "scale", max=clip)
@@ -135,35 +134,34 @@ class TrainingStep(OpBuilder):
         if deviations := self.program.watch.limited:
             limit = self.write("loss_limit", [], "loss_limit", deviations=deviations)
             count = self.write("if_below", [count, loss, limit], count)
-        updated = [self._updated(*each, scale, count) for each in zip(params, final, strict=True)]
-        return norm, [
-            *updated,
-            *(self._balanced(it, loads[it.route], count) for it in self.program.buffers),
-        ]
+        updated = list[str]()
+        for param, grad in zip(params, final, strict=True):
+            updated.append(self._updated(param, grad, scale, count))
+        for buffer in self.program.buffers:
+            updated.append(self._balanced(buffer, loads[buffer.route], count))
+        return norm, updated
 
-    def _balanced(self, it: Buffer, load: str, count: str) -> str:
-        due = Value(it.name, it.type)
-        return self.typed(
-            Op("balanced", (it.name, load, count), (due,), (("rate", it.rate),), span=it.span)
-        )[0]
+    def _balanced(self, buffer: Buffer, load: str, count: str) -> str:
+        due = Value(buffer.name, buffer.type)
+        inputs = (buffer.name, load, count)
+        attrs = (("rate", buffer.rate),)
+        return self.typed(Op("balanced", inputs, (due,), attrs, span=buffer.span))[0]
 
     def _updated(self, param: Param, grad: str, scale: str, count: str) -> str:
         due = Value(param.name, param.type)
-        return self.typed(Op("update", (grad, scale, count, param.name), (due,), span=param.span))[
-            0
-        ]
+        inputs = (grad, scale, count, param.name)
+        return self.typed(Op("update", inputs, (due,), span=param.span))[0]
 
     def _norm(self, grads: list[str]) -> str:
-        """Squares are added over the axes on which a gradient is sharded, and not over those
-        where it is invariant.
+        """Squares are added over the axes on which a gradient is sharded, and not over the axes
+        on which it is invariant.
         """
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in grads:
             groups.setdefault(self.types[name].axes_in(Kind.SHARDED), []).append(name)
-        squares = [
-            self.reduced(self.write("sum_squares", names, "grad_norm_sq"))
-            for names in groups.values()
-        ]
+        squares = list[str]()
+        for names in groups.values():
+            squares.append(self.reduced(self.write("sum_squares", names, "grad_norm_sq")))
         if self._loss_scale:
             return self.write("unscaled_norm", [self._loss_scale, *squares], "grad_norm")
         return self.write("grad_norm", squares, "grad_norm")

@@ -33,7 +33,10 @@ def fuse_ops(program: Program) -> Program:
 
 
 def _fused(region: Region, known: Known) -> Region:
-    body = tuple(_fused(stmt, known) if isinstance(stmt, Region) else stmt for stmt in region.body)
+    stmts = list[Stmt]()
+    for stmt in region.body:
+        stmts.append(_fused(stmt, known) if isinstance(stmt, Region) else stmt)
+    body = tuple(stmts)
     for pattern in PATTERNS:
         body = pattern(body, known)
     return evolve(region, body=body)

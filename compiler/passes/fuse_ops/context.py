@@ -16,7 +16,7 @@ class Known:
     parameters  the values that are parameters, or slices of one, and whose
     readers     how many ops read each parameter
     apart       kinds of ops that stay by themselves
-    dims        those that patterns add
+    dims        the dims that patterns add
     """
 
     program: Program
@@ -30,18 +30,18 @@ class Known:
 
     @classmethod
     def of(cls, program: Program) -> "Known":
-        found = program.types
-        of = {param.name: param for param in program.params}
-        ops = program.ops
-        leaves = {
-            value.name: of[op.inputs[0]] for op in ops if op.kind == "leaf" for value in op.outputs
-        }
+        types = program.types
+        params = {param.name: param for param in program.params}
+        leaves = dict[str, Param]()
+        for op in program.ops:
+            if op.kind == "leaf":
+                leaves |= dict.fromkeys((value.name for value in op.outputs), params[op.inputs[0]])
         parameters = leaves | _slices(program.region, leaves)
-        readers = Counter(
-            parameters[name].name for op in ops for name in op.inputs if name in parameters
-        )
+        readers = Counter[str]()
+        for op in program.ops:
+            readers.update(parameters[name].name for name in op.inputs if name in parameters)
         return cls(
-            program, found, uses(program.region), parameters, readers, _apart(program), Names(found)
+            program, types, uses(program.region), parameters, readers, _apart(program), Names(types)
         )
 
     @property
@@ -60,22 +60,30 @@ class Known:
     def ops(self, body: Sequence[Stmt], *kinds: str) -> list[tuple[int, Op]]:
         """The ops of these kinds that may be fused, with their places."""
         free = {*kinds} - self.apart
-        return [
-            (i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op) and stmt.kind in free
-        ]
+        places = list[tuple[int, Op]]()
+        for i, stmt in enumerate(body):
+            if isinstance(stmt, Op) and stmt.kind in free:
+                places.append((i, stmt))
+        return places
+
+    def ops_by_result(self, body: Sequence[Stmt], *kinds: str) -> dict[str, tuple[int, Op]]:
+        """The ops of these kinds that may be fused, with their places, by their first results."""
+        by_result = dict[str, tuple[int, Op]]()
+        for index, op in self.ops(body, *kinds):
+            by_result[op.outputs[0].name] = index, op
+        return by_result
 
 
-def _slices(region: Region, of: dict[str, Param]) -> dict[str, Param]:
+def _slices(region: Region, params: dict[str, Param]) -> dict[str, Param]:
     """The slices that repeats take of some values, layer by layer."""
-    own = {
-        arg.value.name: of[arg.source]
-        for arg in region.args
-        if arg.enter is Enter.EACH and arg.source in of
-    }
+    slices = dict[str, Param]()
+    for arg in region.args:
+        if arg.enter is Enter.EACH and arg.source in params:
+            slices[arg.value.name] = params[arg.source]
     for stmt in region.body:
         if isinstance(stmt, Region):
-            own |= _slices(stmt, of | own)
-    return own
+            slices |= _slices(stmt, params | slices)
+    return slices
 
 
 def _apart(program: Program) -> frozenset[str]:
@@ -86,5 +94,5 @@ def _apart(program: Program) -> frozenset[str]:
 
 def replaced(body: Sequence[Stmt], by: Mapping[int, Op | None]) -> tuple[Stmt, ...]:
     """The body with other ops, or none, in the places of some."""
-    found = (by.get(i, stmt) for i, stmt in enumerate(body))
-    return tuple(stmt for stmt in found if stmt is not None)
+    stmts = (by.get(i, stmt) for i, stmt in enumerate(body))
+    return tuple(stmt for stmt in stmts if stmt is not None)

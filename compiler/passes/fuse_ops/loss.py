@@ -1,8 +1,8 @@
 """Cross entropy in one pass over its logits or, with `logits = chunk`, of their product: no logits
 are saved.
 
-A whole vocabulary takes one op.  With a sharded one, each rank's largest logit, from which ranks
-learn the largest of all, comes with its sums; these are rescaled to it afterwards.
+A whole vocabulary takes one op.  With a sharded one, each rank's largest logit comes with its sums;
+ranks learn the largest logit of all from these, and sums are rescaled to it afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,19 +42,19 @@ def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """Fuses losses with what makes their logits and serves nothing else."""
     makers, chunks = _Makers(body, known), known.program.train.logits == CHUNK
     by: dict[int, Op | None] = {}
-    for at, op in known.ops(body, CROSS_ENTROPY.name):
+    for index, op in known.ops(body, CROSS_ENTROPY.name):
         # sums of gradients before the loss' factor would overflow
         narrow = known.types[op.inputs[0]].dtype == "f16"
-        if made := makers.of(op.inputs[0], 1, products=chunks and not narrow):
-            by |= dict.fromkeys(made.places, None)
-            by[at] = _whole(made, op)
+        if origin := makers.of(op.inputs[0], 1, products=chunks and not narrow):
+            by |= dict.fromkeys(origin.places, None)
+            by[index] = _whole(origin, op)
     largest = _largest(body, known)
-    for at, op in known.ops(body, "local_softmax_stats"):
+    for index, op in known.ops(body, "local_softmax_stats"):
         first, max_logit = largest.get(op.inputs[1], (0, None))
         if max_logit and max_logit.inputs == op.inputs[:1] and first not in by:
-            made = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])
-            by |= dict.fromkeys(made.places, None)
-            by[first], by[at] = _in_parts(made, max_logit, op, known)
+            origin = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])
+            by |= dict.fromkeys(origin.places, None)
+            by[first], by[index] = _in_parts(origin, max_logit, op, known)
     return replaced(body, by)
 
 
@@ -62,9 +62,12 @@ def _largest(body: Sequence[Stmt], known: Known) -> Mapping[str, tuple[int, Op]]
     """The ops that compute ranks' own maxima, with their place, by the names of the largest of
     all.
     """
-    own = {op.outputs[0].name: (at, op) for at, op in known.ops(body, "max_logit")}
-    coerced = (op for _, op in known.ops(body, "coerce") if op.inputs[0] in own)
-    return {op.outputs[0].name: own[op.inputs[0]] for op in coerced}
+    maxima = known.ops_by_result(body, "max_logit")
+    largest = dict[str, tuple[int, Op]]()
+    for _, op in known.ops(body, "coerce"):
+        if op.inputs[0] in maxima:
+            largest[op.outputs[0].name] = maxima[op.inputs[0]]
+    return largest
 
 
 class _Makers:
@@ -72,9 +75,7 @@ class _Makers:
 
     def __init__(self, body: Sequence[Stmt], known: Known) -> None:
         self._known = known
-        self._ops = {
-            op.outputs[0].name: (at, op) for at, op in known.ops(body, "add", "contract", "softcap")
-        }
+        self._ops = known.ops_by_result(body, "add", "contract", "softcap")
 
     def of(self, logits: str, users: int, *, products: bool) -> _Made | None:
         """The origin of logits that `users` ops read; None where others read them too, or no
@@ -83,63 +84,72 @@ class _Makers:
         cap = self._only(logits, users, "softcap")
         if not cap:
             return self._product(logits, users) if products else None
-        at, op = cap
-        made = (self._product(op.inputs[0], 1) if products else None) or _Made((), op.inputs)
-        return evolve(made, places=(*made.places, at), cap=((CAP.name, op.get("cap")),))
+        index, op = cap
+        origin = None
+        if products:
+            origin = self._product(op.inputs[0], 1)
+        origin = origin or _Made((), op.inputs)
+        return evolve(origin, places=(*origin.places, index), cap=((CAP.name, op.get("cap")),))
 
     def _product(self, logits: str, users: int) -> _Made | None:
-        """One of a parameter, to which another one may be added that has the classes alone."""
+        """A product with a parameter; another parameter of the classes alone may be added to it."""
         if not (sum_ := self._only(logits, users, "add")):
             return self._alone(logits, users)
-        (at, op), classes = sum_, self._known.types[logits].dims[-1:]
-        own = {
-            name for name in op.inputs if self._known.types[name].dims == classes
-        } & self._known.parameters.keys()
-        rest = [name for name in op.inputs if name not in own]
-        if len(own) != 1 or len(rest) != 1 or not (made := self._alone(rest[0], 1)):
+        (index, op), classes = sum_, self._known.types[logits].dims[-1:]
+        biases, others = set[str](), list[str]()
+        for name in op.inputs:
+            of_classes = self._known.types[name].dims == classes
+            if of_classes and name in self._known.parameters:
+                biases.add(name)
+            else:
+                others.append(name)
+        if len(biases) != 1 or len(others) != 1 or not (origin := self._alone(others[0], 1)):
             return None
-        return evolve(made, places=(*made.places, at), bias=(*own,))
+        return evolve(origin, places=(*origin.places, index), bias=(*biases,))
 
     def _alone(self, logits: str, users: int) -> _Made | None:
-        """With a parameter of one dim besides those that are contracted."""
-        if not (found := self._only(logits, users, "contract")):
+        """A product with a parameter of one dim besides the dims that are contracted."""
+        if not (product := self._only(logits, users, "contract")):
             return None
-        (at, op), over = found, found[1].names("over")
-        weight = op.inputs[1]
+        index, op = product
+        over, weight = op.names("over"), op.inputs[1]
         if weight not in self._known.parameters or self._known.types[weight].dims[1:] != over:
             return None
-        return _Made((at,), op.inputs, inner=(("inner", over),))
+        return _Made((index,), op.inputs, inner=(("inner", over),))
 
     def _only(self, logits: str, users: int, kind: str) -> tuple[int, Op] | None:
         """The op of this kind, with its place, that makes a value for `users` uses and no more."""
-        at, op = self._ops.get(logits, (0, None))
-        return (at, op) if op and op.kind == kind and self._known.uses[logits] == users else None
+        index, op = self._ops.get(logits, (0, None))
+        if not op or op.kind != kind or self._known.uses[logits] != users:
+            return None
+        return index, op
 
 
 def _given(op: Op, *names: str) -> Attrs:
     return tuple((name, value) for name, value in op.attrs if name in names)
 
 
-def _whole(made: _Made, loss: Op) -> Op:
-    kind = LINEAR_CROSS_ENTROPY.name if made.is_product else loss.kind
-    attrs = (*made.inner, *_given(loss, SMOOTHING.name, "z"), *made.cap)
-    return evolve(loss, kind=kind, inputs=(*made.operands, loss.inputs[1], *made.bias), attrs=attrs)
+def _whole(origin: _Made, loss: Op) -> Op:
+    kind = LINEAR_CROSS_ENTROPY.name if origin.is_product else loss.kind
+    attrs = (*origin.inner, *_given(loss, SMOOTHING.name, "z"), *origin.cap)
+    return evolve(
+        loss, kind=kind, inputs=(*origin.operands, loss.inputs[1], *origin.bias), attrs=attrs
+    )
 
 
-def _in_parts(made: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op]:
-    """The parts of each rank's classes, and what they are in terms of the largest logit of all."""
+def _in_parts(origin: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op]:
+    """The parts of each rank's classes, and the op that relates them to the largest logit."""
     (logits, peak, labels), (m,), (z, t) = parts.inputs, largest.outputs, parts.outputs
     classes, smoothing = known.types[logits].dims[-1], _given(parts, SMOOTHING.name)
     shares = _shares(classes, known.types[logits].axes_of(classes), largest, known)
-    kind = (LINEAR_PARTS if made.is_product else LOGIT_PARTS).name
-    inputs, attrs = (
-        (*made.operands, labels, *made.bias),
-        (*made.inner, *smoothing, *made.cap, ("as", shares)),
-    )
+    kind = (LINEAR_PARTS if origin.is_product else LOGIT_PARTS).name
+    inputs = (*origin.operands, labels, *origin.bias)
+    attrs = (*origin.inner, *smoothing, *origin.cap, ("as", shares))
     first = Op(kind, inputs, (), attrs, span=parts.span)
-    own = OPS[kind].infer(known.program_with_dims, [known.types[name] for name in inputs], first)
+    operands = [known.types[name] for name in inputs]
+    types = OPS[kind].infer(known.program_with_dims, operands, first)
     names = (m.name, known.names.fresh(z.name), known.names.fresh(t.name))
-    first = evolve(first, outputs=tuple(map(Value, names, own)))
+    first = evolve(first, outputs=tuple(map(Value, names, types)))
     joined = (*smoothing, ("classes", classes))
     return first, Op(REJOINED.name, (*names, peak, labels), parts.outputs, joined, span=parts.span)
 

@@ -22,19 +22,18 @@ def gates(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """f(x) · y: fuses functions whose values are used in a product with a value of the same
     type, and nowhere else.
     """
-    opened = {op.outputs[0].name: (i, op) for i, op in known.ops(body, *GATES)}
+    functions = known.ops_by_result(body, *GATES)
     by: dict[int, Op | None] = {}
-    for at, op in known.ops(body, "mul"):
-        name = next((n for n in op.inputs if n in opened and known.uses[n] == 1), "")
-        if name and len({known.types[n] for n in op.inputs}) == 1:
-            first, function = opened[name]
-            (other,) = (n for n in op.inputs if n != name)
-            if other not in function.inputs:
-                inputs = (*function.inputs, other)
-                by |= {
-                    first: None,
-                    at: evolve(op, kind=GATES[function.kind], inputs=inputs, attrs=function.attrs),
-                }
+    for index, op in known.ops(body, "mul"):
+        name = next((n for n in op.inputs if n in functions and known.uses[n] == 1), "")
+        if not name or len({known.types[n] for n in op.inputs}) != 1:
+            continue
+        first, function = functions[name]
+        (other,) = (n for n in op.inputs if n != name)
+        if other not in function.inputs:
+            inputs = (*function.inputs, other)
+            by[first] = None
+            by[index] = evolve(op, kind=GATES[function.kind], inputs=inputs, attrs=function.attrs)
     return replaced(body, by)
 
 
@@ -42,50 +41,42 @@ def norms(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """x + y and its norm: fuses sums of two values with the first norm of each, where the sum
     is used besides.
     """
-    added = {op.outputs[0].name: (i, op) for i, op in known.ops(body, "add")}
+    sums = known.ops_by_result(body, "add")
     by: dict[int, Op | None] = {}
-    for at, op in known.ops(body, *NORMS):
+    for index, op in known.ops(body, *NORMS):
         total, *weights = op.inputs
-        first, add = added.pop(total, (0, None))
-        if (
-            add
-            and known.uses[total] > 1
-            and _two_alike(add, known)
-            and known.parameters.keys() >= {*weights}
-        ):
-            outputs = (*add.outputs, *op.outputs)
-            by |= {
-                at: None,
-                first: evolve(
-                    op, kind=NORMS[op.kind], inputs=(*add.inputs, *weights), outputs=outputs
-                ),
-            }
+        first, add = sums.pop(total, (0, None))
+        if not add or known.uses[total] <= 1 or not _two_alike(add, known):
+            continue
+        if known.parameters.keys() >= {*weights}:
+            inputs, outputs = (*add.inputs, *weights), (*add.outputs, *op.outputs)
+            by[index] = None
+            by[first] = evolve(op, kind=NORMS[op.kind], inputs=inputs, outputs=outputs)
     return replaced(body, by)
 
 
 def _two_alike(add: Op, known: Known) -> bool:
     """Whether two values of one type are added."""
-    return (
-        len(add.inputs) == 2
-        and len({known.types[name] for name in (*add.inputs, add.outputs[0].name)}) == 1
-    )
+    types = {known.types[name] for name in (*add.inputs, add.outputs[0].name)}
+    return len(add.inputs) == 2 and len(types) == 1
 
 
 def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """Fuses the rotations of an attention's queries and keys, by the same angles."""
-    turned = {op.outputs[0].name: (i, op) for i, op in known.ops(body, ROPE.name)}
+    rotations = known.ops_by_result(body, ROPE.name)
     by: dict[int, Op | None] = {}
-    for op in (stmt for stmt in body if isinstance(stmt, Op) and stmt.kind == ATTENTION.name):
-        pair = [turned[name] for name in op.inputs[:2] if name in turned]
-        if len(pair) == 2 and len({each.attrs for _, each in pair}) == 1 and pair[0] != pair[1]:
-            (first, q), (second, k) = sorted(pair, key=lambda each: each[0])
-            # it moves after other uses, or is paired
-            if known.uses[q.outputs[0].name] == 1 and second not in by:
-                inputs, outputs = (*q.inputs, *k.inputs), (*q.outputs, *k.outputs)
-                by |= {
-                    first: None,
-                    second: Op(ROPE_PAIR.name, inputs, outputs, q.attrs, span=q.span),
-                }
+    for op in ops_in(body):
+        if op.kind != ATTENTION.name:
+            continue
+        pair = [rotations[name] for name in op.inputs[:2] if name in rotations]
+        if len(pair) != 2 or len({rope.attrs for _, rope in pair}) != 1 or pair[0] == pair[1]:
+            continue
+        (first, q), (second, k) = sorted(pair, key=lambda place: place[0])
+        # it moves after other uses, or is paired
+        if known.uses[q.outputs[0].name] == 1 and second not in by:
+            inputs, outputs = (*q.inputs, *k.inputs), (*q.outputs, *k.outputs)
+            by[first] = None
+            by[second] = Op(ROPE_PAIR.name, inputs, outputs, q.attrs, span=q.span)
     return replaced(body, by)
 
 
@@ -101,20 +92,20 @@ def products(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     and stored alike.
     """
     alike: dict[object, list[tuple[int, Op]]] = {}
-    for at, op in known.ops(body, "contract"):
+    for index, op in known.ops(body, "contract"):
         x, weight = op.inputs
-        if (
-            (param := known.parameters.get(weight))
-            and x not in known.parameters
-            and _is_free(param, op, known)
-        ):
-            alike.setdefault((x, op.attrs, _kept(param, known)), []).append((at, op))
-    turned = {name for stmt in ops_in(body) if stmt.kind == ROPE.name for name in stmt.inputs}
+        param = known.parameters.get(weight)
+        if param and x not in known.parameters and _is_free(param, op, known):
+            alike.setdefault((x, op.attrs, _kept(param, known)), []).append((index, op))
+    rotated = set[str]()
+    for op in ops_in(body):
+        if op.kind == ROPE.name:
+            rotated.update(op.inputs)
     by: dict[int, Op | None] = {}
     for several in alike.values():
         if len(several) > 1:
-            by |= dict.fromkeys((at for at, _ in several), None)
-            by[several[0][0]] = _joined([op for _, op in several], turned)
+            by |= dict.fromkeys((index for index, _ in several), None)
+            by[several[0][0]] = _joined([op for _, op in several], rotated)
     return replaced(body, by)
 
 
@@ -137,16 +128,16 @@ def _kept(param: Param, known: Known) -> object:
     return len(param.type.dims), param.type.dims[: param.stacked], axes, state, place
 
 
-def _joined(several: Sequence[Op], turned: set[str]) -> Op:
+def _joined(several: Sequence[Op], rotated: set[str]) -> Op:
     """One op for all; saved results get memory of their own, if others in that memory are not
     saved.
 
-    The operands of rope, `turned`, are not.
+    The operands of rope, `rotated`, are not.
     """
     first, weights = several[0], tuple(op.inputs[1] for op in several)
-    outputs = tuple(value for op in several for value in op.outputs)
-    kept = tuple(str(i) for i, value in enumerate(outputs) if value.name not in turned)
-    apart = (("apart", kept),) if 0 < len(kept) < len(outputs) else ()
+    outputs = tuple(op.outputs[0] for op in several)
+    saved = tuple(str(i) for i, value in enumerate(outputs) if value.name not in rotated)
+    apart = (("apart", saved),) if 0 < len(saved) < len(outputs) else ()
     return Op(
         CONTRACTS.name,
         (first.inputs[0], *weights),
@@ -167,11 +158,14 @@ def joint_coercions(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     """Joins coercions from a sharded dim that follow one another and differ in the last dims of
     their values alone.
     """
-    made: list[Stmt] = []
+    joined: list[Stmt] = []
     for alike, run in groupby(body, lambda stmt: _alike(stmt, known)):
         stmts = tuple(run)
-        made += _together(ops_in(stmts), known) if alike and stmts[1:] else stmts
-    return tuple(made)
+        if alike and len(stmts) > 1:
+            joined += _together(ops_in(stmts), known)
+        else:
+            joined += stmts
+    return tuple(joined)
 
 
 def _alike(stmt: Stmt, known: Known) -> object:
@@ -187,24 +181,22 @@ def _alike(stmt: Stmt, known: Known) -> object:
 
 def _together(several: Sequence[Op], known: Known) -> list[Stmt]:
     """The values side by side, their coercion, and its parts."""
-    first, operands = several[0], tuple(op.inputs[0] for op in several)
+    first, operands = several[0], list[str]()
+    outputs = list[Value]()
+    for op in several:
+        operands.append(op.inputs[0])
+        outputs.append(op.outputs[0])
     parts = tuple(known.types[name].dims[-1] for name in operands)
     dim = known.dim("_".join(parts), sum(map(known.program.size, parts)), first.span)
-    types = (
-        evolve(type, dims=(*type.dims[:-1], dim))
-        for type in (known.types[operands[0]], first.outputs[0].type)
-    )
-    whole, coerced = (
-        Value(known.names.fresh("_".join(map(base, operands))), type) for type in types
-    )
+    stem = "_".join(map(base, operands))
+    values = list[Value]()
+    for type in (known.types[operands[0]], first.outputs[0].type):
+        whole_type = evolve(type, dims=(*type.dims[:-1], dim))
+        values.append(Value(known.names.fresh(stem), whole_type))
+    whole, coerced = values
+    attrs = (("parts", parts),)
     return [
-        Op(CONCAT.name, operands, (whole,), (("as", dim),), span=first.span),
+        Op(CONCAT.name, tuple(operands), (whole,), (("as", dim),), span=first.span),
         evolve(first, inputs=(whole.name,), outputs=(coerced,)),
-        Op(
-            SPLIT.name,
-            (coerced.name,),
-            tuple(op.outputs[0] for op in several),
-            (("parts", parts),),
-            span=first.span,
-        ),
+        Op(SPLIT.name, (coerced.name,), tuple(outputs), attrs, span=first.span),
     ]

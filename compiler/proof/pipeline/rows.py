@@ -1,5 +1,5 @@
-"""Does the rows of a pipeline's schedule: each rank its actions in order, on what it holds and what
-it is sent.
+"""Does the rows of a pipeline's schedule: each rank its actions in order, on the values that it
+holds and the values that it is sent.
 
 Evaluates a step's microbatches as its ranks run them.  Values that cross stages lie in slots of a
 rank; an action takes its inputs out of them.  A receive waits for nothing, but the action that
@@ -35,7 +35,7 @@ RECEIVED = {Work.RECEIVE_FORWARD: ENTERING, Work.RECEIVE_BACKWARD: RETURNING}
 
 
 class RowsError(Exception):
-    """Rows that cannot be done; says on which rank, in which cell, and why."""
+    """Rows that cannot be done; says why, and names the rank and the cell."""
 
 
 class LossError(RowsError):
@@ -53,33 +53,22 @@ def run_rows(
     """The results of the microbatches `region`.  Raises RowsError.
 
     Evaluation is done too, as `evaluation` has it, or the forwards of the rows; its loss must be
-    that of the step.  The entries that the cell `freed` would take are gone before.  Chunks are
+    the loss of the step.  The entries that the cell `freed` would take are gone before.  Chunks are
     moved as their rows say, or as `moved`.
     """
     pipeline = machine.program.pipeline
     assert pipeline, "verify: no pipeline"
     assert pipeline.schedule, "verify: no rows"
-    for op in walk(region.body):
-        sent = (
-            axis
-            for each in messages(machine.program, op, machine.program.types)
-            for axis in each.axes
-        )
-        if pipeline.axis in (*op.names("axes"), *sent):
-            raise RowsError(
-                f"`{op.outputs[0].name}` is computed by all stages at once, which work on"
-                " different microbatches"
-            )
+    _demand_stages_apart(machine, region, pipeline.axis)
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
-    stages = [
-        Staged(machine, region, outer, own, rank, worlds)
-        for own, rank in zip(stage_programs(machine.program), pipeline.stage_to_rank, strict=True)
-    ]
+    stages = list[Staged]()
+    programs = stage_programs(machine.program)
+    for program, rank in zip(programs, pipeline.stage_to_rank, strict=True):
+        stages.append(Staged(machine, region, outer, program, rank, worlds))
     called = names(machine.program, region)
-    chunks = Moved(
-        moves(machine.program, pipeline.schedule.rows) if moved is None else moved, called
-    )
-    rows = _Rows(machine, pipeline.schedule, stages, chunks, freed)
+    if moved is None:
+        moved = moves(machine.program, pipeline.schedule.rows)
+    rows = _Rows(machine, pipeline.schedule, stages, Moved(moved, called), freed)
     rows.run()
     ends = zip(region.yields, region.results, strict=True)
     results = {value.name: result(stages, rows.sums, end, value.type) for end, value in ends}
@@ -87,6 +76,19 @@ def run_rows(
     chunks = Moved(moves(machine.program, forwards.rows), called)
     _evaluate(_Rows(machine, forwards, stages, chunks, keeps=False), region, results)
     return results
+
+
+def _demand_stages_apart(machine: Interpreter, region: Region, axis: str) -> None:
+    """Raises RowsError where an op communicates over the stages' axis."""
+    for op in walk(region.body):
+        axes = {*op.names("axes")}
+        for message in messages(machine.program, op, machine.program.types):
+            axes.update(message.axes)
+        if axis in axes:
+            raise RowsError(
+                f"`{op.outputs[0].name}` is computed by all stages at once, which work on"
+                " different microbatches"
+            )
 
 
 def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
@@ -126,12 +128,12 @@ class _Rows:
 
     def run(self) -> None:
         """Does all rows."""
-        at = [0] * self._schedule.ranks
-        while any(self._advances(rank, at) for rank in range(len(at))):
+        positions = [0] * self._schedule.ranks
+        while any(self._advances(rank, positions) for rank in range(len(positions))):
             pass
         for rank, row in enumerate(self._schedule.rows):
-            if at[rank] < len(row):
-                self._cell = Cell(rank, at[rank])
+            if positions[rank] < len(row):
+                self._cell = Cell(rank, positions[rank])
                 raise self._error("nothing is sent that it could take")
         for (source, target), values in self._sent.items():
             if values:
@@ -142,15 +144,15 @@ class _Rows:
                     f"rank {target} receives from rank {source} what that does not send"
                 )
 
-    def _advances(self, rank: int, at: list[int]) -> bool:
+    def _advances(self, rank: int, positions: list[int]) -> bool:
         """Does what can be done of a row, and says whether that is anything."""
-        row, begin = self._schedule.rows[rank], at[rank]
-        while at[rank] < len(row):
-            self._cell = Cell(rank, at[rank])
-            if not self._done(row[at[rank]]):
+        row, begin = self._schedule.rows[rank], positions[rank]
+        while positions[rank] < len(row):
+            self._cell = Cell(rank, positions[rank])
+            if not self._done(row[positions[rank]]):
                 break
-            at[rank] += 1
-        return at[rank] > begin
+            positions[rank] += 1
+        return positions[rank] > begin
 
     # ---- actions
 
@@ -165,12 +167,7 @@ class _Rows:
             self._deliver(*pair)
             return True
         slots = self._taken(action)
-        if any(
-            slot in awaited
-            for slot in slots
-            for (_, to), awaited in self._awaited.items()
-            if to == rank
-        ):
+        if self._waits(rank, slots):
             return False
         if self._cell == self._freed:
             self._slots[rank].pop(slots[0], None)
@@ -183,6 +180,13 @@ class _Rows:
             self._compute(action, values)
         return True
 
+    def _waits(self, rank: int, slots: list[Slot]) -> bool:
+        """Whether a rank has asked for one of these values and has not received it yet."""
+        for (_, target), awaited in self._awaited.items():
+            if target == rank and any(slot in awaited for slot in slots):
+                return True
+        return False
+
     def _deliver(self, source: int, target: int) -> None:
         """Delivers sent values to receives, as far as there are both."""
         sent, awaited = self._sent[source, target], self._awaited[source, target]
@@ -194,19 +198,20 @@ class _Rows:
         stage, work, microbatch = action.stage, action.work, action.microbatch
         match work:
             case Work.FORWARD:
-                return [(ENTERING, stage, microbatch)] if stage else []
+                if stage == 0:
+                    return []
+                return [(ENTERING, stage, microbatch)]
             case Work.BACKWARD | Work.INPUT:
-                last = stage + 1 == len(self.stages)
-                return [
-                    (KEPT, stage, microbatch),
-                    *([] if last else [(RETURNING, stage, microbatch)]),
-                ]
+                slots: list[Slot] = [(KEPT, stage, microbatch)]
+                if stage + 1 < len(self.stages):
+                    slots.append((RETURNING, stage, microbatch))
+                return slots
             case Work.WEIGHT:
                 return [(LEFT, stage, microbatch)]
+            case Work.SEND_FORWARD:
+                return [(ENTERING, action.peer, microbatch)]
             case _:
-                return [
-                    (ENTERING if work is Work.SEND_FORWARD else RETURNING, action.peer, microbatch)
-                ]
+                return [(RETURNING, action.peer, microbatch)]
 
     def _home(self, stage: int) -> int:
         stage_to_rank = self._schedule.stage_to_rank
@@ -215,15 +220,11 @@ class _Rows:
         return stage_to_rank[stage]
 
     def _compute(self, action: Action, taken: list[Env]) -> None:
-        rank, stage, work, microbatch = (
-            self._cell.rank,
-            action.stage,
-            action.work,
-            action.microbatch,
-        )
-        staged, ahead = self.stages[stage], work is Work.FORWARD
+        rank, stage = self._cell.rank, action.stage
+        work, microbatch = action.work, action.microbatch
+        staged, is_forward = self.stages[stage], work is Work.FORWARD
         part = staged.parts[work]
-        begin = staged.inputs(microbatch) if ahead else taken.pop(0)
+        begin = staged.inputs(microbatch) if is_forward else taken.pop(0)
         entering = taken[0].values() if taken else ()
         gone = self._moved.gone(self._cell, stage)
         begin = {name: value for name, value in begin.items() if name not in gone}
@@ -234,8 +235,10 @@ class _Rows:
                 raise
             raise self._error(f"`{error.args[0]}` is not there") from None
         if part.outputs:
-            to = (ENTERING, stage + 1, microbatch) if ahead else (RETURNING, stage - 1, microbatch)
-            self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.outputs)})
+            slot = (RETURNING, stage - 1, microbatch)
+            if is_forward:
+                slot = (ENTERING, stage + 1, microbatch)
+            self._put(rank, slot, {str(i): env[name] for i, name in enumerate(part.outputs)})
         if kept := self._kept.get(work):
             self._put(rank, (kept, stage, microbatch), env)
         self._add(stage, microbatch, staged.sums(work, env))
@@ -260,8 +263,8 @@ class _Rows:
         self._slots[rank][slot] = values
 
     def _error(self, why: str) -> RowsError:
-        rank, at = self._cell
-        return RowsError(f"rank {rank}, cell {at}, `{self._schedule.rows[rank][at]}`: {why}")
+        rank, index = self._cell
+        return RowsError(f"rank {rank}, cell {index}, `{self._schedule.rows[rank][index]}`: {why}")
 
 
 def _words(slot: Slot) -> str:

@@ -1,8 +1,8 @@
 """A pipeline at small sizes: its stages with few layers each, its rows for few microbatches.
 
 On few ranks the same kinds of stages: a first and a last one that have layers if the plan's have,
-one that has more layers than the others, and cuts where as different values cross as at the
-plan's.  Ranks that the step names by their numbers are the small pipeline's.
+one that has more layers than the others, and cuts where as different values cross as at the plan's
+cuts.  Where the step names ranks by their numbers, they are the small pipeline's ranks.
 """
 
 from itertools import accumulate, pairwise
@@ -25,18 +25,18 @@ FEW_CHUNKS = 3
 
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     """The rank of each stage on an axis with this number of ranks."""
-    return (
-        _rows(pipeline, ranks, microbatches=1).stage_to_rank
-        if _is_unnamed(pipeline)
-        else stage_schedule.stage_to_rank(pipeline, ranks)
-    )
+    if _is_unnamed(pipeline):
+        return _rows(pipeline, ranks, microbatches=1).stage_to_rank
+    return stage_schedule.stage_to_rank(pipeline, ranks)
 
 
 def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
     """On two ranks more of them than ranks, on three fewer; more, where the schedule cannot be
-    made for these.
+    made for so few.
     """
-    pipeline, least = _few_chunks(pipeline), 3 if ranks == 2 else 2
+    pipeline, least = _few_chunks(pipeline), 2
+    if ranks == 2:
+        least = 3
     for count in range(least, least + 2 * ranks + 1):
         try:
             _rows(pipeline, ranks, count)
@@ -59,45 +59,48 @@ def _few_chunks(pipeline: Pipeline) -> Pipeline:
 
 
 def few_layers(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, int]:
-    """For each repeat that is cut, as many as its cuts need; on two ranks one more after the
-    last of them.
+    """For each repeat that is cut, as many layers as its cuts need; on two ranks the last repeat
+    has one more.
     """
     begun = [*_begun(program, _few_chunks(pipeline), ranks).values()]
-    least = (begun.count(number) + _before(number, ranks) for number in range(len(pipeline.dims)))
-    found = dict(zip(pipeline.dims, least, strict=True))
-    return found | {pipeline.dims[-1]: found[pipeline.dims[-1]] + (ranks == 2)}
+    layers = dict[str, int]()
+    for number, dim in enumerate(pipeline.dims):
+        layers[dim] = begun.count(number) + _before(number, ranks)
+    layers[pipeline.dims[-1]] += ranks == 2
+    return layers
 
 
 def covers(program: Program, small: Program) -> bool:
-    """Whether what crosses the cuts of a small program is all that crosses the plan's."""
+    """Whether the values that cross the cuts of a small program are all that cross the plan's."""
     return {*_kinds(program)} <= {*_kinds(small)}
 
 
 def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
-    """The values that cross cuts, each list once, and the first repeat in which they do."""
+    """The values that cross cuts, each list once, with the first repeat where they do."""
     assert program.pipeline, "verify: no pipeline"
     begun = (stage.begins for stage in stages(program, program.pipeline)[1:])
-    found: dict[tuple[Value, ...], int] = {}
+    kinds: dict[tuple[Value, ...], int] = {}
     for number, values in zip(begun, crossing(program, program.pipeline), strict=True):
-        found.setdefault(tuple(evolve(value, name=base(value.name)) for value in values), number)
-    return found
+        kind = tuple(evolve(value, name=base(value.name)) for value in values)
+        kinds.setdefault(kind, number)
+    return kinds
 
 
 def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
-    """For each stage that has layers, but the first that does, the repeat, by number, in which it
-    begins.
+    """The number of the repeat that a stage begins in, for each stage that has layers, but the
+    first.
 
-    All repeats that should have cuts, by layers; where cuts are too few, those in the middle of
-    them.
+    All repeats that should have cuts, by layers; where cuts are too few, the repeats in the middle.
     """
     _, *others = _filled(pipeline, len(stage_to_rank(pipeline, ranks)))
     kinds, count = sorted(_kinds(program).values()), len(others)
-    enough = count >= len(kinds)
-    places = (
-        i * len(kinds) // count if enough else (i + 1) * len(kinds) // (count + 1)
-        for i in range(count)
-    )
-    return dict(zip(others, (kinds[place] for place in places), strict=True))
+    begun = dict[int, int]()
+    for i, stage in enumerate(others):
+        place = (i + 1) * len(kinds) // (count + 1)
+        if count >= len(kinds):
+            place = i * len(kinds) // count
+        begun[stage] = kinds[place]
+    return begun
 
 
 def _before(number: int, ranks: int) -> int:
@@ -135,31 +138,32 @@ def shared(pipeline: Pipeline) -> dict[str, str]:
     """Each parameter that several ranks own, and the first that the same ranks own."""
     ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
     first: dict[tuple[int, ...], str] = {}
-    return {name: first.setdefault(own, name) for name, own in ranks.items() if len(own) > 1}
+    first_alike = dict[str, str]()
+    for name, owners in ranks.items():
+        if len(owners) > 1:
+            first_alike[name] = first.setdefault(owners, name)
+    return first_alike
 
 
 def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
-    """The step `program` at small sizes, with the stages and rows that its pipeline has at
-    these.
+    """The step `program` at small sizes, with the stages and rows that its pipeline has at these
+    sizes.
     """
     pipeline, ranks = _few_chunks(pipeline), small.axis(pipeline.axis).size
-    found = evolve(pipeline, stage_to_rank=stage_to_rank(pipeline, ranks))
-    found = evolve(found, layers=_layers(small, _begun(program, pipeline, ranks), found))
-    found = evolve(found, settings=evolve(pipeline.settings, stages=found.layers))
+    cut = evolve(pipeline, stage_to_rank=stage_to_rank(pipeline, ranks))
+    cut = evolve(cut, layers=_layers(small, _begun(program, pipeline, ranks), cut))
+    cut = evolve(cut, settings=evolve(pipeline.settings, stages=cut.layers))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
-    found = evolve(found, given=rows if _is_unnamed(pipeline) else None)
+    cut = evolve(cut, given=rows if _is_unnamed(pipeline) else None)
     schedule = with_messages(rows, Times.uniform(rows.stages))
-    found = evolve(found, param_stages=stages_of_params(small, found), schedule=schedule)
-    return evolve(
-        small,
-        region=renumbered(small.region, pipeline, evolve(small, pipeline=found)),
-        pipeline=found,
-    )
+    cut = evolve(cut, param_stages=stages_of_params(small, cut), schedule=schedule)
+    region = renumbered(small.region, pipeline, evolve(small, pipeline=cut))
+    return evolve(small, region=region, pipeline=cut)
 
 
 def _layers(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[int, ...]:
-    """Layers: one for each stage that begins in a repeat, and for the last of them all to where
-    the next one begins.
+    """Layers: one for each stage that begins in a repeat; for the last of them all layers up to the
+    place where the next repeat begins.
     """
     ranks, sizes = small.axis(pipeline.axis).size, [small.size(dim) for dim in pipeline.dims]
     ends, filled = [0, *accumulate(sizes)], _filled(pipeline, len(pipeline.stage_to_rank))
@@ -182,36 +186,36 @@ def stages_of_params(
 
 
 def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:
-    """A step of a pipeline as one of a small program, whose ranks have other numbers; those of
-    other axes stay.
+    """A step of a pipeline as a step of a small program, whose ranks have other numbers; the ranks
+    of other axes stay.
     """
     assert small.pipeline, "verify: no pipeline"
     ranks, new_ranks = len({*pipeline.stage_to_rank}), len({*small.pipeline.stage_to_rank})
-    firsts = {bucket.dim: bucket.params[0] for bucket in small.buckets}
-    owners = {
-        dim: (pipeline.ranks_of(param), small.pipeline.ranks_of(param))
-        for dim, param in firsts.items()
-    }
+    owners = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]()
+    for bucket in small.buckets:
+        param = bucket.params[0]
+        owners[bucket.dim] = pipeline.ranks_of(param), small.pipeline.ranks_of(param)
     types = evolve(small, region=region).types
 
-    def changed(op: Op, key: str, named: tuple[str, ...]) -> Op:
+    def with_ranks(op: Op, key: str, numbers: tuple[str, ...]) -> Op:
         dim = next(iter(types[op.inputs[0]].dims[-1:]), "")
         old, new = owners.get(dim, ((), ()))
-        if not named or named != tuple(map(str, old)):
+        if not numbers or numbers != tuple(map(str, old)):
             return op
         attrs = tuple((name, value) for name, value in op.attrs if name != key)
-        all_ = key == "among" and len(new) == new_ranks
-        return evolve(op, attrs=attrs if all_ else (*attrs, (key, tuple(map(str, new)))))
+        if key == "among" and len(new) == new_ranks:
+            # a sum over all ranks names none
+            return evolve(op, attrs=attrs)
+        return evolve(op, attrs=(*attrs, (key, tuple(map(str, new)))))
 
-    def numbered(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Op) and stmt.kind == "sum_squares":
-            return changed(stmt, "once", stmt.names("once"))
-        if (
-            isinstance(stmt, Op)
-            and stmt.kind == "coerce"
-            and stmt.names("axes") == (pipeline.axis,)
-        ):
-            return changed(stmt, "among", stmt.names("among") or tuple(map(str, range(ranks))))
+    def with_new_numbers(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, Op):
+            return stmt
+        if stmt.kind == "sum_squares":
+            return with_ranks(stmt, "once", stmt.names("once"))
+        if stmt.kind == "coerce" and stmt.names("axes") == (pipeline.axis,):
+            among = stmt.names("among") or tuple(map(str, range(ranks)))
+            return with_ranks(stmt, "among", among)
         return stmt
 
-    return evolve(region, body=tuple(map(numbered, region.body)))
+    return evolve(region, body=tuple(map(with_new_numbers, region.body)))

@@ -1,8 +1,8 @@
-"""Backward in two parts: the ops needed for the gradient that is handed on, and those for gradients
-of weights alone.
+"""Backward in two parts: the ops needed for the gradient that is handed on, and the ops for
+gradients of weights alone.
 
-Ops that the runtime delays, weights' gradients of matrix products and embeddings and all that
-follows from these, are moved into statements of their own; repeats save the values that these read.
+The runtime delays weights' gradients of matrix products and embeddings.  These ops, and all that
+follows from them, are moved into statements of their own; repeats save the values that these read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +25,8 @@ class Halves:
 
 def halves(part: StageBlock, types: Mapping[str, Type]) -> Halves:
     """Both parts of a stage's backward."""
-    found = _Split(dict(types)).of(part.body, {*part.outputs, *part.carried}, set())
-    return Halves(evolve(part, body=tuple(found.now)), StageBlock(body=tuple(found.then)))
+    split = _Split(dict(types)).of(part.body, {*part.outputs, *part.carried}, set())
+    return Halves(evolve(part, body=tuple(split.now)), StageBlock(body=tuple(split.then)))
 
 
 @frozen
@@ -47,18 +47,18 @@ class _Split:
     def of(self, body: Sequence[Stmt], wanted: Iterable[str], late: Iterable[str]) -> _Found:
         """The parts of a body that hands on `wanted` and has `late` only in its second part."""
         needed = ancestors(body, wanted)
-        found = _Found(late={*late})
+        parts = _Found(late={*late})
         for stmt in body:
             if isinstance(stmt, Region):
-                self._region(stmt, needed, found)
+                self._region(stmt, needed, parts)
                 continue
             delayed = stmt.kind in ("contract", GROUPED.name) or VJPS.delayed(stmt)
-            if found.late & {*stmt.inputs} or (delayed and not needed & {*_made(stmt)}):
-                found.then.append(stmt)
-                found.late.update(_made(stmt))
+            if parts.late & {*stmt.inputs} or (delayed and not needed & {*_made(stmt)}):
+                parts.then.append(stmt)
+                parts.late.update(_made(stmt))
             else:
-                found.now.append(stmt)
-        return found
+                parts.now.append(stmt)
+        return parts
 
     def _region(self, region: Region, needed: set[str], outer: _Found) -> None:
         inner = self._inside(region, needed, outer.late)
@@ -66,52 +66,58 @@ class _Split:
             outer.now.append(region)
             return
         saved = self._saved(region, inner)
-        ends = [*zip(region.yields, region.results, strict=True)]
-        now = [(end, value) for end, value in ends if end.name not in inner.late]
-        now += [(Yield(name, Leave.STACK), value) for name, value in saved.items()]
+        now, then = list[tuple[Yield, Value]](), list[tuple[Yield, Value]]()
+        for end, value in zip(region.yields, region.results, strict=True):
+            (then if end.name in inner.late else now).append((end, value))
+        for name, value in saved.items():
+            now.append((Yield(name, Leave.STACK), value))
         args = [arg for arg in region.args if arg.value.name not in inner.late]
         outer.now.append(_with(region, args, inner.now, now))
-        then = [(end, value) for end, value in ends if end.name in inner.late]
-        args = [
-            arg for arg in region.args if arg.value.name in inner.late or arg.enter is Enter.EACH
-        ]
-        args += [
-            Arg(Value(name, self.types[name]), value.name, Enter.EACH)
-            for name, value in saved.items()
-        ]
+        args = list[Arg]()
+        for arg in region.args:
+            if arg.value.name in inner.late or arg.enter is Enter.EACH:
+                args.append(arg)
+        for name, value in saved.items():
+            args.append(Arg(Value(name, self.types[name]), value.name, Enter.EACH))
         outer.then.append(_with(region, args, inner.then, then))
         outer.late.update(value.name for _, value in then)
 
     def _inside(self, region: Region, needed: set[str], late: set[str]) -> _Found:
         """The parts of a repeat's body; a carried value is late if any iteration makes it late."""
-        ends = {
-            value.name: end.name for value, end in zip(region.results, region.yields, strict=True)
-        }
-        wanted = {end for value, end in ends.items() if value in needed}
+        wanted = set[str]()
+        for value, end in zip(region.results, region.yields, strict=True):
+            if value.name in needed:
+                wanted.add(end.name)
         carries = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
         lasts = [end.name for end in region.yields if end.leave is Leave.LAST]
         slow = {arg.value.name for arg in region.args if arg.source in late}
         while True:
             inner = self.of(region.body, wanted, slow)
             read = ancestors(region.body, wanted)
-            more = {end for name, end in zip(carries, lasts, strict=True) if name in read} - wanted
-            slower = {
-                name for name, end in zip(carries, lasts, strict=True) if end in inner.late
-            } - slow
-            if not more and not slower:
+            more, slower = set[str](), set[str]()
+            for name, end in zip(carries, lasts, strict=True):
+                if name in read:
+                    more.add(end)
+                if end in inner.late:
+                    slower.add(name)
+            if more <= wanted and slower <= slow:
                 return inner
             wanted, slow = wanted | more, slow | slower
 
     def _saved(self, region: Region, inner: _Found) -> dict[str, Value]:
         """The stacks of what the weight part of a repeat's body reads of the input part."""
-        there = {name for stmt in inner.now for name in _made(stmt)}
-        there |= {arg.value.name for arg in region.args if arg.enter is Enter.CARRY} - inner.late
-        read = dict.fromkeys(name for name in uses(*inner.then) if name in there)
-        found = {
-            name: Value(f"{name} saved", self.types[name].stacked(region.dim)) for name in read
-        }
-        self.types.update((value.name, value.type) for value in found.values())
-        return found
+        available = set[str]()
+        for stmt in inner.now:
+            available.update(_made(stmt))
+        for arg in region.args:
+            if arg.enter is Enter.CARRY and arg.value.name not in inner.late:
+                available.add(arg.value.name)
+        saved = dict[str, Value]()
+        for name in uses(*inner.then):
+            if name in available:
+                saved[name] = Value(f"{name} saved", self.types[name].stacked(region.dim))
+        self.types.update((value.name, value.type) for value in saved.values())
+        return saved
 
 
 def _with(

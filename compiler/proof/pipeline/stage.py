@@ -1,6 +1,6 @@
 """A stage of a pipeline on its rank: its layers, what it holds, and what it does of a microbatch.
 
-The stage's statements are evaluated as a step of their own, in which the repeats that are cut have
+The stage's statements are evaluated as a step of their own, where the repeats that are cut have
 only its layers, on ranks that are alone along the stages' axis.  `result` puts together what all
 stages add up.  Weights of its chunks are unsharded and their gradients reduced around it (`Moved`).
 """
@@ -30,7 +30,7 @@ Sums = dict[tuple[int, str], dict[int, Tensor]]
 
 @frozen(slots=False)
 class Staged:
-    """One stage; `machine` and `outer` are those of all ranks."""
+    """One stage; `machine` and `outer` belong to all ranks."""
 
     machine: Interpreter
     region: Region
@@ -56,13 +56,13 @@ class Staged:
     def parts(self) -> Mapping[Work, StageBlock]:
         """The statements of each action."""
         forward, backward = self.own.forward, self.own.backward
-        both = halves(backward, self.machine.program.types)
+        split = halves(backward, self.machine.program.types)
         forward = evolve(forward, body=tuple(stmt for stmt in forward.body if not is_free(stmt)))
         return {
             Work.FORWARD: forward,
             Work.BACKWARD: backward,
-            Work.INPUT: both.input,
-            Work.WEIGHT: both.weight,
+            Work.INPUT: split.input,
+            Work.WEIGHT: split.weight,
         }
 
     @cached_property
@@ -72,18 +72,16 @@ class Staged:
 
     @cached_property
     def _own(self) -> Interpreter:
-        """The stage's layers; a layer's place among all is what is told of it."""
-        told, layers = self.machine.watch, self.own.layers
+        """The stage's layers; watchers hear of a layer by its place among all."""
+        watch_all, layers = self.machine.watch, self.own.layers
 
         def watch(name: str, where: Where, value: Tensor) -> None:
-            if not layers.keys() & {*value.dims}:
-                told(
-                    name,
-                    tuple((dim, layers[dim][i] if dim in layers else i) for dim, i in where),
-                    value,
-                )
+            if layers.keys() & {*value.dims}:
+                return
+            places = tuple((dim, layers[dim][i] if dim in layers else i) for dim, i in where)
+            watch_all(name, places, value)
 
-        sizes = {dim: len(own) for dim, own in layers.items()}
+        sizes = {dim: len(indices) for dim, indices in layers.items()}
         return evolve(self.machine, world=self._world(sizes), watch=watch)
 
     def _world(self, sizes: dict[str, int]) -> SimulatedMesh:
@@ -99,15 +97,17 @@ class Staged:
     @cached_property
     def _held(self) -> Env:
         """The rank's values of all that the microbatches read."""
-        return {
-            name: self._here(self.outer[name]) for name in uses(self.region) if name in self.outer
-        }
+        env: Env = {}
+        for name in uses(self.region):
+            if name in self.outer:
+                env[name] = self._here(self.outer[name])
+        return env
 
     def _here(self, x: Tensor) -> Tensor:
-        at = 1 + list(self.machine.world.axes).index(self.pipeline.axis)
-        if x.array.shape[at] == 1:
+        axis = 1 + list(self.machine.world.axes).index(self.pipeline.axis)
+        if x.array.shape[axis] == 1:
             return x
-        index = (*(slice(None),) * at, slice(self.rank, self.rank + 1))
+        index = (*(slice(None),) * axis, slice(self.rank, self.rank + 1))
         return self.machine.made(
             ("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree)
         )
@@ -115,11 +115,10 @@ class Staged:
     def inputs(self, microbatch: int) -> Env:
         """The inputs of a microbatch."""
         if microbatch not in self._inputs:
-            inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
-            env = self._held | {
-                arg.value.name: self.machine.at(self._held[arg.source], microbatch)
-                for arg in inputs
-            }
+            env = dict(self._held)
+            for arg in self.region.args:
+                if arg.enter is Enter.EACH:
+                    env[arg.value.name] = self.machine.at(self._held[arg.source], microbatch)
             free = [*filter(is_free, self.own.forward.body)]  # every stage does these for itself
             env = self._alone.body(free, env, ((self.region.dim, microbatch),))
             self._inputs[microbatch] = {name: self._layers(value) for name, value in env.items()}
@@ -155,34 +154,37 @@ class Staged:
 
     def sums(self, work: Work, env: Env) -> Env:
         """The results of the microbatches after one action."""
-        made = self._makes(work)
-        return {end.name: env[end.name] for end in self.region.yields if end.name in made}
+        names = self._makes(work)
+        return {end.name: env[end.name] for end in self.region.yields if end.name in names}
 
     def place(self, type: Type) -> tuple[slice, ...]:
         """Where its part of a value of all ranks is."""
-        world, layers = self.machine.world, self.own.layers
-        ranks = (
-            slice(self.rank, self.rank + 1) if axis == self.pipeline.axis else slice(None)
-            for axis in world.axes
-        )
-        own = (
-            slice(layers[dim].start, layers[dim].stop) if dim in layers else slice(None)
-            for dim in type.dims
-        )
-        return (slice(None), *ranks, *own)
+        index = [slice(None)]
+        for axis in self.machine.world.axes:
+            is_stages = axis == self.pipeline.axis
+            index.append(slice(self.rank, self.rank + 1) if is_stages else slice(None))
+        for dim in type.dims:
+            layers = self.own.layers.get(dim)
+            if layers is None:
+                index.append(slice(None))
+            else:
+                index.append(slice(layers.start, layers.stop))
+        return tuple(index)
 
     @cached_property
     def makes(self) -> set[str]:
-        """The results to which its microbatches contribute."""
+        """The results that its microbatches contribute to."""
         return self._makes(Work.FORWARD) | self._makes(Work.BACKWARD)
 
     def _makes(self, work: Work) -> set[str]:
-        """The results that an action makes; losses and loads are the last stage's, also those
-        that it is handed.
+        """The results that an action makes; losses and loads are the last stage's, also if they are
+        handed to it.
         """
         part, lasts = self.parts[work], {end.name for end in self.lasts}
-        is_last = work is Work.FORWARD and not part.outputs
-        return {*part.made} - lasts | (lasts if is_last else set[str]())
+        names = {*part.made} - lasts
+        if work is Work.FORWARD and not part.outputs:
+            names |= lasts
+        return names
 
     @property
     def lasts(self) -> tuple[Yield, ...]:
@@ -197,20 +199,20 @@ def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tens
     machine, dim = stages[0].machine, stages[0].region.dim
     is_last = end in stages[-1].lasts
     makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
-    parts = {
-        k: machine.left(end.leave, dim, [*sums[k, end.name].values()])
-        for k in makers
-        if (k, end.name) in sums
-    }
+    parts = dict[int, Tensor]()
+    for k in makers:
+        if (k, end.name) in sums:
+            parts[k] = machine.left(end.leave, dim, [*sums[k, end.name].values()])
 
     def put_together() -> Tensor:
-        found = _nothing(machine, end.name, type, is_last)
+        array = _nothing(machine, end.name, type, is_last)
         for k in makers:
-            found[stages[k].place(type)] = 0
+            array[stages[k].place(type)] = 0
         for k, part in parts.items():
-            at = stages[k].place(type)
-            found[at] = machine.numbers.total(type.dims, Tensor(type.dims, found[at]), part).array
-        return Tensor(type.dims, found, degree_of([*parts.values()]) | RANDOM)
+            place = stages[k].place(type)
+            before = Tensor(type.dims, array[place])
+            array[place] = machine.numbers.total(type.dims, before, part).array
+        return Tensor(type.dims, array, degree_of([*parts.values()]) | RANDOM)
 
     return machine.made(("of all ranks", end.name, *parts), [*parts.values()], put_together)
 
@@ -239,33 +241,34 @@ class Move:
     begun: int | None
     freed: int | None
 
-    def has_weights(self, at: int) -> bool:
+    def has_weights(self, cell: int) -> bool:
         """Whether its weights are there in a cell."""
-        return (self.awaited is None or self.awaited <= at) and (
-            self.freed is None or at < self.freed
-        )
+        if self.awaited is not None and cell < self.awaited:
+            return False
+        return self.freed is None or cell < self.freed
 
-    def is_reduced(self, at: int) -> bool:
+    def is_reduced(self, cell: int) -> bool:
         """Whether in a cell its reduction is in flight, or done: later additions are lost."""
-        return self.begun is not None and self.begun <= at
+        return self.begun is not None and self.begun <= cell
 
 
 def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
     """Communication of all ranks, as it follows from their rows."""
-    found: list[Move] = []
-    for rank, own in enumerate(map(spans, rows)):
+    rank_moves: list[Move] = []
+    for rank, stage_spans in enumerate(map(spans, rows)):
         for chunk in chunks(program)[rank]:
-            bucket, span = program.bucket(chunk.bucket), needed(own, chunk.stages)
-            found.append(
+            bucket, span = program.bucket(chunk.bucket), needed(stage_spans, chunk.stages)
+            is_reduced = bucket.shard_axes or bucket.reduce_axes
+            rank_moves.append(
                 Move(
                     rank,
                     chunk,
                     awaited=span.start if bucket.shard_axes else None,
-                    begun=span.stop if bucket.shard_axes or bucket.reduce_axes else None,
+                    begun=span.stop if is_reduced else None,
                     freed=span.stop if bucket.reshard_after_forward else None,
                 )
             )
-    return tuple(found)
+    return tuple(rank_moves)
 
 
 @frozen
@@ -280,16 +283,15 @@ class Names:
 
 def names(program: Program, region: Region) -> Names:
     """The names in the microbatches `region` of a step."""
-    packs = [op for op in program.region.body if isinstance(op, Op) and op.kind == "pack"]
-    of = {
-        name: param
-        for op in packs
-        for name, param in zip(
-            op.inputs, program.bucket(str(op.get("bucket"))).params, strict=False
-        )
-    }
-    ends = zip(region.yields, region.results, strict=True)
-    gradients = {end.name: of[result.name] for end, result in ends if result.name in of}
+    params = dict[str, str]()
+    for op in program.region.body:
+        if isinstance(op, Op) and op.kind == "pack":
+            bucket = program.bucket(str(op.get("bucket")))
+            params |= dict(zip(op.inputs, bucket.params, strict=False))
+    gradients = dict[str, str]()
+    for end, result in zip(region.yields, region.results, strict=True):
+        if result.name in params:
+            gradients[end.name] = params[result.name]
     return Names(leaves(program), gradients)
 
 
@@ -305,12 +307,13 @@ class Moved:
         return {name for name, param in self._names.weights.items() if param in params}
 
     def lost(self, cell: Cell, stage: int) -> set[str]:
-        """The gradients to which a stage adds in vain."""
+        """The gradients that a stage adds to in vain."""
         params = self._params(cell, stage, lambda move: move.is_reduced(cell.at))
         return {name for name, param in self._names.gradients.items() if param in params}
 
     def _params(self, cell: Cell, stage: int, holds: Callable[[Move], bool]) -> set[str]:
-        own = (
-            move for move in self._moves if move.rank == cell.rank and stage in move.chunk.stages
-        )
-        return {param for move in own if holds(move) for param in move.chunk.params}
+        params = set[str]()
+        for move in self._moves:
+            if move.rank == cell.rank and stage in move.chunk.stages and holds(move):
+                params.update(move.chunk.params)
+        return params

@@ -1,9 +1,9 @@
 """Holds what the ranks of a run communicated against the plan, call for call and in its order.
 
 Order is exact in backward too.  autograd runs, of the nodes that are ready, the one that was made
-last; nodes are made in the order of the program, so backward is the program's exact reverse, and
-the IR's backward is that of the IR.  A collective that is awaited later is recorded, and is in the
-plan, where it begins.
+last; nodes are made in the order of the program, so backward is the program's exact reverse, as the
+IR's backward is the reverse of the IR.  A collective that is awaited later is recorded, and is in
+the plan, where it begins.
 
 A record cannot show that two calls of one kind, group, shape and dtype changed places.  The plan
 does not know how many rows of experts a rank sends: `order` compares their numbers with each other.
@@ -81,7 +81,9 @@ class Recorded:
     def _verdict(self) -> Iterator[str]:
         if self.equal:
             calls = f"{counted(self.calls, 'call')} a step on"
-            where = f"{calls} each rank" if self.uniform else f"up to {calls} a rank"
+            where = f"up to {calls} a rank"
+            if self.uniform:
+                where = f"{calls} each rank"
             yield f"equal to the plan, call for call: {where}, in its order"
             yield "all ranks of each group came to the same calls in one order"
         elif not self.steps:
@@ -107,36 +109,41 @@ def compare(folder: Path) -> Recorded:
     records = read_records(folder, plan)
     first = records[0]
     calls = [expected(plan, record.rank) for record in records]
-    numbers = {len(each["train"]) for each in calls}
-    differences, met = tuple(_differences(calls, records)), disorder(records)
+    counts = {len(calls_of_rank["train"]) for calls_of_rank in calls}
+    differences, unmet = tuple(_differences(calls, records)), disorder(records)
+    # rows can be compared only where all calls are the plan's
+    lost_rows = () if differences or unmet else lost(calls, records)
     return Recorded(
         name=plan["name"],
         ranks=len(records),
         backend=first.backend,
         torch=first.torch,
-        steps=sum(it.phase == "train" for it in first.stretches),
-        evaluations=sum(it.phase == "evaluate" for it in first.stretches),
-        calls=max(numbers),
-        uniform=len(numbers) == 1,
+        steps=sum(stretch.phase == "train" for stretch in first.stretches),
+        evaluations=sum(stretch.phase == "evaluate" for stretch in first.stretches),
+        calls=max(counts),
+        uniform=len(counts) == 1,
         differences=differences,
-        disorder=met,
-        lost=() if differences or met else lost(calls, records),
+        disorder=unmet,
+        lost=lost_rows,
     )
 
 
 def _differences(plan: Sequence[Calls], records: Sequence[Record]) -> Iterator[Difference]:
     longest = max((_compared(record) for record in records), key=len)
     for record, calls in zip(records, plan, strict=True):
-        own = _compared(record)
-        found = next(
-            (it for each in own if (it := _difference(record.rank, each, calls[each.phase]))), None
-        )
-        if found:
-            yield found
-        elif len(own) < len(longest):
-            yield Difference(
-                record.rank, longest[len(own)], 1, "the record ends before it", None, None
-            )
+        stretches = _compared(record)
+        if difference := _first_difference(record.rank, stretches, calls):
+            yield difference
+        elif len(stretches) < len(longest):
+            missing = longest[len(stretches)]
+            yield Difference(record.rank, missing, 1, "the record ends before it", None, None)
+
+
+def _first_difference(rank: int, stretches: Sequence[Stretch], calls: Calls) -> Difference | None:
+    for stretch in stretches:
+        if difference := _difference(rank, stretch, calls[stretch.phase]):
+            return difference
+    return None
 
 
 def _compared(record: Record) -> list[Stretch]:
@@ -146,37 +153,41 @@ def _compared(record: Record) -> list[Stretch]:
 
 def _difference(rank: int, stretch: Stretch, plan: Sequence[Expected]) -> Difference | None:
     """The first call that is not the plan's; None where all are, and none is missing."""
-    calls = [each.call for each in plan]
-    done = as_planned(stretch.calls, calls)
-    if stretch.whole and done == calls:
+    calls = [line.call for line in plan]
+    recorded = as_planned(stretch.calls, calls)
+    if stretch.whole and recorded == calls:
         return None
-    common = min(len(calls), len(done))
-    at = next(
-        (i for i, (one, other) in enumerate(zip(calls, done, strict=False)) if one != other), common
-    )
+    index = min(len(calls), len(recorded))
+    for i, (planned, call) in enumerate(zip(calls, recorded, strict=False)):
+        if planned != call:
+            index = i
+            break
     return Difference(
         rank,
         stretch,
-        at + 1,
-        _what(calls, done, at, stretch.whole),
-        plan[at] if at < len(plan) else None,
-        stretch.calls[at] if at < len(stretch.calls) else None,
+        index + 1,
+        _what(calls, recorded, index, stretch.whole),
+        plan[index] if index < len(plan) else None,
+        stretch.calls[index] if index < len(stretch.calls) else None,
     )
 
 
-def _what(plan: Sequence[Call], done: Sequence[Call], at: int, whole: bool) -> str:
-    """How the record leaves the plan at call `at`."""
-    if at == len(done):
+def _what(plan: Sequence[Call], recorded: Sequence[Call], index: int, whole: bool) -> str:
+    """How the record leaves the plan at call `index`."""
+    if index == len(recorded):
         return "a call is missing" if whole else "the record ends here"
-    if Counter(done) == Counter(plan):
+    if Counter(recorded) == Counter(plan):
         return "another order"
-    if at == len(plan) or done[at + 1 : at + _NEAR] == plan[at : at + _NEAR - 1]:
+    following = recorded[index + 1 : index + _NEAR]
+    if index == len(plan) or following == plan[index : index + _NEAR - 1]:
         return "a call too many"
-    if done[at : at + _NEAR] == plan[at + 1 : at + _NEAR + 1]:
+    if recorded[index : index + _NEAR] == plan[index + 1 : index + _NEAR + 1]:
         return "a call is missing"
-    return "another " + ", ".join(
-        it.name for it in fields(Call) if getattr(plan[at], it.name) != getattr(done[at], it.name)
-    )
+    names = list[str]()
+    for field in fields(Call):
+        if getattr(plan[index], field.name) != getattr(recorded[index], field.name):
+            names.append(field.name)
+    return "another " + ", ".join(names)
 
 
 _NEAR = 3  # calls that must be the plan's for one to count as missing or as too many
@@ -185,6 +196,8 @@ _NEAR = 3  # calls that must be the plan's for one to count as missing or as too
 def _grouped(differences: Sequence[Difference]) -> Iterator[tuple[Difference, list[int]]]:
     """Differences of one kind in one place, by the first, with all their ranks."""
     kinds: dict[tuple[str, int, str], list[Difference]] = {}
-    for it in differences:
-        kinds.setdefault((str(it.stretch), it.position, it.what), []).append(it)
-    return ((same[0], [it.rank for it in same]) for same in kinds.values())
+    for difference in differences:
+        kind = str(difference.stretch), difference.position, difference.what
+        kinds.setdefault(kind, []).append(difference)
+    for same in kinds.values():
+        yield same[0], [difference.rank for difference in same]

@@ -27,7 +27,7 @@ class Call:
                torch's own name of any other, with `::` in it
     reduction  `sum` or `max`; empty for what reduces nothing
     group      as global ranks
-    shape      of the local tensor that goes in, as is its dtype; or of what is received.  In a plan
+    shape      of the local tensor that goes in, as is its dtype; or of the received one.  In a plan
                the first size is None where ranks have rows of experts
     peer       the global rank at a message's other end
     splits     of an all-to-all whose parts are not equal: their sizes, to each rank of the group
@@ -47,20 +47,22 @@ class Call:
         8] to rank 1`.
         """
         if self.peer is not None:
-            return (
-                f"{self.op} of {self.dtype}{list(self.shape)}"
-                f" {'to' if self.op == 'send' else 'from'} rank {self.peer}"
-            )
-        reduction = f" ({self.reduction})" if self.reduction else ""
-        parts = f", {' + '.join(map(str, self.splits[0]))} to each" if self.splits else ""
+            way = "to" if self.op == "send" else "from"
+            return f"{self.op} of {self.dtype}{list(self.shape)} {way} rank {self.peer}"
+        words = self.op
+        if self.reduction:
+            words += f" ({self.reduction})"
         sizes = ", ".join("rows" if size is None else str(size) for size in self.shape)
-        return f"{self.op}{reduction} of {self.dtype}[{sizes}] over {ranks(self.group)}{parts}"
+        words += f" of {self.dtype}[{sizes}] over {ranks(self.group)}"
+        if self.splits:
+            words += f", {' + '.join(map(str, self.splits[0]))} to each"
+        return words
 
 
 @frozen
 class Stretch:
-    """The calls of one `train` step, one `evaluate`, or of the `loop` between them; `whole` if
-    it came to its end.
+    """The calls of one `train` step, one `evaluate`, or the `loop` between them; `whole` if it came
+    to its end.
     """
 
     phase: str
@@ -70,9 +72,8 @@ class Stretch:
 
     def __str__(self) -> str:
         """Where it is in the run."""
-        return {"train": "step", "evaluate": "evaluation after step"}.get(
-            self.phase, "after step"
-        ) + f" {self.step}"
+        words = {"train": "step", "evaluate": "evaluation after step"}
+        return f"{words.get(self.phase, 'after step')} {self.step}"
 
 
 @frozen
@@ -87,12 +88,16 @@ class Record:
 
     def calls(self) -> Iterator[tuple[Stretch, Call]]:
         """Every call, in order, and where in the run it was made."""
-        return ((stretch, call) for stretch in self.stretches for call in stretch.calls)
+        for stretch in self.stretches:
+            for call in stretch.calls:
+                yield stretch, call
 
 
 def ranks(numbers: Sequence[int]) -> str:
     """For instance `rank 3`, or `ranks 0, 1`, or `ranks 0, 1, 2, … 127`."""
-    shown = [*numbers[:6], "…", numbers[-1]] if len(numbers) > 8 else numbers
+    shown: Sequence[object] = numbers
+    if len(numbers) > 8:
+        shown = [*numbers[:6], "…", numbers[-1]]
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}"
 
 
@@ -110,26 +115,24 @@ def read_plan(folder: Path) -> dict[str, Any]:
         plan: Any = json.loads(path.read_bytes())
     except ValueError as error:
         raise RecordError(f"{path} is not JSON: {error}") from None
-    if not isinstance(plan, dict) or not {
-        "name",
-        "mesh",
-        "dims",
-        "collectives",
-        "evaluation",
-    } <= set(cast(Any, plan)):
+    keys = {"name", "mesh", "dims", "collectives", "evaluation"}
+    if not isinstance(plan, dict) or not keys <= set(cast(Any, plan)):
         raise RecordError(f"{path} is not the account of a compiled plan")
     account = cast("dict[str, Any]", plan)
-    if any(
-        not {"loops", "last", "ahead", "every"} <= each.keys() for each in account["collectives"]
-    ):
-        raise RecordError(
-            f"{path} is of an earlier scalec: compile the plan again, and record once more"
-        )
+    for collective in account["collectives"]:
+        if not {"loops", "last", "ahead", "every"} <= collective.keys():
+            raise RecordError(
+                f"{path} is of an earlier scalec: compile the plan again, and record once more"
+            )
     if not (smaller := cast("list[dict[str, Any]]", account.get("smaller", []))):
         return account
-    first = folder / "rank00000.jsonl"
-    mesh = next((line.get("mesh") for line in _lines(first)), None) if first.is_file() else None
-    return account | next((each for each in smaller if each["mesh"] == mesh), dict[str, Any]())
+    first, mesh = folder / "rank00000.jsonl", None
+    if first.is_file():
+        mesh = next((line.get("mesh") for line in _lines(first)), None)
+    for size in smaller:
+        if size["mesh"] == mesh:
+            return account | size
+    return account
 
 
 def read_records(folder: Path, plan: dict[str, Any]) -> list[Record]:
@@ -141,12 +144,11 @@ def read_records(folder: Path, plan: dict[str, Any]) -> list[Record]:
     paths = {rank: folder / f"rank{rank:05}.jsonl" for rank in range(world)}
     missing = [rank for rank, path in paths.items() if not path.is_file()]
     if missing:
-        nothing = (
-            f"name {inside}"
-            if (inside := folder / "recorded").is_dir()
-            else "run the program with SCALEC_RECORD=1"
-        )
-        where = "copy their files here" if len(missing) < world else nothing
+        where = "run the program with SCALEC_RECORD=1"
+        if len(missing) < world:
+            where = "copy their files here"
+        elif (inside := folder / "recorded").is_dir():
+            where = f"name {inside}"
         raise RecordError(f"{folder} has no record of {ranks(missing)}: {where}")
     records = [_read(path, rank, plan) for rank, path in paths.items()]
     for record in records:
@@ -192,29 +194,32 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _stretches(lines: Sequence[dict[str, Any]]) -> Iterator[Stretch]:
     """Lines put together by phase; each `calls` closes one."""
-    order, calls, at = 0, list[Call](), ("loop", 0)
+    order, calls, current = 0, list[Call](), ("loop", 0)
     for line in lines:
         here = (str(line["phase"]), int(line["step"]))
-        if here != at and calls:
-            yield Stretch(*at, tuple(calls), whole=at[0] == "loop")
+        if here != current and calls:
+            yield Stretch(*current, tuple(calls), whole=current[0] == "loop")
             calls = []
-        at = here
+        current = here
         if "calls" in line:
             if line["calls"] != len(calls):
-                raise ValueError(f"{at[0]} {at[1]} has {len(calls)} calls of {line['calls']}")
-            yield Stretch(*at, tuple(calls), whole=True)
-            calls, at = [], ("loop", at[1])
+                phase, step = current
+                raise ValueError(f"{phase} {step} has {len(calls)} calls of {line['calls']}")
+            yield Stretch(*current, tuple(calls), whole=True)
+            calls, current = [], ("loop", current[1])
             continue
         if line["order"] != order:
             raise ValueError(f"call {order} is missing")
         order += 1
         calls.append(_call(line))
     if calls:
-        yield Stretch(*at, tuple(calls), whole=at[0] == "loop")
+        yield Stretch(*current, tuple(calls), whole=current[0] == "loop")
 
 
 def _call(line: dict[str, Any]) -> Call:
     dtype = NAMES.get(str(line["dtype"]), str(line["dtype"]))
     group, shape = tuple(line["group"]), tuple(line["shape"])
-    splits = tuple(tuple(sizes) for sizes in line["splits"]) if "splits" in line else None
+    splits = None
+    if "splits" in line:
+        splits = tuple(tuple(sizes) for sizes in line["splits"])
     return Call(line["op"], line["reduction"], group, shape, dtype, line.get("peer"), splits)

@@ -24,58 +24,70 @@ def disorder(records: Sequence[Record]) -> tuple[str, ...]:
     """Why ranks do not meet, in lines; none where all calls of all ranks can be carried out."""
     if lines := _lost(records):
         return lines
-    calls = [[it for it in record.calls() if it[1].peer is None] for record in records]
-    at = [0] * len(records)  # each rank's next call
+    calls = list[list[tuple[Stretch, Call]]]()
+    for record in records:
+        # a message waits for nobody
+        calls.append([(stretch, call) for stretch, call in record.calls() if call.peer is None])
+    next_calls = [0] * len(records)
     due = deque(range(len(records)))
     while due:
         rank = due.popleft()
-        group = _meeting(calls, at, rank)
+        group = _meeting(calls, next_calls, rank)
         if not group:
             continue
-        if not _alike([calls[peer][at[peer]][1] for peer in group]):
-            return (f"{ranks(group)} meet with different calls", *_waiting(calls, at, group))
+        if not _alike([calls[peer][next_calls[peer]][1] for peer in group]):
+            return (
+                f"{ranks(group)} meet with different calls",
+                *_waiting(calls, next_calls, group),
+            )
         for peer in group:
-            at[peer] += 1
+            next_calls[peer] += 1
         due.extend(group)
-    stuck = [rank for rank, done in enumerate(at) if done < len(calls[rank])]
+    stuck = {rank for rank, index in enumerate(next_calls) if index < len(calls[rank])}
     if not stuck:
         return ()
-    ended = [peer for rank in stuck for peer in calls[rank][at[rank]][1].group if peer not in stuck]
-    return ("ranks wait for each other for ever", *_waiting(calls, at, sorted({*stuck, *ended})))
+    awaited = set(stuck)
+    for rank in stuck:
+        awaited.update(calls[rank][next_calls[rank]][1].group)
+    return ("ranks wait for each other for ever", *_waiting(calls, next_calls, sorted(awaited)))
 
 
 def _lost(records: Sequence[Record]) -> tuple[str, ...]:
     """The first message between two ranks that is not received as it is sent."""
-    messages = defaultdict[tuple[int, int], tuple[list[str], list[str]]](lambda: ([], []))
+    sends = defaultdict[tuple[int, int], list[str]](list)
+    receives = defaultdict[tuple[int, int], list[str]](list)
     for record in records:
         for stretch, call in record.calls():
-            if call.peer is not None:
-                sends = call.op == "send"
-                pair = (record.rank, call.peer) if sends else (call.peer, record.rank)
-                (messages[pair][0] if sends else messages[pair][1]).append(
-                    f"{stretch}: {call.dtype}{list(call.shape)}"
-                )
-    for (source, target), (sent, received) in sorted(messages.items()):
-        for one, other in zip_longest(sent, received, fillvalue="nothing"):
-            if one != other:
+            if call.peer is None:
+                continue
+            words = f"{stretch}: {call.dtype}{list(call.shape)}"
+            if call.op == "send":
+                sends[record.rank, call.peer].append(words)
+            else:
+                receives[call.peer, record.rank].append(words)
+    for source, target in sorted({*sends, *receives}):
+        pairs = zip_longest(sends[source, target], receives[source, target], fillvalue="nothing")
+        for sent, received in pairs:
+            if sent != received:
                 where = f"rank {target} does not receive what rank {source} sends"
-                return where, f"  rank {source}, {one}", f"  rank {target}, {other}"
+                return where, f"  rank {source}, {sent}", f"  rank {target}, {received}"
     return ()
 
 
 def _meeting(
-    calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], rank: int
+    calls: Sequence[Sequence[tuple[Stretch, Call]]], next_calls: Sequence[int], rank: int
 ) -> tuple[int, ...]:
     """The group of the next call of `rank`, if all of its ranks have come to a call of that
     group; else nothing.
     """
-    if at[rank] == len(calls[rank]):
+    if next_calls[rank] == len(calls[rank]):
         return ()
-    group = calls[rank][at[rank]][1].group
-    there = (
-        at[peer] < len(calls[peer]) and calls[peer][at[peer]][1].group == group for peer in group
-    )
-    return group if all(there) else ()
+    group = calls[rank][next_calls[rank]][1].group
+    for peer in group:
+        index = next_calls[peer]
+        if index == len(calls[peer]) or calls[peer][index][1].group != group:
+            return ()
+    return group
 
 
 def _alike(calls: Sequence[Call]) -> bool:
@@ -86,34 +98,39 @@ def _alike(calls: Sequence[Call]) -> bool:
     """
     if any("::" in call.op for call in calls):
         return len({call.op for call in calls}) == 1
-    if (
-        len(
-            {
-                evolve(call, shape=call.shape[1:], splits=None) if call.splits else call
-                for call in calls
-            }
-        )
-        > 1
-    ):
+    kinds = set[Call]()
+    for call in calls:
+        if call.splits:
+            call = evolve(call, shape=call.shape[1:], splits=None)
+        kinds.add(call)
+    if len(kinds) > 1:
         return False
-    splits = [call.splits for call in calls if call.splits]
-    return not splits or [*zip(*(to for to, _ in splits), strict=True)] == [
-        received for _, received in splits
-    ]
+    sent, received = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    for call in calls:
+        if call.splits:
+            sizes_sent, sizes_received = call.splits
+            sent.append(sizes_sent)
+            received.append(sizes_received)
+    # a rank receives its column of what all ranks send
+    return [*zip(*sent, strict=True)] == received
 
 
 def _waiting(
-    calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], ranks: Sequence[int]
+    calls: Sequence[Sequence[tuple[Stretch, Call]]],
+    next_calls: Sequence[int],
+    ranks: Sequence[int],
 ) -> list[str]:
     """For each rank the call that it has come to; of many ranks the first few."""
     lines: list[str] = []
     for rank in ranks[:_SHOWN]:
-        if at[rank] == len(calls[rank]):
+        if next_calls[rank] == len(calls[rank]):
             lines.append(f"  rank {rank} has no further call")
             continue
-        stretch, call = calls[rank][at[rank]]
+        stretch, call = calls[rank][next_calls[rank]]
         lines.append(f"  rank {rank}, {stretch}: {call}")
-    return [*lines, *[f"  and {len(ranks) - _SHOWN} more"] * (len(ranks) > _SHOWN)]
+    if len(ranks) > _SHOWN:
+        lines.append(f"  and {len(ranks) - _SHOWN} more")
+    return lines
 
 
 _SHOWN = 8
@@ -126,73 +143,74 @@ Sent = tuple[Expected, Call]
 def as_planned(recorded: Sequence[Call], plan: Sequence[Call]) -> list[Call]:
     """The recorded calls, without the numbers of rows where the plan's have rows of experts."""
     planned = {*plan}
-
-    def seen(at: int, call: Call) -> Call:
+    calls = list[Call]()
+    for index, call in enumerate(recorded):
         rows = evolve(call, shape=(None, *call.shape[1:]), splits=None)
-        return (
-            rows if rows in plan[at : at + 1] or (rows in planned and call not in planned) else call
-        )
-
-    return [seen(at, call) for at, call in enumerate(recorded)]
+        is_due = rows in plan[index : index + 1]
+        if is_due or (rows in planned and call not in planned):
+            call = rows
+        calls.append(call)
+    return calls
 
 
 def lost(plans: Sequence[Calls], records: Sequence[Record]) -> tuple[str, ...]:
     """The first faults in numbers of rows, in records whose calls are otherwise their plan's,
     in one order.
     """
-    steps = (
-        [stretch for stretch in record.stretches if stretch.phase != "loop"] for record in records
-    )
+    steps = list[list[Stretch]]()
+    for record in records:
+        steps.append([stretch for stretch in record.stretches if stretch.phase != "loop"])
     for stretches in zip(*steps, strict=True):
-        sent = [
-            _sent(plan[own.phase], own.calls) for plan, own in zip(plans, stretches, strict=True)
-        ]
+        sent = list[list[Sent]]()
+        for plan, stretch in zip(plans, stretches, strict=True):
+            sent.append(_sent(plan[stretch.phase], stretch.calls))
         if mistake := next(chain(_dropped(sent), _astray(sent)), ""):
             return (f"{stretches[0]}: {mistake}",)
     return ()
 
 
 def _sent(plan: Sequence[Expected], calls: Sequence[Call]) -> list[Sent]:
-    return [
-        (each, call) for each, call in zip(plan, calls, strict=True) if each.rows and call.splits
-    ]
+    pairs = zip(plan, calls, strict=True)
+    return [(planned, call) for planned, call in pairs if planned.rows and call.splits]
 
 
 def _dropped(sent: Sequence[list[Sent]]) -> Iterator[str]:
-    """Exchanges in which the ranks of a group together have other rows than tokens and choices."""
+    """Exchanges where the ranks of a group together have other rows than tokens and choices."""
     of_groups: dict[tuple[int, ...], list[list[Sent]]] = {}
-    for own in sent:
-        for group in dict.fromkeys(call.group for _, call in own):
-            of_groups.setdefault(group, []).append([each for each in own if each[1].group == group])
+    for sent_by_rank in sent:
+        of_rank: dict[tuple[int, ...], list[Sent]] = {}
+        for planned, call in sent_by_rank:
+            of_rank.setdefault(call.group, []).append((planned, call))
+        for group, exchanges in of_rank.items():
+            of_groups.setdefault(group, []).append(exchanges)
     for group, of_ranks in of_groups.items():
         for exchange in zip(*of_ranks, strict=True):
-            (each, _), *_ = exchange
-            rows, choices = (
-                sum(call.shape[0] or 0 for _, call in exchange),
-                sum(each.rows for each, _ in exchange),
-            )
-            if rows > choices or (rows < choices and not each.drops):
-                yield f"{ranks(group)} send {rows} rows of {choices} choices: {_place(each)}"
+            (planned, _), *_ = exchange
+            rows = sum(call.shape[0] or 0 for _, call in exchange)
+            choices = sum(line.rows for line, _ in exchange)
+            if rows > choices or (rows < choices and not planned.drops):
+                yield f"{ranks(group)} send {rows} rows of {choices} choices: {_place(planned)}"
 
 
 def _astray(sent: Sequence[list[Sent]]) -> Iterator[str]:
     """Exchanges that do not give back what came: forward has one of each kind in turn, backward
     the same ones.
     """
-    for rank, own in enumerate(sent):
-        forward = [each for each in own if each[0].where == "forward"]
-        for (_, there), (each, back) in zip(forward[::2], forward[1::2], strict=True):
+    for rank, sent_by_rank in enumerate(sent):
+        forward = [pair for pair in sent_by_rank if pair[0].where == "forward"]
+        for (_, there), (planned, back) in zip(forward[::2], forward[1::2], strict=True):
             if there.splits != _turned(back):
-                yield f"rank {rank} sends back other rows than came: {_place(each)}"
+                yield f"rank {rank} sends back other rows than came: {_place(planned)}"
         ways = {call.splits for _, call in forward}
-        for each, call in own:
+        for planned, call in sent_by_rank:
             if call.splits not in ways:
-                yield f"rank {rank} has other rows in backward than in forward: {_place(each)}"
+                place = _place(planned)
+                yield f"rank {rank} has other rows in backward than in forward: {place}"
 
 
 def _turned(call: Call) -> Splits | None:
     return call.splits and call.splits[::-1]
 
 
-def _place(each: Expected) -> str:
-    return f"`{each.value}`, {each.line}"
+def _place(planned: Expected) -> str:
+    return f"`{planned.value}`, {planned.line}"

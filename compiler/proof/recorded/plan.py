@@ -1,5 +1,6 @@
 """The expected communication of each rank, written out from plan.json call for call."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import prod
@@ -50,7 +51,8 @@ def _calls(plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int) ->
     if "pipeline" not in plan:
         return _in_order(plan, listed, rank, layers)
     place = peers(plan["mesh"], [plan["pipeline"]["axis"]], rank).index(rank)
-    return _in_row(plan, [each for each in listed if each["rank"] == place], rank, layers)
+    of_place = [collective for collective in listed if collective["rank"] == place]
+    return _in_row(plan, of_place, rank, layers)
 
 
 def _in_row(
@@ -61,35 +63,52 @@ def _in_row(
     Gradients of a chunk are reduced as soon as its stages have ended.
     """
     pipeline, parts = plan["pipeline"], dict[tuple[int, Work], list[dict[str, Any]]]()
-    for each in listed:
-        if "stage" in each:
-            parts.setdefault((each["stage"], _work(each)), []).append(each)
-    steps = [
-        [*part] for is_stage, part in groupby(listed, lambda each: "stage" in each) if not is_stage
-    ]
-    before, after = steps if len(steps) > 1 else ([], steps[0])
-    calls = {
-        (stage, work): [*_in_order(plan, part, rank, layers | _own(pipeline["stages"][stage]))]
-        for (stage, work), part in parts.items()
-    }
+    for collective in listed:
+        if "stage" in collective:
+            key = collective["stage"], _work(collective)
+            parts.setdefault(key, []).append(collective)
+    before, after = _around_stages(listed)
+    calls = dict[tuple[int, Work], list[Expected]]()
+    for (stage, work), part in parts.items():
+        stage_layers = layers | _own(pipeline["stages"][stage])
+        calls[stage, work] = [*_in_order(plan, part, rank, stage_layers)]
     row = tuple(filter(None, map(Action.of, pipeline["rows"][listed[0]["rank"]].split())))
-    own = spans(row)
-    ended = [(each, needed(own, each["chunk"]).stop) for each in after if "chunk" in each]
+    stage_spans = spans(row)
+    of_chunks, of_step = defaultdict[int, list[dict[str, Any]]](list), list[dict[str, Any]]()
+    for collective in after:
+        if "chunk" in collective:
+            of_chunks[needed(stage_spans, collective["chunk"]).stop].append(collective)
+        else:
+            of_step.append(collective)
     yield from _in_order(plan, before, rank, layers)
-    for at, action in enumerate((*row, None)):
-        yield from _in_order(plan, [each for each, end in ended if end == at], rank, layers)
+    for index, action in enumerate((*row, None)):
+        yield from _in_order(plan, of_chunks.get(index, []), rank, layers)
         if action:  # the weights' part of backward communicates nothing
             work = Work.BACKWARD if action.work is Work.INPUT else action.work
             yield from calls.get((action.stage, work), ())
-    yield from _in_order(plan, [each for each in after if "chunk" not in each], rank, layers)
+    yield from _in_order(plan, of_step, rank, layers)
 
 
-def _work(each: dict[str, Any]) -> Work:
-    """The action that does it."""
-    message = next(
-        (work for work, its in MESSAGES.items() if its == (each["op"], each["where"])), None
-    )
-    return message or (Work.FORWARD if each["where"] == "forward" else Work.BACKWARD)
+def _around_stages(
+    listed: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The collectives of the step before the work of its stages, and after it."""
+    steps = list[list[dict[str, Any]]]()
+    for is_stage, part in groupby(listed, lambda collective: "stage" in collective):
+        if not is_stage:
+            steps.append([*part])
+    if len(steps) == 1:
+        return [], steps[0]
+    before, after = steps
+    return before, after
+
+
+def _work(collective: dict[str, Any]) -> Work:
+    """The action that does a collective."""
+    for work, message in MESSAGES.items():
+        if message == (collective["op"], collective["where"]):
+            return work
+    return Work.FORWARD if collective["where"] == "forward" else Work.BACKWARD
 
 
 def _own(stage: dict[str, Any]) -> dict[str, range]:
@@ -101,52 +120,62 @@ def _own(stage: dict[str, Any]) -> dict[str, range]:
 def _in_order(
     plan: dict[str, Any], listed: Sequence[dict[str, Any]], rank: int, layers: dict[str, range]
 ) -> Iterator[Expected]:
-    """A list from its first to its last, those in loops as often as these layer."""
-    calls = [_call(each, plan, rank) for each in listed]
-    layers = layers | {each["hops"]: range(each["times"]) for each in listed if each.get("hops")}
-    loops = [
-        (i, (*each["loops"], *_hops(each))) for i, each in enumerate(listed) if each["ranks"] > 1
-    ]
-    for i, layer in _unrolled(loops, layers, ()):
-        around = layer[: len(layer) - len(_hops(listed[i]))]
-        if not around or _is_one_of(listed[i]["every"], *around[-1]):
-            yield from [calls[i]] * _begin(listed[i]["last"], listed[i]["ahead"], layer)
+    """A list from its first to its last, collectives in loops as often as their layers."""
+    calls = [_call(collective, plan, rank) for collective in listed]
+    loops, hops = list[tuple[int, tuple[str, ...]]](), dict[str, range]()
+    for i, collective in enumerate(listed):
+        if collective.get("hops"):
+            hops[collective["hops"]] = range(collective["times"])
+        if collective["ranks"] > 1:
+            loops.append((i, (*collective["loops"], *_hops(collective))))
+    for i, layer in _unrolled(loops, layers | hops, ()):
+        collective = listed[i]
+        around = layer[: len(layer) - len(_hops(collective))]
+        if not around or _is_one_of(collective["every"], *around[-1]):
+            count = _begin(collective["last"], collective["ahead"], layer)
+            yield from [calls[i]] * count
 
 
-def _hops(each: dict[str, Any]) -> list[str]:
+def _hops(collective: dict[str, Any]) -> list[str]:
     """The loop within the op that communicates, if there is one."""
-    return [each["hops"]] if each.get("hops") else []
+    if not collective.get("hops"):
+        return []
+    return [collective["hops"]]
 
 
-def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
-    reduces = each["op"] in ("all_reduce", "reduce_scatter")
-    reduction = ("max" if each["maximum"] else "sum") if reduces else ""
-    group = peers(plan["mesh"], each["axes"], rank)
-    peer = None if each.get("peer") is None else group[int(each["peer"])]
-    if among := each.get("among"):
+def _call(collective: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
+    op, shape = collective["op"], collective["shape"]
+    reduction = ""
+    if op in ("all_reduce", "reduce_scatter"):
+        reduction = "max" if collective["maximum"] else "sum"
+    group, peer = peers(plan["mesh"], collective["axes"], rank), None
+    if collective.get("peer") is not None:
+        peer = group[int(collective["peer"])]
+    if among := collective.get("among"):
         group = tuple(group[int(place)] for place in among)
-    call = Call(each["op"], reduction, group, tuple(each["shape"]), each["dtype"], peer)
-    if each["op"] == "rotate":
-        call = evolve(call, op="all_to_all", splits=_rotated(group.index(rank), len(group), each))
-    if ragged := each.get("ragged"):
-        call = evolve(call, shape=(None, *each["shape"][1:]))
-        return Expected(
-            call, each["where"], each["value"], each["line"], each["shape"][0], ragged == "some"
-        )
-    return Expected(call, each["where"], each["value"], each["line"])
+    call = Call(op, reduction, group, tuple(shape), collective["dtype"], peer)
+    if op == "rotate":
+        splits = _rotated(group.index(rank), len(group), collective)
+        call = evolve(call, op="all_to_all", splits=splits)
+    where, value, line = collective["where"], collective["value"], collective["line"]
+    ragged = collective.get("ragged")
+    if not ragged:
+        return Expected(call, where, value, line)
+    call = evolve(call, shape=(None, *shape[1:]))
+    return Expected(call, where, value, line, shape[0], ragged == "some")
 
 
 def _rotated(
-    place: int, ranks: int, each: dict[str, Any]
+    place: int, ranks: int, collective: dict[str, Any]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes of what a rank sends to each rank of its group, and has from each, where all
     goes to one.
     """
-    by, whole = each.get("by", 1), prod(each["shape"])
-    to, source = (place + by) % ranks, (place - by) % ranks
-    return tuple(whole * (i == to) for i in range(ranks)), tuple(
-        whole * (i == source) for i in range(ranks)
-    )
+    by, whole = collective.get("by", 1), prod(collective["shape"])
+    target, source = (place + by) % ranks, (place - by) % ranks
+    sent = tuple(whole * (i == target) for i in range(ranks))
+    received = tuple(whole * (i == source) for i in range(ranks))
+    return sent, received
 
 
 LayerIndex = tuple[tuple[int, range], ...]
@@ -159,16 +188,14 @@ def _unrolled(
     """The numbers of `listed`, each as often as the loops around it layer, neighbours in one
     loop turning together.
     """
-    for loop, inside in groupby(listed, key=lambda it: it[1][:1]):
+    for loop, inside in groupby(listed, key=lambda entry: entry[1][:1]):
         if not loop:
             yield from ((i, layer) for i, _ in inside)
             continue
-        body, own = (
-            [(i, loops[1:]) for i, loops in inside],
-            layers.get(loop[0]) or layers[loop[0].partition(".")[0]],
-        )
-        for index in range(len(own)):
-            yield from _unrolled(body, layers, (*layer, (index, own)))
+        body = [(i, loops[1:]) for i, loops in inside]
+        indices = layers.get(loop[0]) or layers[loop[0].partition(".")[0]]
+        for index in range(len(indices)):
+            yield from _unrolled(body, layers, (*layer, (index, indices)))
 
 
 def _is_one_of(every: int, index: int, layers: range) -> bool:
@@ -187,10 +214,12 @@ def _begin(last: bool, ahead: int, layer: LayerIndex) -> int:
     """
     if last and layer[0][0] < len(layer[0][1]) - 1:
         return 0
-    at, layers = 0, 1
-    for index, own in layer[1:]:
-        at, layers = at * len(own) + index, layers * len(own)
-    return int(at + ahead < layers) if at else min(1 + ahead, layers)
+    position, count = 0, 1
+    for index, layers in layer[1:]:
+        position, count = position * len(layers) + index, count * len(layers)
+    if position == 0:
+        return min(1 + ahead, count)
+    return int(position + ahead < count)
 
 
 def peers(mesh: dict[str, int], axes: Sequence[str], rank: int) -> tuple[int, ...]:

@@ -15,21 +15,31 @@ def _vjp(c: Call) -> list[Tensor]:
     """Gradients by the semantics of the op whose vjp it is; operands that it is not given count
     zero.
     """
-    it = VJPS.pulled(c.op, c.types)
-    given = dict(zip(it.read, c.args[it.grads :], strict=False))
-    args = [given[i] if i in given else c.zero(type) for i, type in enumerate(it.types)]
-    results = c.args[it.grads + len(it.read) :]
-    gradients = MEANINGS[it.op.kind].gradients
-    assert gradients, f"verify: {it.op.kind} has no gradients"
-    call = Call(c.program, c.world, c.numbers, it.op, args, it.types, results, it.wrt)
-    found = gradients(call, [*c.args[: it.grads]])
-    return [grad for i in it.wrt if (grad := found[i])]
+    pulled = VJPS.pulled(c.op, c.types)
+    read = dict(zip(pulled.read, c.args[pulled.grads :], strict=False))
+    args = list[Tensor]()
+    for i, type in enumerate(pulled.types):
+        args.append(read[i] if i in read else c.zero(type))
+    results = c.args[pulled.grads + len(pulled.read) :]
+    gradients = MEANINGS[pulled.op.kind].gradients
+    assert gradients, f"verify: {pulled.op.kind} has no gradients"
+    call = Call(c.program, c.world, c.numbers, pulled.op, args, pulled.types, results, pulled.wrt)
+    grads = gradients(call, [*c.args[: pulled.grads]])
+    return [grad for i in pulled.wrt if (grad := grads[i])]
 
 
 _FAMILIES = algebra, attention, dropout, experts, fused, join, loss, norm, step, user
-MEANINGS = {kind: entry for family in _FAMILIES for kind, entry in family.MEANINGS.items()} | {
-    "vjp": Semantics(_vjp)
-}
+
+
+def _meanings() -> dict[str, Semantics]:
+    meanings: dict[str, Semantics] = {}
+    for family in _FAMILIES:
+        meanings |= family.MEANINGS
+    meanings["vjp"] = Semantics(_vjp)
+    return meanings
+
+
+MEANINGS = _meanings()
 """By the op's kind."""
 
 __all__ = ["MEANINGS", "Call", "Semantics"]

@@ -43,12 +43,9 @@ def _quotient_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _applied(c: Call, word: str) -> Tensor:
-    """A function of the operand with the op's attributes, in the order in which the op declares
-    them.
-    """
-    return c.numbers.function(
-        word, c.args[0], constants=tuple(c.get(a.name) for a in OPS[c.op.kind].attributes)
-    )
+    """A function of the operand with the op's attributes, in the order of their declaration."""
+    constants = tuple(c.get(attribute.name) for attribute in OPS[c.op.kind].attributes)
+    return c.numbers.function(word, c.args[0], constants=constants)
 
 
 def _function(name: str) -> Semantics:

@@ -21,10 +21,9 @@ def _rotated(c: Call, x: Tensor, sign: int) -> Tensor:
     positions give.
     """
     if few := int(c.number("dims")):
-        turned, rest = (
-            Tensor(x.dims, part, x.degree) for part in np.split(x.array, [few], axis=-1)
-        )
-        return joined([_turned_all(c, turned, sign), rest], x.dims)
+        first, last = np.split(x.array, [few], axis=-1)
+        turned = _turned_all(c, Tensor(x.dims, first, x.degree), sign)
+        return joined([turned, Tensor(x.dims, last, x.degree)], x.dims)
     return _turned_all(c, x, sign)
 
 
@@ -34,15 +33,14 @@ def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
         c.get("scaling"),
         *(c.number(name) for name in ("factor", "low", "high", "original")),
     )
-    at = rope_roles(c.types, c.op).query_seq
-    cos, sin = n.angles(c.indices(0, at), half, c.number("theta"), scaling)
-    cos, sin = (Tensor((at, last), t.array, t.degree) for t in (cos, sin))
+    position = rope_roles(c.types, c.op).query_seq
+    cos, sin = n.angles(c.indices(0, position), half, c.number("theta"), scaling)
+    cos = Tensor((position, last), cos.array, cos.degree)
+    sin = Tensor((position, last), sin.array, sin.degree)
     back = n.negative(sin)
     ahead, opposite = (sin, back) if sign > 0 else (back, sin)
-    first, second = (
-        Tensor(x.dims, x.array[..., :half], x.degree),
-        Tensor(x.dims, x.array[..., half:], x.degree),
-    )
+    first = Tensor(x.dims, x.array[..., :half], x.degree)
+    second = Tensor(x.dims, x.array[..., half:], x.degree)
     low = n.total(x.dims, n.product(x.dims, first, cos), n.product(x.dims, second, opposite))
     high = n.total(x.dims, n.product(x.dims, second, cos), n.product(x.dims, first, ahead))
     return joined([low, high], x.dims)
@@ -68,21 +66,25 @@ class _Softmax:
         queries, keys = c.indices(0, self.at), c.indices(1, roles.key_seq)
         places = [(self.heads, c.indices(0, self.heads)), (self.at, queries), (KEY, keys)]
         self.p = self._weights(queries, keys)
-        self.kept = [kept(c, each, c.number("dropout"), places) for each in draws]
-        self.left = self.n.product(self.pairs, self.p, *self.kept) if draws else self.p
+        self.kept = list[Tensor]()
+        self.left = self.p
+        if draws:
+            # only ops that have draws have the attribute
+            share = c.number("dropout")
+            self.kept = [kept(c, of_samples, share, places) for of_samples in draws]
+            self.left = self.n.product(self.pairs, self.p, *self.kept)
 
     def _group(self, heads: Array, groups: Array, few: str) -> Tensor:
         """One where a query head belongs to a key/value head, else zero."""
-        each = self.c.world.dims[self.heads] // self.c.world.dims[few]
-        picked = heads[..., :, None] // each == groups[..., None, :]
+        users = self.c.world.dims[self.heads] // self.c.world.dims[few]
+        picked = heads[..., :, None] // users == groups[..., None, :]
         return self.n.constant(picked.astype(int), (self.heads, GROUP))
 
     def _scale(self, q: Tensor) -> Tensor:
         if self.c.number("scale"):
             return self.c.ratio("scale")
-        return self.n.function(
-            "reciprocal", self.n.function("root", self.n.ratio(q.array.shape[-1], 1))
-        )
+        width = self.n.ratio(q.array.shape[-1], 1)
+        return self.n.function("reciprocal", self.n.function("root", width))
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values, copied to every query head of their group."""
@@ -91,7 +93,7 @@ class _Softmax:
         return self.n.product(many, self.pick, Tensor(few, x.array, x.degree))
 
     def _few(self, x: Tensor) -> Dims:
-        """The dims of keys or values beside those of queries."""
+        """The dims of keys or values, named apart from the dims of queries."""
         return tuple(self.of_keys.get(dim, dim) for dim in x.dims)
 
     def _weights(self, queries: Array, keys: Array) -> Tensor:
@@ -106,25 +108,29 @@ class _Softmax:
     def _seen(self, queries: Array, keys: Array) -> Tensor:
         """One where a query sees a key, else zero."""
         ahead = queries[..., :, None] - keys[..., None, :]
-        seen = ahead >= 0 if self.c.get("mask") == "causal" else ahead == ahead
-        window = self.c.number("window")
-        seen = seen & (np.abs(ahead) < window) if window else seen
+        seen = ahead == ahead
+        if self.c.get("mask") == "causal":
+            seen = ahead >= 0
+        if window := self.c.number("window"):
+            seen = seen & (np.abs(ahead) < window)
         near = self.n.constant(seen.astype(int), (self.at, KEY))
-        alike = [self._alike(each, queries) for each in self.documents]
-        return self.n.product(alike[0].dims, near, *alike) if alike else near
+        alike = [self._alike(documents, queries) for documents in self.documents]
+        if not alike:
+            return near
+        return self.n.product(alike[0].dims, near, *alike)
 
     def _alike(self, documents: Tensor, queries: Array) -> Tensor:
-        """One where a query's token and a key's are of one document, else zero; documents are
-        those of all keys.
+        """One where a query's token and a key's are of one document, else zero; `documents` has the
+        documents of all keys.
         """
         rows = tuple(dim for dim in documents.dims if dim != self.at)
         ids = documents.onto((*rows, self.at))
-        at = queries.reshape(*queries.shape[:-1], *(1 for _ in rows), -1)
-        lead = np.broadcast_shapes(ids.shape[:-1], at.shape[:-1])
-        own = np.take_along_axis(
-            *(np.broadcast_to(x, (*lead, x.shape[-1])) for x in (ids, at)), axis=-1
-        )
-        alike = own[..., :, None] == ids[..., None, :]
+        positions = queries.reshape(*queries.shape[:-1], *(1 for _ in rows), -1)
+        lead = np.broadcast_shapes(ids.shape[:-1], positions.shape[:-1])
+        all_ids = np.broadcast_to(ids, (*lead, ids.shape[-1]))
+        positions = np.broadcast_to(positions, (*lead, positions.shape[-1]))
+        query_ids = np.take_along_axis(all_ids, positions, axis=-1)
+        alike = query_ids[..., :, None] == ids[..., None, :]
         return self.n.constant(alike.astype(int), (*rows, self.at, KEY))
 
     def result(self) -> Tensor:
@@ -136,7 +142,8 @@ class _Softmax:
         dp = n.product(self.pairs, dy, self.spread(self.v), *self.kept)
         mean = n.negative(n.product(self.pairs[:-1], dy, result))
         ds = n.product(self.pairs, self.p, n.total(self.pairs, dp, mean), self.scale)
-        ds = n.product(self.pairs, ds, self.slope) if self.slope else ds
+        if self.slope:
+            ds = n.product(self.pairs, ds, self.slope)
         dk, dv = self._back(ds, self.q, self.keys), self._back(self.left, dy, self.v)
         return [n.product(self.q.dims, ds, self.k), dk, dv]
 
@@ -157,14 +164,17 @@ def _gathered(c: Call) -> Call:
 
 
 def _ring_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    """Gradients; those of keys and values are sums over the ranks, and each rank has its part."""
+    """Gradients; the gradients of keys and values are sums over the ranks, and each rank has its
+    part.
+    """
     dq, *others = _Softmax(_gathered(c)).gradients(grads[0], c.results[0])
     scatter = (c.op.names("ring"), PARTIAL, sharded(SEQUENCE), c.numbers)
-    return [dq, *(c.world.coerced(each, *scatter) for each in others), *(None for _ in c.args[3:])]
+    parts = [c.world.coerced(grad, *scatter) for grad in others]
+    return [dq, *parts, *[None] * len(c.args[3:])]
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [*_Softmax(c).gradients(grads[0], c.results[0]), *(None for _ in c.args[3:])]
+    return [*_Softmax(c).gradients(grads[0], c.results[0]), *[None] * len(c.args[3:])]
 
 
 MEANINGS = {

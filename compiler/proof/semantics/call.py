@@ -17,9 +17,9 @@ from ..tensors import Array, Dims, Numbers, Tensor
 class Call:
     """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in.
 
-    For its gradients it has results too: at least the first, if its `vjp` reads that; and `wrt` are
-    the operands whose gradients are wanted, None all: each is evaluated once in a step, which the
-    bound of the proof counts.
+    For its gradients it has results too: at least the first, if its `vjp` reads that.  `wrt` are
+    the operands whose gradients are wanted, None for all: each is evaluated once in a step; the
+    bound of the proof counts them.
     """
 
     program: Program
@@ -54,7 +54,9 @@ class Call:
     def bucket(self) -> Bucket | None:
         """The bucket that the op names, if any."""
         name = dict(self.op.attrs).get("bucket")
-        return self.program.bucket(str(name)) if name else None
+        if not name:
+            return None
+        return self.program.bucket(str(name))
 
     @cached_property
     def unpacked(self) -> list[Tensor]:
@@ -69,7 +71,7 @@ class Call:
 
     def zero(self, type: Type) -> Tensor:
         """Zeros, alike on all ranks."""
-        shape = (1, *(1 for _ in self.world.axes), *self.world.shape(type))
+        shape = (1, *(1,) * len(self.world.axes), *self.world.shape(type))
         return self.numbers.constant(np.zeros(shape, int), type.dims)
 
     def wants(self, operand: int) -> bool:
@@ -98,11 +100,11 @@ Gradients = Callable[[Call, list[Tensor]], list[Tensor | None]]
 
 @frozen
 class Semantics:
-    """The results of an op; and, of ops of the forward, the gradients of operands from those of the
-    results.
+    """The results of an op; and, for ops of the forward, the gradients of operands from the
+    gradients of the results.
 
-    These are what the single-device step takes, and what the op's `vjp` means.  A result without a
-    gradient may be left out, if it comes before those that have one.
+    The single-device step takes these, and the op's `vjp` means them.  A result without a gradient
+    may be left out, if it comes before the results that have one.
     """
 
     value: Value

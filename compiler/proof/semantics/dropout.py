@@ -14,7 +14,7 @@ LAYERS = 1000
 
 
 def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]) -> Tensor:
-    """The factors of elements: their dims are those of `draws` and of `places`, each with its
+    """The factors of elements: their dims are the dims of `draws` and of `places`, each with its
     global indices.
 
     In the field these are any numbers: steps that agree for all of them agree for 0 and 1 / (1 −
@@ -22,8 +22,10 @@ def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array
     """
     n = c.numbers
     dims: Dims = (*draws.dims, *(dim for dim, _ in places))
-    indices = [draws, *(Tensor((dim,), at) for dim, at in places)]
-    operands = [Tensor(dims, n.constant(each.onto(dims), dims).array) for each in indices]
+    operands = [Tensor(dims, n.constant(draws.onto(dims), dims).array)]
+    for dim, indices in places:
+        index = Tensor((dim,), indices)
+        operands.append(Tensor(dims, n.constant(index.onto(dims), dims).array))
     return n.function("kept", *operands, constants=(c.get("site"), share))
 
 

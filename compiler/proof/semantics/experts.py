@@ -23,9 +23,8 @@ class _Choice:
         self.scores = self._scores()
         self.compared = self.n.total(self.every, self.scores, *self.biases)
         self.ids = self._best()
-        self.hot = self.n.constant(
-            np.eye(self.logits.array.shape[-1], dtype=int)[self.ids], (*self.dims, self.every[-1])
-        )
+        is_chosen = np.eye(self.logits.array.shape[-1], dtype=int)[self.ids]
+        self.hot = self.n.constant(is_chosen, (*self.dims, self.every[-1]))
         self.picked = self.n.product(self.dims, self.hot, self.scores)
 
     @property
@@ -33,35 +32,29 @@ class _Choice:
         return self.c.get("score") == "softmax"
 
     def _scores(self) -> Tensor:
-        return (
-            self.n.softmax(self.logits)
-            if self.is_softmax
-            else self.n.function("sigmoid", self.logits)
-        )
+        if self.is_softmax:
+            return self.n.softmax(self.logits)
+        return self.n.function("sigmoid", self.logits)
 
     def _best(self) -> Array:
-        """The ids of the chosen experts, the best first: of those groups alone whose two best
-        are the best.
+        """The ids of the chosen experts, the best first: only from the groups whose two best are
+        the best.
         """
-        keys, (groups, among) = (
-            self.n.rank(self.compared),
-            (int(self.c.number(name)) for name in ("groups", "from")),
-        )
+        keys = self.n.rank(self.compared)
+        groups, among = int(self.c.number("groups")), int(self.c.number("from"))
         if among < groups:
             keys = np.where(self._in_best_groups(keys, groups, among), keys, keys.dtype.type(0))
-        return np.argsort(keys, axis=-1, kind="stable")[..., ::-1][
-            ..., : self.c.world.dims[self.chosen]
-        ]
+        best_first = np.argsort(keys, axis=-1, kind="stable")[..., ::-1]
+        return best_first[..., : self.c.world.dims[self.chosen]]
 
     def _in_best_groups(self, keys: Array, groups: int, among: int) -> Array:
         *lead, size = self.compared.array.shape
-        each = (*lead, groups, size // groups)
-        two = np.argsort(keys.reshape(each), axis=-1)[..., -2:]
-        best = np.take_along_axis(self.compared.array.reshape(each), two, axis=-1)
-        parts = (Tensor((*self.every[:-1], "group"), best[..., i]) for i in range(best.shape[-1]))
-        order = np.argsort(self.n.rank(self.n.total((*self.every[:-1], "group"), *parts)), axis=-1)[
-            ..., -among:
-        ]
+        grouped = (*lead, groups, size // groups)
+        two = np.argsort(keys.reshape(grouped), axis=-1)[..., -2:]
+        best = np.take_along_axis(self.compared.array.reshape(grouped), two, axis=-1)
+        dims: Dims = (*self.every[:-1], "group")
+        parts = (Tensor(dims, best[..., i]) for i in range(best.shape[-1]))
+        order = np.argsort(self.n.rank(self.n.total(dims, *parts)), axis=-1)[..., -among:]
         chosen = (order[..., None] == np.arange(groups)).any(axis=-2)
         return np.repeat(chosen, size // groups, axis=-1)
 
@@ -96,17 +89,21 @@ def _top(c: Call) -> list[Tensor]:
 
 
 def _capacity(c: Call) -> list[Tensor]:
-    """The choices, -1 for those of an expert that the tokens before in the sequence have filled."""
+    """The choices, -1 where the tokens before in the sequence have filled the expert."""
     (ids,), (type,) = c.args, c.types
-    axes, at = type.axes_of(SEQUENCE), ids.dims.index(SEQUENCE) - len(ids.dims)
-    whole = c.world.coerced(ids, axes, sharded(SEQUENCE), REPLICATED, c.numbers) if axes else ids
-    experts, k = (c.world.dims[dim] for dim in (str(c.get("experts")), ids.dims[-1]))
+    axes, along = type.axes_of(SEQUENCE), ids.dims.index(SEQUENCE) - len(ids.dims)
+    whole = ids
+    if axes:
+        whole = c.world.coerced(ids, axes, sharded(SEQUENCE), REPLICATED, c.numbers)
+    experts, k = c.world.dims[str(c.get("experts"))], c.world.dims[ids.dims[-1]]
     most = ceil(c.number("capacity") * c.world.dims[SEQUENCE] * k / experts)
-    hot = np.moveaxis(np.eye(experts, dtype=int)[whole.array].sum(axis=-2), at, 0)
-    before = np.moveaxis(np.cumsum(hot, axis=0) - hot, 0, at)
+    hot = np.moveaxis(np.eye(experts, dtype=int)[whole.array].sum(axis=-2), along, 0)
+    before = np.moveaxis(np.cumsum(hot, axis=0) - hot, 0, along)
     full = np.take_along_axis(before, whole.array, axis=-1) >= most
-    kept = Tensor(ids.dims, np.where(full, -1, whole.array))
-    return [c.world.coerced(kept, axes, REPLICATED, sharded(SEQUENCE), c.numbers) if axes else kept]
+    limited = Tensor(ids.dims, np.where(full, -1, whole.array))
+    if axes:
+        limited = c.world.coerced(limited, axes, REPLICATED, sharded(SEQUENCE), c.numbers)
+    return [limited]
 
 
 def _add_load(c: Call) -> list[Tensor]:
@@ -118,11 +115,12 @@ def _add_load(c: Call) -> list[Tensor]:
     counts = hot.sum(axis=tuple(range(ids.lead, hot.ndim - 1)))[..., None, :]
     rows = load.array.reshape(*load.array.shape[: load.lead], -1, size)[..., 1:, :]
     lead = np.broadcast_shapes(rows.shape[:-2], counts.shape[:-2])
-    parts = (
-        np.broadcast_to(part, (*lead, *part.shape[-2:]))
-        for part in (rows, c.numbers.constant(counts).array)
-    )
-    whole = np.concatenate([*parts], axis=-2)
+    counts = c.numbers.constant(counts).array
+    parts = [
+        np.broadcast_to(rows, (*lead, *rows.shape[-2:])),
+        np.broadcast_to(counts, (*lead, *counts.shape[-2:])),
+    ]
+    whole = np.concatenate(parts, axis=-2)
     return [Tensor(load.dims, whole.reshape(*lead, *load.array.shape[load.lead :]))]
 
 
@@ -135,21 +133,18 @@ class _Balance:
         self.c, self.n = c, c.numbers
         self.logits, ids = c.args
         self.dims = self.logits.dims
-        experts, k = (c.world.dims[dims[-1]] for dims in (self.dims, ids.dims))
+        experts, k = c.world.dims[self.dims[-1]], c.world.dims[ids.dims[-1]]
         length = c.world.dims[SEQUENCE]
-        axes, self.per = (
-            c.types[0].axes_of(SEQUENCE),
-            tuple(dim for dim in self.dims if dim != SEQUENCE),
-        )
-        hot = np.eye(experts, dtype=int)[ids.array].sum(
-            axis=(ids.dims.index(SEQUENCE) - len(ids.dims) - 1, -2)
-        )
+        axes = c.types[0].axes_of(SEQUENCE)
+        self.per = tuple(dim for dim in self.dims if dim != SEQUENCE)
+        along = ids.dims.index(SEQUENCE) - len(ids.dims) - 1
+        hot = np.eye(experts, dtype=int)[ids.array].sum(axis=(along, -2))
         counts = Tensor(self.per, hot)
-        counts = c.world.coerced(counts, axes, PARTIAL, INVARIANT, self.n) if axes else counts
+        if axes:
+            counts = c.world.coerced(counts, axes, PARTIAL, INVARIANT, self.n)
         share = self.n.ratio(experts, k * length * length)
-        self.f = self.n.product(
-            self.per, self.n.constant(counts.array, self.per), share, c.ratio("by")
-        )
+        numbers = self.n.constant(counts.array, self.per)
+        self.f = self.n.product(self.per, numbers, share, c.ratio("by"))
 
     def value(self) -> Tensor:
         return self.n.product((), self.f, _shares(self.c))
@@ -164,13 +159,12 @@ def _shares(c: Call) -> Tensor:
     if c.get("score") == "softmax":
         return n.softmax(logits)
     plain = n.function("sigmoid", logits)
-    return n.product(
-        logits.dims, plain, n.function("reciprocal", n.product(logits.dims[:-1], plain))
-    )
+    over = n.function("reciprocal", n.product(logits.dims[:-1], plain))
+    return n.product(logits.dims, plain, over)
 
 
 def _of_shares(c: Call, grad: Tensor) -> Tensor:
-    """The gradient of logits from that of the sums of their shares, `grad`."""
+    """The gradient of logits from `grad`, the gradient of the sums of their shares."""
     n, logits, scores = c.numbers, c.args[0], _shares(c)
     dims = logits.dims
     slope = scores
@@ -203,12 +197,11 @@ def _chosen_by_group(c: Call) -> Tensor:
     experts = c.world.dims[choices.dims[-1]]
     dims = ("group", "sequence", choices.dims[-1])
     *lead, batch, _ = choices.array.shape
-    apart = Tensor(
-        dims, choices.array.reshape(*lead, batch // sequences, sequences, experts), choices.degree
-    )
-    whole = n.product(("group", choices.dims[-1]), apart)
-    each = Tensor(choices.dims, np.repeat(whole.array, sequences, axis=-2), whole.degree)
-    return n.product(choices.dims, each, n.ratio(experts, rows**2), c.ratio("by"))
+    grouped = choices.array.reshape(*lead, batch // sequences, sequences, experts)
+    whole = n.product(("group", choices.dims[-1]), Tensor(dims, grouped, choices.degree))
+    repeated = np.repeat(whole.array, sequences, axis=-2)
+    of_groups = Tensor(choices.dims, repeated, whole.degree)
+    return n.product(choices.dims, of_groups, n.ratio(experts, rows**2), c.ratio("by"))
 
 
 def _aux_loss(c: Call) -> list[Tensor]:
@@ -225,18 +218,15 @@ def _logsumexp(c: Call) -> Tensor:
 
 
 def _router_z(c: Call) -> list[Tensor]:
-    each = _logsumexp(c)
-    return [c.numbers.product((), each, each, c.ratio("by"))]
+    log = _logsumexp(c)
+    return [c.numbers.product((), log, log, c.ratio("by"))]
 
 
 def _router_z_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     n, x = c.numbers, c.args[0]
     total = n.function("reciprocal", n.product(x.dims[:-1], n.exponential(x)))
-    return [
-        n.product(
-            x.dims, grads[0], n.ratio(2, 1), c.ratio("by"), _logsumexp(c), n.exponential(x), total
-        )
-    ]
+    factors = n.ratio(2, 1), c.ratio("by"), _logsumexp(c), n.exponential(x), total
+    return [n.product(x.dims, grads[0], *factors)]
 
 
 def _order(c: Call) -> list[Tensor]:
@@ -257,9 +247,9 @@ def _order(c: Call) -> list[Tensor]:
 
 def _moved(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
     """Rows to where the type says: all that is cut otherwise is put together, and cut anew."""
-    dims = {
-        dim for type in (source, target) for axis, _ in moves(c.op) for dim in (type.at(axis).dim,)
-    }
+    dims = set[str]()
+    for axis, _ in moves(c.op):
+        dims |= {source.at(axis).dim, target.at(axis).dim}
     for axis, place in _innermost_first(source, dims):
         x = c.world.coerced(x, (axis,), place, REPLICATED, c.numbers)
     for axis, place in reversed(_innermost_first(target, dims)):
@@ -268,28 +258,32 @@ def _moved(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
 
 
 def _innermost_first(type: Type, dims: set[str]) -> list[tuple[str, Placement]]:
-    return [(axis, sharded(dim)) for dim in sorted(dims) for axis in reversed(type.axes_of(dim))]
+    shards = list[tuple[str, Placement]]()
+    for dim in sorted(dims):
+        for axis in reversed(type.axes_of(dim)):
+            shards.append((axis, sharded(dim)))
+    return shards
 
 
 def _exchanged(c: Call) -> list[Tensor]:
-    """Rows that are not as `held` says are other tokens'; padded ones are zero."""
+    """Rows that are not as the exchanged order says are other tokens'; padded ones are zero."""
     (rows, *orders), result = c.args, c.op.outputs[0].type
     if not orders:
         return [_moved(c, rows, c.types[0], result)]
-    (held,) = orders
+    (order,) = orders
     if c.op.kind == "exchange_back":
-        return [_moved(c, _only(c, rows, held), c.types[0], result)]
-    return [_only(c, _moved(c, rows, c.types[0], result), held)]
+        return [_moved(c, _only(c, rows, order), c.types[0], result)]
+    return [_only(c, _moved(c, rows, c.types[0], result), order)]
 
 
 def _exchanged_back(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     """Gradients go the way back."""
-    return [_moved(c, grads[0], c.op.outputs[0].type, c.types[0]), *(None for _ in c.args[1:])]
+    return [_moved(c, grads[0], c.op.outputs[0].type, c.types[0]), *[None] * len(c.args[1:])]
 
 
-def _only(c: Call, rows: Tensor, held: Tensor) -> Tensor:
-    """The rows that there are by `held`."""
-    return c.numbers.product(rows.dims, rows, _are_held(c, held))
+def _only(c: Call, rows: Tensor, order: Tensor) -> Tensor:
+    """The rows that there are by an order."""
+    return c.numbers.product(rows.dims, rows, _are_held(c, order))
 
 
 def _are_held(c: Call, order: Tensor) -> Tensor:
@@ -307,7 +301,7 @@ def _rows(c: Call, dims: Dims, x: Tensor) -> Tensor:
 
 
 def _products(c: Call) -> list[Tensor]:
-    """Products of the rows that there are; of padded ones, also of those that there are not."""
+    """Products of the rows that there are; of padded rows, also of the rows that are not there."""
     x, w, *orders = c.args
     return [c.numbers.product(c.dims, *(_are_held(c, order) for order in orders), x, w)]
 
@@ -322,16 +316,14 @@ def _biased(c: Call) -> list[Tensor]:
 
 def _biased_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     bias = c.args[1]
-    return [grads[0], c.numbers.product(bias.dims, grads[0]), *(None for _ in c.args[2:])]
+    return [grads[0], c.numbers.product(bias.dims, grads[0]), *[None] * len(c.args[2:])]
 
 
 def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     x, w, *orders = c.args
-    return [
-        c.numbers.product(x.dims, grads[0], w),
-        c.numbers.product(w.dims, grads[0], x),
-        *(None for _ in orders),
-    ]
+    dx = c.numbers.product(x.dims, grads[0], w)
+    dw = c.numbers.product(w.dims, grads[0], x)
+    return [dx, dw, *[None] * len(orders)]
 
 
 def _sum(c: Call) -> list[Tensor]:
@@ -349,7 +341,7 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "top": Semantics(
-        _top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]
+        _top, lambda c, grads: [_Choice(c).gradient(grads[0]), *[None] * len(c.args[1:])]
     ),
     "no_loss": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
     "no_load": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),

@@ -40,48 +40,41 @@ class _Run:
     done: list[_Done] = Factory(list[_Done])
 
     def do(self, kind: str, *operands: _Node, **attrs: Attr) -> Sequence[_Node]:
-        """Does an op, with those of the fused op's attributes that it has too."""
-        entry, (op, program) = OPS[kind], (self.fused.op, self.fused.program)
-        attrs |= {
-            key: value for key, value in op.attrs if key in {each.name for each in entry.attributes}
-        }
-        op, types = (
-            Op(kind, (), (), tuple(attrs.items()), span=op.span),
-            [it.type for it in operands],
-        )
+        """Does an op, with the attributes of the fused op that it has too."""
+        entry, (fused, program) = OPS[kind], (self.fused.op, self.fused.program)
+        names = {attribute.name for attribute in entry.attributes}
+        for key, value in fused.attrs:
+            if key in names:
+                attrs[key] = value
+        types = [node.type for node in operands]
+        args = [node.tensor for node in operands]
+        op = Op(kind, (), (), tuple(attrs.items()), span=fused.span)
         op = evolve(op, outputs=tuple(Value("", type) for type in entry.infer(program, types, op)))
-        call = evolve(
-            self.fused,
-            op=op,
-            args=[it.tensor for it in operands],
-            types=types,
-            results=(),
-            wrt=None,
-        )
+        call = evolve(self.fused, op=op, args=args, types=types, results=(), wrt=None)
         call = evolve(call, results=_PARTS[kind].value(call))
-        made = [
-            _Node(tensor, value.type)
-            for tensor, value in zip(call.results, op.outputs, strict=True)
-        ]
-        self.done.append((call, operands, made))
-        return made
+        results = list[_Node]()
+        for tensor, value in zip(call.results, op.outputs, strict=True):
+            results.append(_Node(tensor, value.type))
+        self.done.append((call, operands, results))
+        return results
 
     def gradients(self, results: Sequence[_Node], grads: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of the operands, from those of the last results."""
+        """The gradients of the operands, from the gradients of the last results."""
         for result, grad in zip(results[-len(grads) :], grads, strict=True):
             result.grads.append(grad)
-        for call, taken, made in reversed(self.done):
-            pull, due = (
-                _PARTS[call.op.kind].gradients,
-                [grad for node in made if (grad := self._total(node))],
-            )
+        for call, operands, outputs in reversed(self.done):
+            pull = _PARTS[call.op.kind].gradients
+            due = [grad for node in outputs if (grad := self._total(node))]
             assert pull, f"verify: {call.op.kind} has no gradients"
-            for node, grad in zip(taken, pull(call, due), strict=True):
-                node.grads.extend([grad] if grad else [])
+            for node, grad in zip(operands, pull(call, due), strict=True):
+                if grad:
+                    node.grads.append(grad)
         return [*map(self._total, self.operands)]
 
     def _total(self, node: _Node) -> Tensor | None:
-        return self.fused.numbers.total(node.tensor.dims, *node.grads) if node.grads else None
+        if not node.grads:
+            return None
+        return self.fused.numbers.total(node.tensor.dims, *node.grads)
 
 
 Body = Callable[..., Sequence[_Node]]
@@ -101,7 +94,9 @@ def _loss(
     run: _Run, x: _Node, weight: _Node, labels: _Node, *bias: _Node, loss: str
 ) -> Sequence[_Node]:
     logits = run.do("contract", x, weight, over=run.fused.op.names("inner"))
-    return run.do(loss, *(run.do("add", *logits, *bias) if bias else logits), labels)
+    if bias:
+        logits = run.do("add", *logits, *bias)
+    return run.do(loss, *logits, labels)
 
 
 def _gate(run: _Run, x: _Node, y: _Node, function: str) -> Sequence[_Node]:

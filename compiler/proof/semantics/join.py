@@ -10,7 +10,7 @@ from .call import Call, Semantics
 
 
 def joined(args: Sequence[Tensor], dims: Dims) -> Tensor:
-    """Parts of the last dim, some of which may be the same on all ranks."""
+    """The tensors side by side along the last dim; some may be the same on all ranks."""
     arrays = [x.onto((*dims[:-1], x.dims[-1])) for x in args]
     before = np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
     parts = [np.broadcast_to(array, (*before, array.shape[-1])) for array in arrays]
@@ -21,10 +21,10 @@ def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:
     """Slices along the last dim."""
     ends = np.cumsum([c.world.dims[part] for part in parts])
     arrays = np.split(x.array, ends[:-1], axis=-1)
-    return [
-        Tensor((*x.dims[:-1], part), array, x.degree)
-        for part, array in zip(parts, arrays, strict=True)
-    ]
+    slices = list[Tensor]()
+    for part, array in zip(parts, arrays, strict=True):
+        slices.append(Tensor((*x.dims[:-1], part), array, x.degree))
+    return slices
 
 
 def _concat_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
@@ -36,9 +36,10 @@ def _taken(c: Call, x: Tensor, back: bool = False) -> Tensor:
     """The positions in the op's order, or `back` from there."""
     (over,), permutes = c.op.names("over"), OPS[c.op.kind].permutes
     assert permutes, f"verify: {c.op.kind} permutes nothing"
-    source = np.array(permutes(c.op, c.world.dims[over]))
-    at = np.argsort(source) if back else source
-    return Tensor(x.dims, np.take(x.array, at, x.lead + x.dims.index(over)), x.degree)
+    order = np.array(permutes(c.op, c.world.dims[over]))
+    if back:
+        order = np.argsort(order)
+    return Tensor(x.dims, np.take(x.array, order, x.lead + x.dims.index(over)), x.degree)
 
 
 _PERMUTED = Semantics(

@@ -46,21 +46,20 @@ class Labelled(Logits):
     def __init__(self, c: Call, x: Tensor, labels: int) -> None:
         super().__init__(c, x)
         classes = self.dims[-1]
-        own, every = _shares(c, classes)
-        hot = c.numbers.product(self.dims, c.hot(labels, 0, classes), own)
-        self.target = c.numbers.total(
-            self.dims, hot, c.numbers.product((classes,), self.classes, every)
-        )
+        of_label, every = _shares(c, classes)
+        hot = c.numbers.product(self.dims, c.hot(labels, 0, classes), of_label)
+        spread = c.numbers.product((classes,), self.classes, every)
+        self.target = c.numbers.total(self.dims, hot, spread)
 
     def parts(self, peak: Tensor) -> tuple[Tensor, Tensor]:
         """z and t; a label among classes elsewhere adds zero to t."""
         below = self.n.total(self.dims, self.x, self.n.negative(peak))
-        return self.n.product(self.tokens, self.exponential(peak)), self.n.product(
-            self.tokens, self.target, below
-        )
+        z = self.n.product(self.tokens, self.exponential(peak))
+        t = self.n.product(self.tokens, self.target, below)
+        return z, t
 
     def gradient(self, dz: Tensor, dt: Tensor, peak: Tensor) -> Tensor:
-        """The gradient of the logits from those of z and t."""
+        """The gradient of the logits from the gradients of z and t."""
         n = self.n
         through = n.product(self.dims, dz, self.exponential(peak))
         return n.total(self.dims, through, n.product(self.dims, dt, self.target))
@@ -85,8 +84,8 @@ class Capped(Labelled):
 def _shares(c: Call, classes: str) -> tuple[Tensor, Tensor]:
     """How much of a token's target is the class of its label, and how much every class."""
     share = Fraction(c.number("smoothing"))
-    own, every = 1 - share, share / c.program.valid(classes)
-    return c.numbers.ratio(*own.as_integer_ratio()), c.numbers.ratio(*every.as_integer_ratio())
+    of_label, every = 1 - share, share / c.program.valid(classes)
+    return c.numbers.ratio(*of_label.as_integer_ratio()), c.numbers.ratio(*every.as_integer_ratio())
 
 
 def _valid(c: Call, labels: Tensor, dims: Dims) -> Tensor:
@@ -118,14 +117,13 @@ def _token_loss_dx(
     c: Call, z_loss: str, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor
 ) -> tuple[Tensor, Tensor]:
     n = c.numbers
-    each = n.product(z.dims, dy, _valid(c, labels, z.dims))
-    through = each
+    losses = n.product(z.dims, dy, _valid(c, labels, z.dims))
+    through = losses
     if peak:
         log = _normaliser(c, z, *peak)
-        through = n.total(
-            z.dims, each, n.product(z.dims, each, log, c.ratio(z_loss), n.ratio(2, 1))
-        )
-    return n.product(z.dims, through, n.inverse(z)), n.negative(each)
+        of_square = n.product(z.dims, losses, log, c.ratio(z_loss), n.ratio(2, 1))
+        through = n.total(z.dims, losses, of_square)
+    return n.product(z.dims, through, n.inverse(z)), n.negative(losses)
 
 
 # ---- whole
@@ -134,14 +132,16 @@ def _token_loss_dx(
 def _whole(c: Call) -> list[Tensor]:
     logits = Capped(c)
     peak = logits.peak()
-    return [_token_loss(c, "z", *logits.parts(peak), c.args[1], *([peak] if c.number("z") else []))]
+    z_peak = [peak] if c.number("z") else []
+    return [_token_loss(c, "z", *logits.parts(peak), c.args[1], *z_peak)]
 
 
 def _whole_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     logits = Capped(c)
     peak = logits.peak()
     z, _ = logits.parts(peak)
-    through = _token_loss_dx(c, "z", grads[0], z, c.args[1], *([peak] if c.number("z") else []))
+    z_peak = [peak] if c.number("z") else []
+    through = _token_loss_dx(c, "z", grads[0], z, c.args[1], *z_peak)
     return [logits.gradient(*through, peak), None]
 
 
@@ -149,12 +149,12 @@ def _whole_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    z, _, *rest = c.args
-    return [*_token_loss_dx(c, "z_loss", grads[0], z, *rest), *(None for _ in rest)]
+    z, _, *others = c.args
+    return [*_token_loss_dx(c, "z_loss", grads[0], z, *others), *[None] * len(others)]
 
 
-# ---- in parts, each relative to its rank's own largest logit; and what they are relative to that
-# of all
+# ---- in parts, each relative to its rank's own largest logit; and how they relate to the largest
+# logit of all
 
 
 def _shared(x: Tensor, dims: Dims) -> Tensor:
@@ -167,11 +167,8 @@ def _own_parts(c: Call) -> list[Tensor]:
     logits = Capped(c)
     m = logits.peak()
     z = logits.n.product(logits.tokens, logits.exponential(m))
-    return [
-        m,
-        _shared(z, c.op.outputs[1].type.dims),
-        logits.n.product(logits.tokens, logits.target, logits.x),
-    ]
+    z = _shared(z, c.op.outputs[1].type.dims)
+    return [m, z, logits.n.product(logits.tokens, logits.target, logits.x)]
 
 
 def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
@@ -190,17 +187,13 @@ def _share_of_labels(c: Call) -> Tensor:
     """The part of each label that this rank's classes have."""
     n, labels, classes = c.numbers, c.args[4], str(c.op.get("classes"))
     m = c.types[0]
-    type = Type(
-        m.dtype, (classes,), tuple((axis, sharded(classes)) for axis in m.axes_in(Kind.MAXIMUM))
-    )
-    index, dims, (own, every) = (
-        c.world.indices(type, classes),
-        (*labels.dims, classes),
-        _shares(c, classes),
-    )
+    places = tuple((axis, sharded(classes)) for axis in m.axes_in(Kind.MAXIMUM))
+    index = c.world.indices(Type(m.dtype, (classes,), places), classes)
+    dims = (*labels.dims, classes)
+    of_label, every = _shares(c, classes)
     is_label = (labels.onto(dims) == Tensor((classes,), index).onto(dims)).astype(int)
     real = n.constant((index < c.program.valid(classes)).astype(int), (classes,))
-    hot = n.product(labels.dims, n.constant(is_label, dims), own)
+    hot = n.product(labels.dims, n.constant(is_label, dims), of_label)
     return n.total(labels.dims, hot, n.product((), real, every))
 
 

@@ -1,7 +1,6 @@
 """Normalisation: y = x · w · r, r = (mean(x²) + eps)^(-1/2) over the weight's dims; whole, and in
 two parts.
-
-In layernorm x is first centred, and the variance is the mean of squares of that.
+Layernorm first centres x; the variance is then the mean of its squares.
 """
 
 from attrs import evolve
@@ -21,7 +20,7 @@ def _mean(c: Call, over: Dims, x: Tensor, *factors: Tensor) -> Tensor:
 
 
 def _centred(c: Call, x: Tensor, over: Dims) -> Tensor:
-    """x less its mean, which is also the gradient of that."""
+    """x less its mean; its gradient has the same form."""
     return c.numbers.total(x.dims, x, c.numbers.negative(_mean(c, over, x)))
 
 
@@ -48,11 +47,10 @@ def _scaled_dsquare(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tens
 def _scaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (dy,), (x, weight, square) = grads, c.args
     back = (dy, weight, x, square)
-    return [
-        _scaled(c, dy, weight, square) if c.wants(0) else None,
-        _scaled_dw(c, *back) if c.wants(1) else None,
-        _scaled_dsquare(c, *back) if c.wants(2) else None,
-    ]
+    dx = _scaled(c, dy, weight, square) if c.wants(0) else None
+    dw = _scaled_dw(c, *back) if c.wants(1) else None
+    dsquare = _scaled_dsquare(c, *back) if c.wants(2) else None
+    return [dx, dw, dsquare]
 
 
 def _mean_square_dx(c: Call, dy: Tensor, x: Tensor) -> Tensor:
@@ -76,7 +74,10 @@ def _rms_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 def _rms_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (x, weight), (dy,) = c.args, grads
     dx = _rms_dx(c, dy, weight, x) if c.wants(0) else None
-    return [dx, _scaled_dw(c, dy, weight, x, _mean(c, weight.dims, x, x)) if c.wants(1) else None]
+    dw = None
+    if c.wants(1):
+        dw = _scaled_dw(c, dy, weight, x, _mean(c, weight.dims, x, x))
+    return [dx, dw]
 
 
 def _layer(c: Call, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
@@ -86,7 +87,8 @@ def _layer(c: Call, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
 def _layer_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (dy,), (x, weight, *bias) = grads, c.args
     dx, dw = _rms_gradients(evolve(c, args=[_centred(c, x, weight.dims), weight]), grads)
-    dx = _centred(c, dx, weight.dims) if dx else None
+    if dx:
+        dx = _centred(c, dx, weight.dims)
     return [dx, dw, *(c.numbers.product(b.dims, dy) for b in bias)]
 
 

@@ -32,11 +32,13 @@ def _squares(c: Call) -> list[Tensor]:
     """
     if "stages" not in dict(c.op.attrs):
         return [squares(c.numbers, c.args)]
-    buckets = [next(b for b in c.program.buckets if b.dim in x.dims) for x in c.args]
     once = [int(rank) for rank in c.op.names("once")[:1]]
-    masks = [counted(c.program, c.world, bucket, once, c.numbers) for bucket in buckets]
-    own = [c.numbers.product(x.dims, x, mask) for x, mask in zip(c.args, masks, strict=True)]
-    return [squares(c.numbers, own)]
+    values = list[Tensor]()
+    for x in c.args:
+        bucket = next(bucket for bucket in c.program.buckets if bucket.dim in x.dims)
+        mask = counted(c.program, c.world, bucket, once, c.numbers)
+        values.append(c.numbers.product(x.dims, x, mask))
+    return [squares(c.numbers, values)]
 
 
 def norm(n: Numbers, parts: Sequence[Tensor]) -> Tensor:
@@ -61,7 +63,9 @@ def unscaled_norm(n: Numbers, scale: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 def clipping(n: Numbers, norm: Tensor, most: object) -> Tensor:
     """min(1, most / norm); 1 where most is 0."""
-    return n.function("clip", norm, constants=(most,)) if most else n.ratio(1, 1)
+    if not most:
+        return n.ratio(1, 1)
+    return n.function("clip", norm, constants=(most,))
 
 
 def updated(
@@ -73,18 +77,16 @@ def updated(
     scale: Tensor,
     count: Tensor,
 ) -> Tensor:
-    """The optimizer's step on one parameter: a function of each element, and of what the count went
-    through.
+    """The optimizer's step on one parameter: a function of each element, and of the changes to the
+    count.
 
     Nothing where no label counted.
     """
     scaled, due = n.product(param.dims, grad, scale), _onto(n, count, param.dims)
-    moved = n.function(
-        "update", param, scaled, due, constants=(name, *_settings(program.train.optimizer, name))
-    )
-    return Tensor(
-        param.dims, np.where(due.array > 0, moved.array, param.array), moved.degree | param.degree
-    )
+    constants = (name, *_settings(program.train.optimizer, name))
+    moved = n.function("update", param, scaled, due, constants=constants)
+    array = np.where(due.array > 0, moved.array, param.array)
+    return Tensor(param.dims, array, moved.degree | param.degree)
 
 
 def _onto(n: Numbers, count: Tensor, dims: Dims) -> Tensor:
@@ -93,8 +95,8 @@ def _onto(n: Numbers, count: Tensor, dims: Dims) -> Tensor:
 
 
 def if_finite(n: Numbers, count: Tensor) -> Tensor:
-    """A count that is 0 where it was, and of which one can tell that it has been asked whether
-    values are finite.
+    """A count that is 0 where it was; it also shows that it has been asked whether values are
+    finite.
 
     All numbers of a field are; that ranks ask the same norm and loss is known by types, and these
     are results.
@@ -108,38 +110,35 @@ def if_below(n: Numbers, count: Tensor, loss: Tensor, limit: Tensor) -> Tensor:
 
 
 def _gated(n: Numbers, name: str, count: Tensor, *values: Tensor) -> Tensor:
-    found = n.function(name, n.constant(count.array), *values)
-    return Tensor(
-        (), np.where(count.array > 0, found.array, np.zeros_like(found.array)), found.degree
-    )
+    value = n.function(name, n.constant(count.array), *values)
+    array = np.where(count.array > 0, value.array, np.zeros_like(value.array))
+    return Tensor((), array, value.degree)
 
 
 def loss_limit(n: Numbers, axes: int, deviations: object) -> Tensor:
     """Any number, which all ranks hold."""
-    return n.function(
-        "limit", Tensor((), n.random((1,) * axes, "loss limit"), RANDOM), constants=(deviations,)
-    )
+    limit = Tensor((), n.random((1,) * axes, "loss limit"), RANDOM)
+    return n.function("limit", limit, constants=(deviations,))
 
 
 def balanced(n: Numbers, bias: Tensor, load: Tensor, count: Tensor, rate: float) -> Tensor:
     """A function of each bias, its load, the mean of its row's and the count; nothing where no
     label counted.
     """
-    own = Tensor(bias.dims, load.array)
-    mean = n.product(bias.dims[:-1], own, n.ratio(1, load.array.shape[-1]))
-    spread = Tensor(bias.dims, np.broadcast_to(mean.onto(bias.dims), own.array.shape))
+    loads = Tensor(bias.dims, load.array)
+    mean = n.product(bias.dims[:-1], loads, n.ratio(1, load.array.shape[-1]))
+    spread = Tensor(bias.dims, np.broadcast_to(mean.onto(bias.dims), loads.array.shape))
     due = _onto(n, count, bias.dims)
-    moved = n.function("balance", bias, own, spread, due, constants=(rate,))
-    return Tensor(
-        bias.dims, np.where(due.array > 0, moved.array, bias.array), moved.degree | bias.degree
-    )
+    moved = n.function("balance", bias, loads, spread, due, constants=(rate,))
+    array = np.where(due.array > 0, moved.array, bias.array)
+    return Tensor(bias.dims, array, moved.degree | bias.degree)
 
 
 def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
     """Settings of the optimizer for `name`; its averages are functions of the same element's
     gradients.
     """
-    own, o, s = optimizer.group_of(name), optimizer, optimizer.schedule
+    group, o, s = optimizer.group_of(name), optimizer, optimizer.schedule
     return (
         o.kind,
         o.lr,
@@ -149,8 +148,8 @@ def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
         s.kind,
         s.warmup,
         s.floor,
-        own.weight_decay,
-        own.lr_scale,
+        group.weight_decay,
+        group.lr_scale,
     )
 
 
@@ -164,11 +163,12 @@ def _named(c: Call) -> Bucket:
 
 def _update(c: Call) -> list[Tensor]:
     (scale, count), bucket = c.args[1:3], c.bucket
-    each = zip(c.op.inputs[3:], c.args[3:], c.unpacked, strict=True)
-    moved = [
-        updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each
-    ]
-    return own(c.program, c.world, bucket, moved, c.numbers) if bucket else moved
+    moved = list[Tensor]()
+    for name, param, grad in zip(c.op.inputs[3:], c.args[3:], c.unpacked, strict=True):
+        moved.append(updated(c.program, c.numbers, name, param, grad, scale, count))
+    if not bucket:
+        return moved
+    return own(c.program, c.world, bucket, moved, c.numbers)
 
 
 MEANINGS = {

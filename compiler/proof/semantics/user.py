@@ -21,22 +21,24 @@ class _Slices:
     """The combinations of all operands, for one result."""
 
     def __init__(self, c: Call, result: int, dims: Dims) -> None:
-        """`dims` are those of the result."""
+        """`dims` are the dims of the result."""
         self.n, self.dims, self.op, self.result = c.numbers, dims, c.op, result
         self.count = len(c.args)
         self.along, self.linear = c.op.names("along"), linear_in(c.op)
         self.operands = [self._apart(x) for x in (*c.args, *self._positions(c))]
         self.keys = [self._key(c, i, x) for i, x in enumerate(self.operands)]
-        self.parts = [
-            self.n.product(self._among([*x.dims, *key.dims]), x, key)
-            for x, key in zip(self.operands, self.keys, strict=True)
-        ]
-        bent = [part for i, part in enumerate(self.parts) if i not in self.linear]
-        self.bent = (
-            self.n.total(self._among(dim for part in bent for dim in part.dims), *bent)
-            if bent
-            else None
-        )
+        self.parts = list[Tensor]()
+        for x, key in zip(self.operands, self.keys, strict=True):
+            dims_of_part = self._among([*x.dims, *key.dims])
+            self.parts.append(self.n.product(dims_of_part, x, key))
+        bent, dims_of_bent = list[Tensor](), list[str]()
+        for i, part in enumerate(self.parts):
+            if i not in self.linear:
+                bent.append(part)
+                dims_of_bent += part.dims
+        self.bent: Tensor | None = None
+        if bent:
+            self.bent = self.n.total(self._among(dims_of_bent), *bent)
 
     def _positions(self, c: Call) -> list[Tensor]:
         """The positions that the function takes: a random number for each global position."""
@@ -49,14 +51,13 @@ class _Slices:
 
     def _among(self, dims: Iterable[str]) -> Dims:
         """The dims among the result's, in its order."""
-        known = set(dims)
-        return tuple(dim for dim in self.dims if dim in known)
+        names = set(dims)
+        return tuple(dim for dim in self.dims if dim in names)
 
     def _apart(self, x: Tensor) -> Tensor:
         """The dims that stay inside a slice, apart from the result's of the same name."""
-        return Tensor(
-            tuple(dim if dim in self.along else f"{dim}'" for dim in x.dims), x.array, x.degree
-        )
+        dims = tuple(dim if dim in self.along else f"{dim}'" for dim in x.dims)
+        return Tensor(dims, x.array, x.degree)
 
     def _key(self, c: Call, operand: int, x: Tensor) -> Tensor:
         """The factors that combine the elements of a slice: random numbers, whatever the order
@@ -65,14 +66,13 @@ class _Slices:
         inner = sorted(dim for dim in x.dims if dim.endswith("'"))
         dims = (*sorted(dim for dim in self.dims if dim not in self.along), *inner)
         shape = tuple(c.world.dims[dim.rstrip("'")] for dim in dims)
-        array = self.n.random(
-            shape, f"{c.get('function')} {constants(c.op)} {self.result} {operand}"
-        )
+        name = f"{c.get('function')} {constants(c.op)} {self.result} {operand}"
+        array = self.n.random(shape, name)
         causal = causal_dim(c.op)
         if causal and f"{causal}'" in inner:
             is_past = _is_past(dims.index(causal), dims.index(f"{causal}'"), shape)
             array = np.where(is_past, array, array.dtype.type(0))
-        return Tensor(dims, array.reshape(len(array), *(1 for _ in c.world.axes), *shape), RANDOM)
+        return Tensor(dims, array.reshape(len(array), *(1,) * len(c.world.axes), *shape), RANDOM)
 
     def _factors(self, slope: bool, without: int = -1) -> list[Tensor]:
         """The factors of the result, a product; or of its slope: all linear parts but one."""
@@ -95,16 +95,19 @@ class _Slices:
 
 
 def _is_past(result: int, operand: int, shape: tuple[int, ...]) -> Array:
-    """Where the position of an operand is not after that of the result; both are dims of the
-    shape, by index.
+    """Where the position of an operand is not after the position of the result; both are dims of
+    the shape, by index.
     """
     positions = np.indices(shape)
     return positions[operand] <= positions[result]
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    through = [_Slices(c, i, dy.dims).gradients(dy) for i, dy in enumerate(grads)]
-    return [c.numbers.total(x.dims, *parts) for x, *parts in zip(c.args, *through, strict=True)]
+    grads_by_result = [_Slices(c, i, dy.dims).gradients(dy) for i, dy in enumerate(grads)]
+    totals = list[Tensor | None]()
+    for x, *parts in zip(c.args, *grads_by_result, strict=True):
+        totals.append(c.numbers.total(x.dims, *parts))
+    return totals
 
 
 def _values(c: Call) -> list[Tensor]:
