@@ -52,53 +52,53 @@ def resolve(
     Raises PlanError with all mistakes that can be told of a plan that is not lowered, and those
     that `further` finds beside them.
     """
-    found = Diagnostics()
-    document = gather(source, found, over, read)
-    sections = _sections(document, found)
-    settings = read_settings(document.sections, sections, found)
+    diagnostics = Diagnostics()
+    document = gather(source, diagnostics, over, read)
+    sections = _sections(document, diagnostics)
+    settings = read_settings(document.sections, sections, diagnostics)
     program = None
-    with found.catch():
-        program = _program(document, sections, settings, found)
+    with diagnostics.catch():
+        program = _program(document, sections, settings, diagnostics)
         if settings.train:
-            check_data(document.model, program, found)
-            with found.catch():
+            check_data(document.model, program, diagnostics)
+            with diagnostics.catch():
                 program = evolve(program, train=evolve(program.train, logits=logits_for(program)))
-        if found:
-            validate(program, found)
+        if diagnostics:
+            validate(program, diagnostics)
             if further:
-                further(program, found)
-    found.check()
+                further(program, diagnostics)
+    diagnostics.check()
     assert program, "resolve: a program that was not made has no mistake"
     return program
 
 
 def _program(
-    document: Document, sections: Mapping[str, tree.Section], settings: Sections, found: Diagnostics
+    document: Document, sections: Mapping[str, tree.Section], settings: Sections, diagnostics: Diagnostics
 ) -> Program:
     """The program but for what depends on its data, as far as mistakes, which are added to
-    `found`, leave one.
+    `diagnostics`, leave one.
     """
-    rules = rules_of(sections["shard"], found)
-    axes = axes_of(sections["mesh"], rules, found)
+    rules = rules_of(sections["shard"], diagnostics)
+    axes = axes_of(sections["mesh"], rules, diagnostics)
     train = settings.train or standing_in(sections["train"], axes)
     if not settings.train:
-        found.doubt(section="train")
-    dims, scope = _dims(document.model, found)
-    axes = begun_at(axes, rules, train, found)
-    dims |= _data_dims(train, rules, axes, found)
-    rules = known_rules(rules, dims, axes, found)
-    check_how(rules, found)
-    check_ranges(axes, rules, found)
+        diagnostics.doubt(section="train")
+    dims, scope = _dims(document.model, diagnostics)
+    axes = begun_at(axes, rules, train, diagnostics)
+    dims |= _data_dims(train, rules, axes, diagnostics)
+    rules = known_rules(rules, dims, axes, diagnostics)
+    check_how(rules, diagnostics)
+    check_ranges(axes, rules, diagnostics)
     sizes = {axis.name: axis.size for axis in axes}
     several = {
-        axis.name for axis in axes if axis.size > 1 or axis.within or axis.name in found.doubtful
+        axis.name for axis in axes if axis.size > 1 or axis.within or axis.name in diagnostics.doubtful
     }
-    laid = claims_of(rules)  # an axis that is always of size 1 shards nothing
-    claims = tuple(claim for claim in laid if claim.axis in several)
-    ops = user_ops(document.ops, document.source, found)
-    divided = divide(document.model, dims, scope, found)
+    all_claims = claims_of(rules)  # an axis that is always of size 1 shards nothing
+    claims = tuple(claim for claim in all_claims if claim.axis in several)
+    ops = user_ops(document.ops, document.source, diagnostics)
+    divided = divide(document.model, dims, scope, diagnostics)
     dims |= {part.name: part for parts in divided.dims.values() for part in parts}
-    dims |= route_dims(divided.model, dims, scope, found)
+    dims |= route_dims(divided.model, dims, scope, diagnostics)
     frame = Program(
         document.model.name.name,
         "resolve",
@@ -109,36 +109,36 @@ def _program(
         Region("model", (), span=document.model.span),
         train_of_parts(train, divided.copies, divided.dims),
         settings.cluster,
-        state=state_of_parts(state_axes(sections["state"], claims, sizes, found), divided.copies),
+        state=state_of_parts(state_axes(sections["state"], claims, sizes, diagnostics), divided.copies),
         flow=settings.flow,
         watch=settings.watch,
         sees=document.model.sees,
     )
-    before = found.count
-    built = build(divided.model, frame, scope, ops, *element_types(train), found)
+    before = diagnostics.count
+    built = build(divided.model, frame, scope, ops, *element_types(train), diagnostics)
     program = evolve(frame, region=built.region, params=built.params, buffers=built.buffers)
-    if found.count == before:
+    if diagnostics.count == before:
         program = with_padding(program)
     program = pipelined(
         program,
         settings.pipeline,
         sections["pipeline"].head,
-        claims_of_parts(laid, divided.dims),
-        found,
+        claims_of_parts(all_claims, divided.dims),
+        diagnostics,
     )
-    check_patterns(sections["state"], program, found)
-    check_rows(program, found)
-    if "names" in document.sections and found.count == before:
+    check_patterns(sections["state"], program, diagnostics)
+    check_rows(program, diagnostics)
+    if "names" in document.sections and diagnostics.count == before:
         program = evolve(
             program, names=stored(document.sections["names"], program, divided.copies, scope)
         )
     return program
 
 
-def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]:
+def _sections(document: Document, diagnostics: Diagnostics) -> dict[str, tree.Section]:
     for kind, section in document.sections.items():
         if kind not in SECTIONS:
-            found.error(
+            diagnostics.error(
                 "E0406",
                 f"there is no section `{kind}`",
                 section.head,
@@ -150,7 +150,7 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]
             "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … {"
             " … }  data … { … } }`"
         )
-        found.error("E0402", "this plan has no section `train`", document.source.whole(), help=help)
+        diagnostics.error("E0402", "this plan has no section `train`", document.source.whole(), help=help)
     span = document.source.whole()
     empty = {kind: tree.Section(tree.Name(kind, span), None, (), span) for kind in SECTIONS}
     return empty | document.sections
@@ -166,7 +166,7 @@ def _help_for_section(kind: str) -> str:
     )
 
 
-def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[str, Scalar]]:
+def _dims(model: tree.Model, diagnostics: Diagnostics) -> tuple[dict[str, Dim], dict[str, Scalar]]:
     """The model's own dims, and the scope of dims and constants for arithmetic.
 
     Dims whose size is not known have one that all axes divide, and are not in the scope.
@@ -176,21 +176,21 @@ def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[s
     for section in model.body:
         if isinstance(section, tree.Section):
             for entry in section.entries:
-                with found.catch():
-                    _define(section, entry, dims, scope, found)
+                with diagnostics.catch():
+                    _define(section, entry, dims, scope, diagnostics)
                     continue
                 if section.kind.name not in ("dims", "const"):
-                    found.doubt(*section.span.names, section="statements")
+                    diagnostics.doubt(*section.span.names, section="statements")
                 elif isinstance(entry, tree.Setting):
-                    found.doubt(entry.key.name)
+                    diagnostics.doubt(entry.key.name)
                     if section.kind.name == "dims":
                         dims.setdefault(
                             entry.key.name, Dim(entry.key.name, UNKNOWN_SIZE, span=entry.span)
                         )
-    if "dims" in found.in_part:
+    if "dims" in diagnostics.in_part:
         uses = [dim for use in declared(model.body) for dim in (*use.outs, *use.ins)]
         for dim in uses:
-            if dim.name in found.doubtful - scope.keys():
+            if dim.name in diagnostics.doubtful - scope.keys():
                 dims.setdefault(dim.name, Dim(dim.name, UNKNOWN_SIZE, span=dim.span))
     return dims, scope
 
@@ -208,7 +208,7 @@ def _define(
     entry: tree.Entry,
     dims: dict[str, Dim],
     scope: dict[str, Scalar],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> None:
     """Adds a dim or a constant.  Raises PlanError."""
     match section.kind.name, entry:
@@ -221,7 +221,7 @@ def _define(
             size = whole(key, evaluate(value, scope), value, scope)
             dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
             scope[key.name] = size
-            found.doubtful.discard(key.name)  # whatever else is not read
+            diagnostics.doubtful.discard(key.name)  # whatever else is not read
         case "const", tree.Setting(key, value):
             scope[key.name] = evaluate(value, scope)
         case (("dims" | "const"), _):
@@ -242,7 +242,7 @@ def _padded(size: int, entry: tree.Setting) -> int:
 
 
 def _data_dims(
-    train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], found: Diagnostics
+    train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], diagnostics: Diagnostics
 ) -> dict[str, Dim]:
     """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a
     step.
@@ -255,7 +255,7 @@ def _data_dims(
                 batch *= sizes.get(axis.name, 1)
     if train.global_batch % batch:
         ranks = batch // train.microbatch
-        found.error(
+        diagnostics.error(
             "E0310",
             "`global_batch` is not a whole number of microbatches",
             train.spans["global_batch"],
@@ -265,9 +265,9 @@ def _data_dims(
             help=f"multiples of {batch} are, for instance"
             f" {-(-train.global_batch // batch) * batch}",
         )
-    given = {
+    sizes_and_settings = {
         SEQUENCE: (train.seq, "seq"),
         BATCH: (batch, "microbatch"),
         MICROBATCHES: (-(-train.global_batch // batch), "global_batch"),
     }
-    return {name: Dim(name, size, span=train.spans[key]) for name, (size, key) in given.items()}
+    return {name: Dim(name, size, span=train.spans[key]) for name, (size, key) in sizes_and_settings.items()}

@@ -39,8 +39,8 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
                 )
             return math.sqrt(value)
         case tree.Name(name):
-            known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
-            help = help_for_value(name) or did_you_mean(name, scope) or f"known: {known}"
+            known_names = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
+            help = help_for_value(name) or did_you_mean(name, scope) or f"known: {known_names}"
             raise wrong(
                 "E0201",
                 f"`{name}` is neither a dim nor a constant",

@@ -16,8 +16,8 @@ def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
     pending = [expr]
     while pending:
         match pending.pop():
-            case tree.Name() | tree.ParamUse() as found:
-                yield found
+            case tree.Name() | tree.ParamUse() as mention:
+                yield mention
             case tree.Call(_, args, kwargs):
                 pending += [*args, *(setting.value for setting in kwargs)]
             case tree.Negative(value):
@@ -56,7 +56,7 @@ def declarations(items: Iterable[Item]) -> Iterator[str]:
 def declared(items: Iterable[Item]) -> Iterator[tree.ParamUse]:
     """The same with their dims."""
     for bind in _binds(items):
-        yield from (each for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))
+        yield from (mention for mention in mentioned(bind.expr) if isinstance(mention, tree.ParamUse))
 
 
 def bound_in(items: Iterable[Item]) -> Iterator[str]:
@@ -71,20 +71,20 @@ def _binds(items: Iterable[Item]) -> Iterator[tree.Bind]:
             yield item.binds[0] if isinstance(item, tree.Route) else item
 
 
-def one_sided(items: Iterable[Item], found: Diagnostics) -> Iterator[Item]:
+def one_sided(items: Iterable[Item], diagnostics: Diagnostics) -> Iterator[Item]:
     """The items without branches: the first side of each that has an index, the names in which
     are in doubt.
     """
     for item in items:
         match item:
             case tree.If():
-                found.doubt(item.index.name, section="statements")
-                found.used.update(item.span.names)
-                found.doubt(*bound_in(item.others), *declarations(item.others))
-                yield from one_sided(item.body, found)
+                diagnostics.doubt(item.index.name, section="statements")
+                diagnostics.used.update(item.span.names)
+                diagnostics.doubt(*bound_in(item.others), *declarations(item.others))
+                yield from one_sided(item.body, diagnostics)
             case tree.Repeat():
-                found.doubt(*map(str, filter(None, [item.index])))
-                yield evolve(item, body=tuple(one_sided(item.body, found)), index=None)
+                diagnostics.doubt(*map(str, filter(None, [item.index])))
+                yield evolve(item, body=tuple(one_sided(item.body, diagnostics)), index=None)
             case _:
                 yield item
 
@@ -117,7 +117,7 @@ def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
             kwargs = tuple(
                 evolve(setting, value=_renamed(setting.value, names)) for setting in kwargs
             )
-            return evolve(expr, args=tuple(_renamed(each, names) for each in args), kwargs=kwargs)
+            return evolve(expr, args=tuple(_renamed(argument, names) for argument in args), kwargs=kwargs)
         case tree.Negative(value):
             return evolve(expr, value=_renamed(value, names))
         case tree.List(items):
@@ -147,7 +147,7 @@ def check_visible(model: tree.Model) -> None:
     out of place.
     """
     statements = [item for item in model.body if isinstance(item, tree.Statement)]
-    _Walk({given.name.name: given.name for given in model.inputs}, {}, {}).body(statements)
+    _Walk({model_input.name.name: model_input.name for model_input in model.inputs}, {}, {}).body(statements)
 
 
 class _Walk:
@@ -155,8 +155,8 @@ class _Walk:
     repeats around.
     """
 
-    def __init__(self, known: Names, partly: Names, indices: Names) -> None:
-        self._known, self._partly, self._indices = {**known}, {**partly}, indices
+    def __init__(self, visible: Names, partly: Names, indices: Names) -> None:
+        self._known, self._partly, self._indices = {**visible}, {**partly}, indices
         self._bound: Names = {}
 
     def body(self, statements: Sequence[tree.Statement]) -> Names:
@@ -175,8 +175,8 @@ class _Walk:
         return self._bound
 
     def _bind(self, item: tree.Bind) -> None:
-        for each in mentioned(item.expr):
-            name = each if isinstance(each, tree.Name) else each.name
+        for mention in mentioned(item.expr):
+            name = mention if isinstance(mention, tree.Name) else mention.name
             self._check_index(name)
             if name.name in self._partly:
                 notes = (Note(self._partly[name.name].span, "bound here"),)

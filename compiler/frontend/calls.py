@@ -36,27 +36,27 @@ def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bo
         *(attribute.name for attribute in attributes),
     ]
     optional = {operand.name: operand for operand in operands if operand.optional}
-    given: dict[str, tree.Expr] = {}
+    exprs_by_name: dict[str, tree.Expr] = {}
     left = list(places)
     for argument in call.args:
         while left and left[0] in optional and not _may_be(optional[left[0]], argument, is_number):
             left.pop(0)
         if not left:
             raise _unfit(entry, "takes fewer arguments", argument.span, "one too many")
-        given[left.pop(0)] = argument
+        exprs_by_name[left.pop(0)] = argument
     for setting in call.kwargs:
         key = setting.key
         if key.name not in places:
             help = help_for_argument(entry.name, key.name, places)
             raise _unfit(entry, f"has no argument `{key}`", key.span, "not an argument", help)
-        if first := given.get(key.name):
+        if first := exprs_by_name.get(key.name):
             notes = (Note(first.span, "the first value"),)
             raise _unfit(entry, f"takes `{key}` once", key.span, "the second value", notes=notes)
-        given[setting.key.name] = setting.value
-    _check_complete(call, entry, operands, given, is_number)
+        exprs_by_name[setting.key.name] = setting.value
+    _check_complete(call, entry, operands, exprs_by_name, is_number)
     return (
-        [(operand, given[operand.name]) for operand in operands if operand.name in given],
-        [(attribute, given[attribute.name]) for attribute in attributes if attribute.name in given],
+        [(operand, exprs_by_name[operand.name]) for operand in operands if operand.name in exprs_by_name],
+        [(attribute, exprs_by_name[attribute.name]) for attribute in attributes if attribute.name in exprs_by_name],
     )
 
 
@@ -81,23 +81,23 @@ def _check_complete(
     call: tree.Call,
     entry: OpDef,
     operands: tuple[Operand, ...],
-    given: dict[str, tree.Expr],
+    exprs_by_name: dict[str, tree.Expr],
     is_number: Callable[[tree.Expr], bool],
 ) -> None:
     """Nothing is missing; an optional operand may be left out only together with those after it.
 
     A number in the place of a tensor says that this tensor is missing: `rmsnorm(x, eps)`.
     """
-    last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
+    last = max((i for i, operand in enumerate(operands) if operand.name in exprs_by_name), default=-1)
     needed = [
         operand.name for i, operand in enumerate(operands) if i < last or not operand.optional
     ]
     needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]
-    tensors = {operand.name for operand in operands if operand.name in given}
+    tensors = {operand.name for operand in operands if operand.name in exprs_by_name}
     for name in needed:
-        if name not in given:
+        if name not in exprs_by_name:
             name = next(
-                (operand for operand in needed if operand in tensors and is_number(given[operand])),
+                (operand for operand in needed if operand in tensors and is_number(exprs_by_name[operand])),
                 name,
             )
             help = _help_for_missing(entry, name)
@@ -141,12 +141,12 @@ def _unfit(
     return wrong("E0606", f"`{entry.name}` {what}", span, label, help, notes=notes)
 
 
-def check_ranges(entry: OpDef, op: Op, found: Diagnostics) -> None:
+def check_ranges(entry: OpDef, op: Op, diagnostics: Diagnostics) -> None:
     """The numbers that an op has are in their ranges."""
     for name, (holds, help) in ((each.name, each.range) for each in entry.attributes if each.range):
         value = dict(op.attrs).get(name)
         if isinstance(value, float) and not holds(value):
-            found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)
+            diagnostics.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)
 
 
 @frozen
@@ -160,7 +160,7 @@ class Calls(ABC):
     _builder: ModelBuilder
     _draws: Draws
     _user_ops: Mapping[str, UserOp]
-    _found: Diagnostics
+    _diagnostics: Diagnostics
 
     @abstractmethod
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
@@ -170,11 +170,11 @@ class Calls(ABC):
 
     def call(self, call: tree.Call, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, as many as `like`, after which they are named."""
-        if own := self._user_ops.get(call.name.name):
-            return self._user_call(call, own, like)
+        if user_op := self._user_ops.get(call.name.name):
+            return self._user_call(call, user_op, like)
         entry = OPS.get(call.name.name)
         if entry is None or not entry.user_visible:
-            if call.name.name in self._found.doubtful:  # an op of the plan's own
+            if call.name.name in self._diagnostics.doubtful:  # an op of the plan's own
                 for argument in (each for each in call.args if not self._scope.is_number(each)):
                     self.tensor(argument)
             raise wrong(
@@ -212,17 +212,17 @@ class Calls(ABC):
             [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops],
         )
 
-    def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
-        operands, numbers = self.arguments(call, own.entry)
+    def _user_call(self, call: tree.Call, user_op: UserOp, like: Sequence[str]) -> tuple[str, ...]:
+        operands, numbers = self.arguments(call, user_op.entry)
         types = [self._builder.types[name] for name in operands]
         try:
-            attrs = own.attributes(types, [float(str(value)) for _, value in numbers])
+            attrs = user_op.attributes(types, [float(str(value)) for _, value in numbers])
         except TypingError as error:
             raise wrong("E0307", str(error), call.span, "these dims do not fit") from None
         self.require_rows(operands, call.span)
         if self._parameters.experts:
             check_user_op(Op("call", operands, (), attrs, span=call.span), self._parameters.experts)
-        names = [name or f"_{own.entry.name}" for name in like]
+        names = [name or f"_{user_op.entry.name}" for name in like]
         return self._builder.several("call", operands, attrs, call.span, names)
 
     def require_rows(self, operands: Sequence[str], span: Span) -> None:
@@ -234,25 +234,25 @@ class Calls(ABC):
         """The operands and the attributes of a call of `entry`; attributes that have their
         default are left out.
         """
-        given, attributes = arguments(call, entry, self._scope.is_number)
-        for operand, expr in given:
+        operand_exprs, attributes = arguments(call, entry, self._scope.is_number)
+        for operand, expr in operand_exprs:
             self._parameters.begin(expr, operand.init)
         stems = [
-            (expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given
+            (expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in operand_exprs
         ]
         # a plain x goes by the op that makes it
         operands = tuple(self.tensor(expr, stem) for expr, stem in stems)
-        before, attrs = self._found.count, dict[str, Attr]()
-        with self._found.catch():
-            for (operand, expr), value in zip(given, operands, strict=True):
+        before, attrs = self._diagnostics.count, dict[str, Attr]()
+        with self._diagnostics.catch():
+            for (operand, expr), value in zip(operand_exprs, operands, strict=True):
                 if value != UNKNOWN:
                     self._check_kind(entry, operand, value, expr.span)
         for attribute, expr in attributes:
-            with self._found.catch():
+            with self._diagnostics.catch():
                 attrs[attribute.name] = self._attribute(attribute, expr, operands[0])
-        if UNKNOWN in operands or self._found.count > before:
+        if UNKNOWN in operands or self._diagnostics.count > before:
             check_ranges(
-                entry, Op(entry.name, (), (), tuple(attrs.items()), span=call.span), self._found
+                entry, Op(entry.name, (), (), tuple(attrs.items()), span=call.span), self._diagnostics
             )
             raise Unknown
         first = self._builder.types[operands[0]]
@@ -268,8 +268,8 @@ class Calls(ABC):
         """Token ids go where they are looked up, labels into the loss, and numbers everywhere
         else.
         """
-        given = value if self._builder.types[value].dtype not in FLOATS else ""
-        if given != operand.given:
+        input_name = value if self._builder.types[value].dtype not in FLOATS else ""
+        if input_name != operand.given:
             wanted = f"the input `{operand.given}`" if operand.given else "numbers"
             help = f"it is written `{signature(entry)}`"
             raise wrong(
@@ -310,14 +310,14 @@ class Calls(ABC):
             )
         return int(value)
 
-    def _dim(self, expr: tree.Expr, known: Sequence[str]) -> str:
-        """A dim as an argument: one of `known`, but not the one that counts samples."""
+    def _dim(self, expr: tree.Expr, dims: Sequence[str]) -> str:
+        """A dim as an argument: one of `dims`, but not the one that counts samples."""
         if not isinstance(expr, tree.Name):
-            help = f"dims go by name; here they are {listing(known)}"
+            help = f"dims go by name; here they are {listing(dims)}"
             raise wrong("E0307", "a dim is needed here", expr.span, "is not a dim", help)
         check_dim(expr, self._scope.dims)
-        if expr.name not in known:
-            label, help = f"its dims are [{', '.join(known)}]", did_you_mean(expr.name, known)
+        if expr.name not in dims:
+            label, help = f"its dims are [{', '.join(dims)}]", did_you_mean(expr.name, dims)
             raise wrong("E0307", f"`{expr}` is not a dim of this operand", expr.span, label, help)
         if expr.name == BATCH:
             raise wrong(

@@ -22,11 +22,11 @@ PURPOSES = {
 """When a model may let such tokens in."""
 
 
-def check_causality(program: Program, found: Diagnostics) -> None:
+def check_causality(program: Program, diagnostics: Diagnostics) -> None:
     """Each op through which a loss depends on a later token or another document is a mistake."""
     for leak in leaks(program):
         help = _help(program, leak)
-        found.error(
+        diagnostics.error(
             "E0224",
             f"{MESSAGES[leak.what]}: by {_name(leak.op)}",
             leak.op.span,

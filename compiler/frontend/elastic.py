@@ -23,8 +23,8 @@ MOST = 2**20
 """The most ranks of an axis."""
 
 
-def range_of(written: tree.Range, found: Diagnostics) -> tuple[int, int] | None:
-    """The least and the most ranks; None if there are mistakes, which are added to `found`."""
+def range_of(written: tree.Range, diagnostics: Diagnostics) -> tuple[int, int] | None:
+    """The least and the most ranks; None if there are mistakes, which are added to `diagnostics`."""
     match written:
         case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if (
             0 < least <= most <= MOST
@@ -34,7 +34,7 @@ def range_of(written: tree.Range, found: Diagnostics) -> tuple[int, int] | None:
             0 < most < least
         ):
             help = f"write `{most}..{least}`, the least first"
-            found.error(
+            diagnostics.error(
                 "E0520",
                 "this range has no sizes",
                 written.span,
@@ -47,17 +47,17 @@ def range_of(written: tree.Range, found: Diagnostics) -> tuple[int, int] | None:
                 or spelled(last)
                 or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
             )
-            found.error("E0501", "this is not a range of sizes", written.span, help=help)
+            diagnostics.error("E0501", "this is not a range of sizes", written.span, help=help)
     return None
 
 
-def check_ranges(axes: Sequence[Axis], rules: Sequence[tree.Rule], found: Diagnostics) -> None:
+def check_ranges(axes: Sequence[Axis], rules: Sequence[tree.Rule], diagnostics: Diagnostics) -> None:
     """One axis has a range, and nothing but `batch` is sharded over it."""
     elastic = [axis for axis in axes if axis.within]
     for axis in elastic[1:]:
         notes = [Note(elastic[0].span, "the first one")]
         help = "one axis gives up ranks where nodes are lost: write one size for the other"
-        found.error(
+        diagnostics.error(
             "E0520", "two axes have ranges", axis.span, "a second one", notes=notes, help=help
         )
     for axis in elastic[:1]:
@@ -69,11 +69,11 @@ def check_ranges(axes: Sequence[Axis], rules: Sequence[tree.Rule], found: Diagno
                 f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size,"
                 " and its work too"
             )
-            found.error("E0520", message, dim.span, notes=notes, help=help)
+            diagnostics.error("E0520", message, dim.span, notes=notes, help=help)
 
 
 def begun_at(
-    axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, found: Diagnostics
+    axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, diagnostics: Diagnostics
 ) -> tuple[Axis, ...]:
     """The axes, an elastic one with the largest of its sizes at which a step is whole
     microbatches.
@@ -81,12 +81,12 @@ def begun_at(
     names = {str(name) for rule in rules if BATCH in map(str, rule.dims) for name in rule.axes}
     others = prod(axis.size for axis in axes if axis.name in names and not axis.within)
     return tuple(
-        _begun_at(axis, others, train, found) if axis.within and axis.name in names else axis
+        _begun_at(axis, others, train, diagnostics) if axis.within and axis.name in names else axis
         for axis in axes
     )
 
 
-def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis:
+def _begun_at(axis: Axis, others: int, train: Train, diagnostics: Diagnostics) -> Axis:
     least, most = axis.within or (axis.size, axis.size)
     unit = train.microbatch * others
     fits = [size for size in range(most, least - 1, -1) if train.global_batch % (unit * size) == 0]
@@ -97,7 +97,7 @@ def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis
         )
         whole = unit * most
         rows = Note(train.spans["microbatch"], "sequences of a microbatch on each rank")
-        found.error(
+        diagnostics.error(
             "E0310",
             f"`global_batch` is a whole number of microbatches with no size of `{axis.name}`",
             train.spans["global_batch"],
@@ -106,11 +106,11 @@ def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis
             help=f"multiples of {whole} are with {most}, for instance"
             f" {-(-train.global_batch // whole) * whole}",
         )
-        found.doubt(section="mesh")
+        diagnostics.doubt(section="mesh")
     return evolve(axis, size=fits[0], within=axis.within) if fits else evolve(axis, within=None)
 
 
-def check_rows(program: Program, found: Diagnostics) -> None:
+def check_rows(program: Program, diagnostics: Diagnostics) -> None:
     """A pipeline's schedule has rows for the microbatches of each size."""
     axis, pipeline = elastic_axis(program), program.pipeline
     if not axis or not pipeline or len(sizes(program)) < 2:
@@ -122,14 +122,14 @@ def check_rows(program: Program, found: Diagnostics) -> None:
         of = "a file" if pipeline.given else f"`schedule = {AUTO}`"
         message = f"rows of {of} are for one number of microbatches, and `{axis.name}` has a range"
         help = "take a schedule that has a name, such as `1f1b`, or write one size"
-        found.error("E0520", message, axis.span, each, help=help)
+        diagnostics.error("E0520", message, axis.span, each, help=help)
         return
     ranks = program.axis(pipeline.axis).size
     for size in sizes(program):
         try:
             rows(pipeline, ranks, count * largest // size)
         except ScheduleError as error:
-            found.error(
+            diagnostics.error(
                 "E0520",
                 f"`{kind}` has no rows for `{axis.name}` = {size}",
                 axis.span,

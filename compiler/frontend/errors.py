@@ -18,9 +18,9 @@ def check_name(name: tree.Name) -> None:
         raise wrong("E0215", f"`{name.name[:LONGEST]}` cannot be a name", name.span, help=help)
 
 
-def check_dim(dim: tree.Name, known: Iterable[str]) -> None:
+def check_dim(dim: tree.Name, dims: Iterable[str]) -> None:
     """The model has such a dim."""
-    if dim.name not in (names := sorted(known)):
+    if dim.name not in (names := sorted(dims)):
         raise wrong(
             "E0201",
             f"there is no dim `{dim}`",
@@ -35,9 +35,9 @@ def check_count(results: int, names: Sequence[str], span: Span) -> None:
     if results == len(names):
         return
     wanted = f"bound to {len(names)} names" if len(names) > 1 else "wanted as one tensor"
-    given = f"{results} results" if results > 1 else "one result"
+    result_count = f"{results} results" if results > 1 else "one result"
     help = f"write `{', '.join('abcdefgh'[:results])} = …`" if 1 < results < 9 else ""
-    raise wrong("E0602", f"{given}, {wanted}", span, f"gives {given}", help)
+    raise wrong("E0602", f"{result_count}, {wanted}", span, f"gives {result_count}", help)
 
 
 def check_not_data(dim: tree.Name, what: str) -> None:

@@ -67,18 +67,18 @@ def check_declared(use: tree.ParamUse, experts: str, routed: Set[str]) -> None:
             raise wrong("E0220", message, dim.span, "outside of both", help)
 
 
-def check_used(param: Param, own: Sequence[str], around: Sequence[str], span: Span) -> None:
-    """Raises PlanError where a parameter of the experts `own` is used in a route to others,
-    `around`.
+def check_used(param: Param, param_experts: Sequence[str], route_experts: Sequence[str], span: Span) -> None:
+    """Raises PlanError where a parameter of the experts `param_experts` is used in a route to others,
+    `route_experts`.
     """
-    if (*own,) != (*around,):
+    if (*param_experts,) != (*route_experts,):
         where, used = (
-            f"in a route to `{dims[0]}`" if dims else "outside of routes" for dims in (own, around)
+            f"in a route to `{dims[0]}`" if dims else "outside of routes" for dims in (param_experts, route_experts)
         )
         help = (
             ""
-            if own
-            else f"declare another one in the route, of which each of the `{around[0]}` has its own"
+            if param_experts
+            else f"declare another one in the route, of which each of the `{route_experts[0]}` has its own"
         )
         notes = (Note(param.span, "declared here"),)
         raise wrong(

@@ -33,7 +33,7 @@ class Expressions(Calls):
         """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where
         it has a mistake.
         """
-        with self._found.catch():
+        with self._diagnostics.catch():
             return self._tensor(expr, like)
         return UNKNOWN
 
@@ -54,7 +54,7 @@ class Expressions(Calls):
 
     def tensors(self, expr: tree.Expr, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, one for each name; UNKNOWN where it has a mistake."""
-        with self._found.catch():
+        with self._diagnostics.catch():
             if isinstance(expr, tree.Call):
                 return self.call(expr, like)
             value = self.tensor(expr, like[0])
@@ -69,11 +69,11 @@ class Expressions(Calls):
         yield
         self._parameters.twins = {}
 
-    def _widened(self, value: str, at: tree.Expr) -> str:
+    def _widened(self, value: str, expr: tree.Expr) -> str:
         dtype = self._builder.types[value].dtype
         if not self._parameters.twins or dtype not in FLOATS or wide(dtype) == dtype:
             return value
-        return self._builder.op("cast", (value,), (("dtype", wide(dtype)),), at.span, "")
+        return self._builder.op("cast", (value,), (("dtype", wide(dtype)),), expr.span, "")
 
     def _named(self, name: tree.Name) -> str:
         bound, params = self._scope.bound, self._parameters.all
@@ -91,9 +91,9 @@ class Expressions(Calls):
             )
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
-        given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
+        input_help = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
         declared = f"as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
-        help = given or help_for_value(name.name) or did_you_mean(name.name, [*bound, *params])
+        help = input_help or help_for_value(name.name) or did_you_mean(name.name, [*bound, *params])
         help = help or f"a parameter is declared by its dims where it is first used, {declared}"
         raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
 
@@ -105,7 +105,7 @@ class Expressions(Calls):
         value = self._either(links[0].left)
         for link in links:
             right, left, value = self._either(link.right), value, UNKNOWN
-            with self._found.catch():
+            with self._diagnostics.catch():
                 value = self._binary(link, left, right, like if link is expr else "")
         if not isinstance(value, str):
             raise wrong("E0603", "a tensor is needed here", expr.span, "is a number")
@@ -117,7 +117,7 @@ class Expressions(Calls):
         """
         if not self._scope.is_number(expr):
             return self.tensor(expr)
-        with self._found.catch():
+        with self._diagnostics.catch():
             return evaluate(expr, self._scope.numbers)
         return UNKNOWN
 
@@ -144,9 +144,9 @@ class Expressions(Calls):
                 return self._builder.op(GROUPED.name, (left, right, *order), over, link.span, like)
             return self._builder.op("contract", (left, right), over, link.span, like)
         if experts and link.op == "+":
-            rows, own = (self._builder.types[value].dims for value in (left, right))
+            rows, added_dims = (self._builder.types[value].dims for value in (left, right))
             # a parameter of experts, a row of each
-            if own == tuple(dim for dim in rows if dim not in DATA_DIMS):
+            if added_dims == tuple(dim for dim in rows if dim not in DATA_DIMS):
                 return self._builder.op(BIASED.name, (left, right, *order), (), link.span, like)
         self.require_rows((right,), link.right.span)
         if link.op == "-":
@@ -195,14 +195,14 @@ class Expressions(Calls):
                     help,
                 )
 
-    def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
+    def _by(self, kind: str, value: str, by: Scalar, expr: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
-        self.require_rows((value,), at.span)
+        self.require_rows((value,), expr.span)
         if abs(by) > sys.float_info.max:
             raise wrong(
-                "E0302", "a number that is too large", at.span, "beyond 64-bit floating point"
+                "E0302", "a number that is too large", expr.span, "beyond 64-bit floating point"
             )
-        return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
+        return self._builder.op(kind, (value,), (("by", float(by)),), expr.span, like)
 
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have
@@ -236,9 +236,9 @@ def _arrow(right: tree.Expr, x: Type) -> str:
     if isinstance(right, tree.ParamUse):
         dims = tuple(map(str, (*right.outs, *right.ins)))
         over = tuple(dim for dim in x.dims if dim in dims)
-        rest = tuple(dim for dim in dims if dim not in over)
-        if over and rest and x.dims[-len(over) :] == over:
-            written = f"{right.name}[{', '.join(over)} -> {', '.join(rest)}]"
+        other_dims = tuple(dim for dim in dims if dim not in over)
+        if over and other_dims and x.dims[-len(over) :] == over:
+            written = f"{right.name}[{', '.join(over)} -> {', '.join(other_dims)}]"
             return f"write `{written}`: `@` sums over the dims before the arrow"
     return "`@` sums over the last dims of its left side, which the right side must have"
 

@@ -10,83 +10,83 @@ INPUTS = ("tokens", "labels", "documents")
 """The runtime's inputs, in its order; the last only where the model takes it."""
 
 
-def checked_inputs(model: tree.Model, found: Diagnostics) -> tuple[tree.Input, ...]:
+def checked_inputs(model: tree.Model, diagnostics: Diagnostics) -> tuple[tree.Input, ...]:
     """The model's inputs, or where it is given anything else, these."""
-    written = [(given.name.name, tuple(map(str, given.dims))) for given in model.inputs]
-    known = [(name, DATA_DIMS) for name in INPUTS]
-    if written not in (known, known[:-1]):
+    written = [(model_input.name.name, tuple(map(str, model_input.dims))) for model_input in model.inputs]
+    expected = [(name, DATA_DIMS) for name in INPUTS]
+    if written not in (expected, expected[:-1]):
         span = model.inputs[0].span.to(model.inputs[-1].span)
         help = (
             "write `(tokens[batch, seq], labels[batch, seq])`, or add `documents[batch, seq]`"
             " after these two"
         )
         message = "a model's inputs are tokens, labels and, optionally, documents"
-        found.error("E0213", message, span, "others", help=help)
+        diagnostics.error("E0213", message, span, "others", help=help)
         dims = tuple(tree.Name(dim, span) for dim in DATA_DIMS)
-        found.doubt(INPUTS[-1], *(name for name, _ in written))
+        diagnostics.doubt(INPUTS[-1], *(name for name, _ in written))
         return tuple(tree.Input(tree.Name(name, span), dims, span) for name in INPUTS[:-1])
     return model.inputs
 
 
-def check_data(model: tree.Model, program: Program, found: Diagnostics) -> None:
+def check_data(model: tree.Model, program: Program, diagnostics: Diagnostics) -> None:
     """Whether data and inputs fit; `program` has the model's ops."""
     data = program.train.data
-    _check_documents(model, program, data, found)
-    _check_masks(data, found)
-    _check_ids(program, data, found)
+    _check_documents(model, program, data, diagnostics)
+    _check_masks(data, diagnostics)
+    _check_ids(program, data, diagnostics)
 
 
-def _check_documents(model: tree.Model, program: Program, data: Data, found: Diagnostics) -> None:
-    given = next((each for each in model.inputs if each.name.name == INPUTS[-1]), None)
+def _check_documents(model: tree.Model, program: Program, data: Data, diagnostics: Diagnostics) -> None:
+    documents = next((model_input for model_input in model.inputs if model_input.name.name == INPUTS[-1]), None)
     span = data.spans["separator"]
-    if given and not any(given.name.name in op.inputs for op in program.ops):
+    if documents and not any(documents.name.name in op.inputs for op in program.ops):
         help = "pass them to attention, `documents=documents`, or leave them out"
-        found.error("E0212", "the loss does not depend on `documents`", given.span, help=help)
-    elif given and data.separator is None:
+        diagnostics.error("E0212", "the loss does not depend on `documents`", documents.span, help=help)
+    elif documents and data.separator is None:
         help = 'name the token that ends a document, for instance `separator = "\\n"`, or by its id'
-        notes = [Note(given.span, "the model is given documents")]
-        found.error("E0402", f"`data {data.kind}` needs `separator`", span, notes=notes, help=help)
-    elif data.separator is not None and not given:
+        notes = [Note(documents.span, "the model is given documents")]
+        diagnostics.error("E0402", f"`data {data.kind}` needs `separator`", span, notes=notes, help=help)
+    elif data.separator is not None and not documents:
         help = (
             "add `documents[batch, seq]` to the model's inputs, and `documents=documents` to"
             " its attention"
         )
         notes = [Note(model.name.span, "this model")]
         message = "a separator ends documents, but the model has no input `documents`"
-        found.error("E0409", message, span, notes=notes, help=help)
+        diagnostics.error("E0409", message, span, notes=notes, help=help)
 
 
-def _check_masks(data: Data, found: Diagnostics) -> None:
+def _check_masks(data: Data, diagnostics: Diagnostics) -> None:
     """Both settings of masked tokens, or none."""
     pair = {"masked": data.masked, "mask_token": data.mask_token}
     lacking = [name for name, value in pair.items() if value is None]
     if len(lacking) == 1:
-        (given,) = pair.keys() - {*lacking}
+        (present_name,) = pair.keys() - {*lacking}
         help = {
             "masked": "set the fraction of tokens that are hidden, for instance `masked = 15%`",
             "mask_token": "name the token that replaces hidden ones, for instance by its id",
         }
-        message = f"`data {data.kind}` has `{given}`, and needs `{lacking[0]}`"
-        found.error("E0402", message, data.spans[given], help=help[lacking[0]])
+        message = f"`data {data.kind}` has `{present_name}`, and needs `{lacking[0]}`"
+        diagnostics.error("E0402", message, data.spans[present_name], help=help[lacking[0]])
 
 
-def _check_ids(program: Program, data: Data, found: Diagnostics) -> None:
+def _check_ids(program: Program, data: Data, diagnostics: Diagnostics) -> None:
     """Tokens are among those that the model knows."""
-    known = min(map(program.valid, tables(program).values()), default=0)
-    if not known and found.in_part:
+    vocab_size = min(map(program.valid, tables(program).values()), default=0)
+    if not vocab_size and diagnostics.in_part:
         return
     for name, token, id in (
         ("separator", data.separator, data.separator_id),
         ("mask_token", data.mask_token, data.mask_id),
     ):
         if isinstance(token, str) and data.kind != "text":
-            found.error(
+            diagnostics.error(
                 "E0404", f"`{name}` must be a token id unless tokens are bytes", data.spans[name]
             )
-        elif id is not None and id >= known:
-            found.error(
+        elif id is not None and id >= vocab_size:
+            diagnostics.error(
                 "E0405",
-                f"`{name}` is {id}, and the vocabulary {known}",
+                f"`{name}` is {id}, and the vocabulary {vocab_size}",
                 data.spans[name],
                 "no token",
             )

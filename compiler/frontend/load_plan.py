@@ -36,19 +36,19 @@ class Document:
 
 
 def gather(
-    source: Source, found: Diagnostics, over: Source | None = None, read: Reader = load
+    source: Source, diagnostics: Diagnostics, over: Source | None = None, read: Reader = load
 ) -> Document:
     """The document of a plan and the files that it uses, with sections `over` its own.
 
-    Raises PlanError where there is no model, or several; other mistakes are added to `found`.
+    Raises PlanError where there is no model, or several; other mistakes are added to `diagnostics`.
     """
-    models, sections, ops = _gather(source, (), found, read)
-    for section in _read(over, found).sections() if over else ():
-        _add(section, sections, found)
+    models, sections, ops = _gather(source, (), diagnostics, read)
+    for section in _read(over, diagnostics).sections() if over else ():
+        _add(section, sections, diagnostics)
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
     if not models:
-        found.check()
+        diagnostics.check()
         own, used = (
             "model NAME(tokens[batch, seq], labels[batch, seq]) { … }",
             f'use "{SHIPPED}models/llama.scale"',
@@ -62,25 +62,25 @@ def gather(
 Gathered = tuple[list[tree.Model], dict[str, tree.Section], list[tree.UserOp]]
 
 
-def _read(source: Source, found: Diagnostics) -> tree.Plan:
+def _read(source: Source, diagnostics: Diagnostics) -> tree.Plan:
     """The syntax tree of a text, as far as it can be read."""
     read = read_plan(source)
     for mistake in read.mistakes:
-        found.tell(mistake)
-    found.doubtful |= read.doubtful
-    found.used |= read.doubtful
-    found.in_part |= read.in_part
+        diagnostics.tell(mistake)
+    diagnostics.doubtful |= read.doubtful
+    diagnostics.used |= read.doubtful
+    diagnostics.in_part |= read.in_part
     return read.plan
 
 
-def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader) -> Gathered:
-    plan = _read(source, found)
+def _gather(source: Source, users: tuple[str, ...], diagnostics: Diagnostics, read: Reader) -> Gathered:
+    plan = _read(source, diagnostics)
     models: list[tree.Model] = []
     ops = [item for item in plan.items if isinstance(item, tree.UserOp)]
     sections: dict[str, tree.Section] = {}
     for item in plan.items:
         if isinstance(item, tree.Use):
-            used, theirs, more = _used(item, source, (*users, source.path), found, read)
+            used, theirs, more = _used(item, source, (*users, source.path), diagnostics, read)
             ops += more
             models += [_overridden(model, item.sections) for model in used]
             others = [
@@ -88,12 +88,12 @@ def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Re
             ]
             sections |= theirs
             for section in others:
-                _add(section, sections, found)
+                _add(section, sections, diagnostics)
     own: dict[str, tree.Section] = {}
     for section in plan.sections():
         if first := own.get(section.kind.name):
             notes = [Note(first.head, "the first one")]
-            found.error(
+            diagnostics.error(
                 "E0204",
                 f"section `{section.kind}` is given twice",
                 section.head,
@@ -101,27 +101,27 @@ def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Re
                 notes=notes,
             )
         own[section.kind.name] = section
-        _add(section, sections, found)
+        _add(section, sections, diagnostics)
     within = [s for m in models for s in m.body if isinstance(s, tree.Section)]
-    _check_forms([*sections.values(), *within], found)
+    _check_forms([*sections.values(), *within], diagnostics)
     return models + [item for item in plan.items if isinstance(item, tree.Model)], sections, ops
 
 
 def _used(
-    use: tree.Use, source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader
+    use: tree.Use, source: Source, users: tuple[str, ...], diagnostics: Diagnostics, read: Reader
 ) -> Gathered:
-    with found.catch():
-        return _gather(opened(use, source, read, users), users, found, read)
-    found.doubt(section="model")
+    with diagnostics.catch():
+        return _gather(opened(use, source, read, users), users, diagnostics, read)
+    diagnostics.doubt(section="model")
     return [], {}, []
 
 
-def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:
+def _check_forms(sections: Iterable[tree.Section], diagnostics: Diagnostics) -> None:
     """Only dims have padding, and only `watch` has numbers of steps."""
     for section in sections:
         for entry in section.entries:
             if isinstance(entry, tree.Setting) and entry.pad and section.kind.name != "dims":
-                found.error(
+                diagnostics.error(
                     "E0406",
                     "only a dim is padded",
                     entry.pad.span,
@@ -129,15 +129,15 @@ def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:
                 )
             if isinstance(entry, tree.Setting) and entry.every and section.kind.name != "watch":
                 help = f"write `{entry.key} = {entry.value.span.words}`"
-                found.error(
+                diagnostics.error(
                     "E0406", "only `watch` has settings with `every`", entry.span, help=help
                 )
-        _check_forms([entry for entry in section.entries if isinstance(entry, tree.Section)], found)
+        _check_forms([entry for entry in section.entries if isinstance(entry, tree.Section)], diagnostics)
 
 
-def _add(section: tree.Section, sections: dict[str, tree.Section], found: Diagnostics) -> None:
+def _add(section: tree.Section, sections: dict[str, tree.Section], diagnostics: Diagnostics) -> None:
     """Merges a section over that of its kind, if there is one."""
-    with found.catch():
+    with diagnostics.catch():
         base = sections.get(section.kind.name)
         sections[section.kind.name] = merge(base, section) if base else section
 
@@ -214,19 +214,19 @@ def merge(base: tree.Section, over: tree.Section) -> tree.Section:
     # each is replaced once, so that a key given twice in `over` stays visible
     unmatched = list(range(len(entries)))
     for entry in over.entries:
-        at = next((i for i in unmatched if _same(entries[i], entry)), None)
-        if at is None:
+        index = next((i for i in unmatched if _same(entries[i], entry)), None)
+        if index is None:
             entries.append(entry)
         else:
-            unmatched.remove(at)
-            match entries[at], entry:
+            unmatched.remove(index)
+            match entries[index], entry:
                 case tree.Section(name=known) as part, tree.Section(name=name) if name in (
                     None,
                     known,
                 ):
-                    entries[at] = merge(part, entry)
+                    entries[index] = merge(part, entry)
                 case _:
-                    entries[at] = entry
+                    entries[index] = entry
     return evolve(base, entries=tuple(entries))
 
 
@@ -234,21 +234,21 @@ def _gives_order(base: tree.Section, over: tree.Section) -> bool:
     """Whether the order of axes is that of `over`, which names all; else it is that of `base`,
     with no axis more.
     """
-    known, given = _keys(base), _keys(over)
-    if set(known) <= set(given):
+    base_axes, over_axes = _keys(base), _keys(over)
+    if set(base_axes) <= set(over_axes):
         return True
-    if given == [axis for axis in known if axis in given]:
+    if over_axes == [axis for axis in base_axes if axis in over_axes]:
         return False
-    added = [axis for axis in given if axis not in known]
-    unnamed = listing(axis for axis in known if axis not in given)
+    added = [axis for axis in over_axes if axis not in base_axes]
+    unnamed = listing(axis for axis in base_axes if axis not in over_axes)
     message = (
         f"the mesh does not say where {' or '.join(f'`{word}`' for word in added)} goes"
         if added
         else "the axes go in two orders"
     )
     entries = (entry for entry in over.entries if isinstance(entry, tree.Setting))
-    span = next(entry.span for entry in entries if entry.key.name in (added or given))
-    note = Note(base.head, f"has {listing(known)}, outermost first")
+    span = next(entry.span for entry in entries if entry.key.name in (added or over_axes))
+    note = Note(base.head, f"has {listing(base_axes)}, outermost first")
     help = f"the order of axes matters: name {unnamed} here too, outermost first"
     raise wrong(
         "E0519", message, span, "added" if added else "not in this order", help, notes=(note,)

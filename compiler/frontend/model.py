@@ -37,42 +37,42 @@ def build(
     user_ops: Mapping[str, UserOp],
     dtype: str,
     stored: str,
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> Built:
     """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of
     parameters.
 
-    Statements with mistakes, which are added to `found`, are left out.
+    Statements with mistakes, which are added to `diagnostics`, are left out.
     """
-    with found.catch():
+    with diagnostics.catch():
         check_name(model.name)
-    made = {*frame.choices.values()}  # for routes, by the compiler: a plan cannot name these
-    dims = (dim.name for dim in frame.dims if not dim.twin and dim.name not in made)
+    choice_dims = {*frame.choices.values()}  # for routes, by the compiler: a plan cannot name these
+    dims = (dim.name for dim in frame.dims if not dim.twin and dim.name not in choice_dims)
     scope, builder = Scope(numbers, dims), ModelBuilder(frame)
     builder.reserve(declarations(model.body))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
-    args = tuple(_input(given, scope, builder) for given in checked_inputs(model, found))
-    statements = _Statements(scope, parameters, builder, draws, user_ops, found)
+    args = tuple(_input(model_input, scope, builder) for model_input in checked_inputs(model, diagnostics))
+    statements = _Statements(scope, parameters, builder, draws, user_ops, diagnostics)
     statements.read(model)
     results = list(statements.results())
-    with found.catch():
+    with diagnostics.catch():
         results.insert(0, _loss(model, scope, builder))
     if not results or results[0] != scope.bound.get("loss"):
-        found.doubt(section="loss")
+        diagnostics.doubt(section="loss")
     body = (*parameters.leaves.values(), *builder.body)
     ends = tuple(Yield(result, Leave.LAST) for result in results)
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     params = tuple(parameters.all.values())
-    with found.catch():
-        params = tuple(initialised(model, parameters.all, parameters.roles, numbers, found))
+    with diagnostics.catch():
+        params = tuple(initialised(model, parameters.all, parameters.roles, numbers, diagnostics))
     return Built(region, params, (*parameters.buffers.values(),))
 
 
-def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
-    value = builder.value(given.name.name, Type("i64", tuple(map(str, given.dims))))
-    scope.bound[given.name.name] = value.name
-    scope.declared[given.name.name] = given.name
+def _input(model_input: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
+    value = builder.value(model_input.name.name, Type("i64", tuple(map(str, model_input.dims))))
+    scope.bound[model_input.name.name] = value.name
+    scope.declared[model_input.name.name] = model_input.name
     return Arg(value, value.name, Enter.EACH)
 
 
@@ -105,16 +105,16 @@ class _Statements(Routes):
         self, item: tree.Statement, begin: Callable[[tree.Statement], None] = lambda item: None
     ) -> None:
         body, before, bound = self._builder.body, len(self._builder.body), {**self._scope.bound}
-        with self._found.catch():
+        with self._diagnostics.catch():
             begin(item)
             self._read(item)
             return
         del body[before:]  # what it binds and declares is unknown, but for what it would bind anew
         self._builder.body, self._scope.bound = body, bound
-        self._found.doubt(
+        self._diagnostics.doubt(
             *({*declarations([item]), *bound_in([item])} - bound.keys()), section="statements"
         )
-        self._found.used |= item.span.names | (
+        self._diagnostics.used |= item.span.names | (
             {DISPATCH.name} if "route" in item.span.names else set[str]()
         )
 
@@ -126,8 +126,8 @@ class _Statements(Routes):
                 self._bind(item)
             case tree.Route():
                 with self.route(item):
-                    for each in item.body:
-                        self._statement(each)
+                    for statement in item.body:
+                        self._statement(statement)
             case tree.If():
                 raise AssertionError("resolve: a branch is left")
 
@@ -147,10 +147,10 @@ class _Statements(Routes):
         outside, self._builder.body = self._builder.body, []
         assigned: dict[str, Arg] = {}
         for name in dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer):
-            with self._found.catch():
+            with self._diagnostics.catch():
                 assigned[name] = self._carry(name, item)
                 continue
-            self._found.doubt(name)
+            self._diagnostics.doubt(name)
         repeat = OpenRepeat(item.dim.name, outside)
         self._parameters.repeats.append(repeat)
         for statement in item.body:
@@ -159,7 +159,7 @@ class _Statements(Routes):
         ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in assigned)
         types = [self._builder.types[end.name] for end in ends]
         for (name, arg), type in zip(assigned.items(), types, strict=True):
-            with self._found.catch():
+            with self._diagnostics.catch():
                 if type != arg.value.type:
                     before, after = (f"[{', '.join(each.dims)}]" for each in (arg.value.type, type))
                     message = f"`{name}` changes its dims in `repeat {item.dim}`"
@@ -182,7 +182,7 @@ class _Statements(Routes):
         source = self._scope.bound[name]
         type = self._builder.types[source]
         if not name.startswith(CHOSEN) and BATCH in type.dims and type.dtype not in FLOATS:
-            bound = next(each for each in self._assigned(item) if each.name == name)
+            bound = next(target for target in self._assigned(item) if target.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong(
                 "E0607",

@@ -96,8 +96,8 @@ class Parameters:
         self._check(use)
         self._scope.declared[use.name.name] = use.name
         name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
-        own = (self.twins.get(dim.name, dim.name) for dim in use.outs + use.ins)
-        dims = (*stack, *([self.experts] if self.experts else ()), *own)
+        param_dims = (self.twins.get(dim.name, dim.name) for dim in use.outs + use.ins)
+        dims = (*stack, *([self.experts] if self.experts else ()), *param_dims)
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
@@ -120,8 +120,8 @@ class Parameters:
         self._check(use)
         name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
         self._scope.declared[name] = use.name
-        own = (self.twins.get(dim.name, dim.name) for dim in use.outs)
-        type = Type("f32", (*stack, *own))
+        param_dims = (self.twins.get(dim.name, dim.name) for dim in use.outs)
+        type = Type("f32", (*stack, *param_dims))
         self.buffers[name] = Buffer(
             name, type, len(stack), 0, Init("zeros"), rate=rate, route=route, span=use.span
         )
@@ -196,12 +196,12 @@ def initialised(
     params: Mapping[str, Param],
     roles: Mapping[str, str],
     scope: Mapping[str, Scalar],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> Iterator[Param]:
     """The parameters with their initial values: by name, else by role, else by the model's
     `init ~ …`.
     """
-    explicit, default = _inits(model, scope, found)
+    explicit, default = _inits(model, scope, diagnostics)
     for param in params.values():
         init = explicit.get(param.name) or (
             Init(roles[param.name]) if param.name in roles else default
@@ -213,17 +213,17 @@ def initialised(
 
 
 def _inits(
-    model: tree.Model, scope: Mapping[str, Scalar], found: Diagnostics
+    model: tree.Model, scope: Mapping[str, Scalar], diagnostics: Diagnostics
 ) -> tuple[dict[str, Init], Init | None]:
     """Initial values of single parameters, and of all others; 0 in place of mistakes, which are
-    added to `found`.
+    added to `diagnostics`.
     """
     explicit: dict[str, Init] = {}
     default: Init | None = None
     for item in model.body:
         if isinstance(item, tree.Init):
             init = Init("zeros")
-            with found.catch():
+            with diagnostics.catch():
                 init = _distribution(item.dist, scope)
             for name in item.names:
                 explicit[name.name] = init

@@ -23,13 +23,13 @@ def pipelined(
     given: Pipelining | None,
     head: Span,
     laid: Sequence[Claim],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> Program:
     """The program with the claims of repeats taken for its pipeline; `laid` has those over axes of
     size 1 too, on which there is one stage: the model as it is.  `head` is that of the section, if
     settings are given.
 
-    Where there are mistakes, which are added to `found`, the program has neither these claims nor a
+    Where there are mistakes, which are added to `diagnostics`, the program has neither these claims nor a
     pipeline.
     """
     repeats = regions_in(program.region.body)
@@ -38,21 +38,21 @@ def pipelined(
     if not cuts:
         if given:
             help = "put a repeat over an axis in `shard`, as in `layers over pp`"
-            found.error("E0517", "there is nothing to split into stages", head, help=help)
-            found.used.update(axis.name for axis in program.axes)
+            diagnostics.error("E0517", "there is nothing to split into stages", head, help=help)
+            diagnostics.used.update(axis.name for axis in program.axes)
         return program
     cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
     if not cuts:
         return program
     settings = given or _unset(cuts[0].span)
     claims = tuple(claim for claim in program.claims if claim not in cuts)
-    before, rows = found.count, None
-    _check(program, cuts, repeats, found)
-    if found.count == before:
-        with found.catch():
+    before, rows = diagnostics.count, None
+    _check(program, cuts, repeats, diagnostics)
+    if diagnostics.count == before:
+        with diagnostics.catch():
             rows = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
-    if found.count > before:
-        found.used.update(claim.axis for claim in cuts)
+    if diagnostics.count > before:
+        diagnostics.used.update(claim.axis for claim in cuts)
         return evolve(program, claims=claims)
     outermost = tuple(
         repeat.dim for repeat in repeats if repeat.dim in {claim.dim for claim in cuts}
@@ -62,21 +62,21 @@ def pipelined(
     )
 
 
-def _unset(laid: Span) -> Pipelining:
+def _unset(claim_span: Span) -> Pipelining:
     """The settings of a plan without `pipeline`; their place is where the repeats are laid over
     their axis.
     """
-    spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
+    spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), claim_span)
     return Pipelining(Order(spans=spans), spans=spans)
 
 
 def check_file(settings: Pipelining) -> None:
     """Raises PlanError where rows of a file have no path, or settings of other schedules."""
-    found, order = Diagnostics(), settings.schedule
+    diagnostics, order = Diagnostics(), settings.schedule
     if order.kind != FILE:
         return
     if order.path is None:
-        found.error(
+        diagnostics.error(
             "E0402",
             f"`{FILE}` needs a path",
             order.spans["kind"],
@@ -84,17 +84,17 @@ def check_file(settings: Pipelining) -> None:
         )
     if order.chunks is not None:
         message = f"`chunks` is not a setting of `{FILE}`"
-        found.error(
+        diagnostics.error(
             "E0401",
             message,
             order.spans["chunks"],
             "the rows of the file say which stages a rank has",
         )
-    found.check()
+    diagnostics.check()
 
 
 def _check(
-    program: Program, cuts: Sequence[Claim], repeats: Sequence[Region], found: Diagnostics
+    program: Program, cuts: Sequence[Claim], repeats: Sequence[Region], diagnostics: Diagnostics
 ) -> None:
     """Checks that cut repeats are outermost, each over the one axis that nothing else lies over."""
     axis, inner = (
@@ -110,7 +110,7 @@ def _check(
         heads = [repeat.span for repeat in repeats if repeat.dim == claim.dim]
         if claim.dim in inner:
             help = "split the repeat around it"
-            found.error(
+            diagnostics.error(
                 "E0513",
                 f"`{claim.dim}` is the dim of another repeat",
                 claim.span,
@@ -120,20 +120,20 @@ def _check(
         elif len(heads) > 1:
             notes = [Note(heads[0], "the first one"), Note(heads[1], "the second one")]
             message = f"`{claim.dim}` is repeated {len(heads)} times"
-            found.error(
+            diagnostics.error(
                 "E0513", message, claim.span, notes=notes, help="give each a dim of its own"
             )
         elif claim.axis != axis:
             message = f"repeats are split over one axis, not over `{axis}` and `{claim.axis}`"
             notes = [Note(cuts[0].span, "split here")] if cuts[0].span != claim.span else []
-            found.error(
+            diagnostics.error(
                 "E0513", message, claim.span, notes=notes, help=f"put them over `{axis}` alone"
             )
     for claim in program.claims:
         if claim.axis == axis and claim not in cuts:
             note = Note(cuts[0].span, "split into stages here")
             help = "give the stages an axis of their own in `mesh`"
-            found.error(
+            diagnostics.error(
                 "E0513",
                 f"`{claim.dim}` is sharded over the stages' axis",
                 claim.span,

@@ -72,56 +72,56 @@ LOAD = "_load"
 
 
 def route_dims(
-    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics
+    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], diagnostics: Diagnostics
 ) -> dict[str, Dim]:
     """The dims of experts, which now have one of choices; these; and twins: for logits, and for
     loads of all layers.
 
     Where the number of choices cannot be known it is 1.
     """
-    made: dict[str, Dim] = {}
+    new_dims: dict[str, Dim] = {}
     for route, repeats in _routes(model.body):
         for name in (
             name
             for name in repeats
-            if name in dims and name not in {dim.twin for dim in made.values()}
+            if name in dims and name not in {dim.twin for dim in new_dims.values()}
         ):
-            all_ = _free(f"all_{name}", name, {*dims, *made})
-            made[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
-        with found.catch():
+            all_ = _free(f"all_{name}", name, {*dims, *new_dims})
+            new_dims[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
+        with diagnostics.catch():
             check_dim(route.dim, dims)
             check_not_data(route.dim, "a route")
-            _route_dims(route, dims, numbers, made, found)
-    return made
+            _route_dims(route, dims, numbers, new_dims, diagnostics)
+    return new_dims
 
 
 def _route_dims(
     route: tree.Route,
     dims: Mapping[str, Dim],
     numbers: Mapping[str, Scalar],
-    made: dict[str, Dim],
-    found: Diagnostics,
+    new_dims: dict[str, Dim],
+    diagnostics: Diagnostics,
 ) -> None:
     experts, count = dims[route.dim.name], 1
     try:
         count = _count(route, experts.size, numbers)
     except PlanError as error:
-        found.add(error)
-        found.doubt(str(route.by))
-    if experts.name in made:
-        if made[made[experts.name].chosen].size != count:
+        diagnostics.add(error)
+        diagnostics.doubt(str(route.by))
+    if experts.name in new_dims:
+        if new_dims[new_dims[experts.name].chosen].size != count:
             help = (
                 "give the experts of one of the routes a dim of their own, as large as"
                 f" `{experts.name}`"
             )
             label = "another route to them chooses another number"
             message = f"two routes to `{experts.name}` choose different numbers"
-            found.error("E0316", message, route.span, label, help=help)
+            diagnostics.error("E0316", message, route.span, label, help=help)
         return
-    chosen, scored = (_free(name, experts.name, {*dims, *made}) for name in ("chosen", "scored"))
-    made[chosen] = Dim(chosen, count, span=experts.span)
-    made[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
-    made[experts.name] = evolve(experts, chosen=chosen)
+    chosen, scored = (_free(name, experts.name, {*dims, *new_dims}) for name in ("chosen", "scored"))
+    new_dims[chosen] = Dim(chosen, count, span=experts.span)
+    new_dims[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
+    new_dims[experts.name] = evolve(experts, chosen=chosen)
 
 
 def costs(item: tree.Statement) -> bool:
@@ -181,9 +181,9 @@ def _count(route: tree.Route, experts: int, numbers: Mapping[str, Scalar]) -> in
     return int(count)
 
 
-def _free(name: str, experts: str, taken: set[str]) -> str:
-    name = f"{name}_{experts}" if name in taken else name
-    while name in taken:
+def _free(name: str, experts: str, used_names: set[str]) -> str:
+    name = f"{name}_{experts}" if name in used_names else name
+    while name in used_names:
         name += "_"
     return name
 
@@ -216,7 +216,7 @@ class Routes(Expressions):
         first that adds to it.
         """
         for route, repeats in _routes((item,)):
-            with self._found.catch():
+            with self._diagnostics.catch():
                 self._begin_load(route, repeats)
                 if self._has_aux_loss(route):
                     self._begin_aux_loss(route)
@@ -250,9 +250,9 @@ class Routes(Expressions):
         """Whether a route counts for the auxiliary loss of its experts: it has a factor that is
         not zero.
         """
-        given = dict(zip(PLACES, route.by.args, strict=False))
-        given |= {setting.key.name: setting.value for setting in route.by.kwargs}
-        factor = given.get(AUX_LOSS_FACTOR.name)
+        arguments = dict(zip(PLACES, route.by.args, strict=False))
+        arguments |= {setting.key.name: setting.value for setting in route.by.kwargs}
+        factor = arguments.get(AUX_LOSS_FACTOR.name)
         with suppress(PlanError, Unknown):  # which is told where the route is read
             return factor is not None and evaluate(factor, self._scope.numbers) != 0
         return False
@@ -290,7 +290,7 @@ class Routes(Expressions):
     def results(self) -> tuple[str, ...]:
         """Results of a model beside its loss: the sum of its routers' losses, and loads."""
         for experts, parts in self._aux.items():
-            with self._found.catch():
+            with self._diagnostics.catch():
                 self._end_aux_loss(experts, parts)
         return tuple(
             self._scope.bound[name]
@@ -356,7 +356,7 @@ class Routes(Expressions):
         program, experts = self._builder.program, item.dim.name
         scored = next(dim.name for dim in program.dims if dim.twin == experts)
         call, biases = _without_biases(item.by)
-        if str(item.by) in self._found.doubtful:  # the number of choices is not known
+        if str(item.by) in self._diagnostics.doubtful:  # the number of choices is not known
             raise Unknown
         with self.of_logits({experts: scored}):
             operands, given = self.arguments(call, CALL)
@@ -412,26 +412,26 @@ class Routes(Expressions):
             SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem
         )
 
-    def _biases(self, item: tree.Route, given: tree.Expr | None, rate: object) -> tuple[str, ...]:
+    def _biases(self, item: tree.Route, bias: tree.Expr | None, rate: object) -> tuple[str, ...]:
         """The biases of a route's experts, which choose and are moved by the load."""
-        if given is None and rate is None:
+        if bias is None and rate is None:
             return ()
-        one, other = ("rate", "bias") if given is None else ("bias", "rate")
+        one, other = ("rate", "bias") if bias is None else ("bias", "rate")
         example = f"`bias=router_bias[{item.dim}], rate=0.001`"
-        if given is None or rate is None:
+        if bias is None or rate is None:
             message = f"`{TOP.name}` has `{one}` and no `{other}`"
             raise wrong(
                 "E0606", message, item.by.span, "the one moves the other", f"write {example}"
             )
-        if not isinstance(given, tree.ParamUse):
+        if not isinstance(bias, tree.ParamUse):
             message = "biases are declared where they are used, and are of one route"
-            raise wrong("E0220", message, given.span, "not biases", f"write {example}")
-        if [*map(str, given.outs), *map(str, given.ins)] != [item.dim.name]:
-            dims = ", ".join(map(str, (*given.outs, *given.ins)))
+            raise wrong("E0220", message, bias.span, "not biases", f"write {example}")
+        if [*map(str, bias.outs), *map(str, bias.ins)] != [item.dim.name]:
+            dims = ", ".join(map(str, (*bias.outs, *bias.ins)))
             label = f"has [{dims}], not [{item.dim}]"
-            raise wrong("E0307", "each expert has one bias", given.span, label, f"write {example}")
+            raise wrong("E0307", "each expert has one bias", bias.span, label, f"write {example}")
         moved = _factor(item, RATE, float(str(rate)))
-        return (self._parameters.declare_biases(given, moved, [*self._loads].index(id(item))),)
+        return (self._parameters.declare_biases(bias, moved, [*self._loads].index(id(item))),)
 
     def _losses(
         self,
@@ -459,10 +459,10 @@ class Routes(Expressions):
             total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
             self._scope.bound[ROUTER_LOSS] = total
 
-    def _aux_loss(self, item: tree.Route, said: dict[str, Attr]) -> _AuxLoss:
-        """A route's part of the auxiliary loss, by arguments that are taken out of `said`."""
+    def _aux_loss(self, item: tree.Route, attrs: dict[str, Attr]) -> _AuxLoss:
+        """A route's part of the auxiliary loss, by arguments that are taken out of `attrs`."""
         numbers = (
-            float(str(said.pop(each.name, each.default))) for each in (AUX_LOSS_FACTOR, AUX_BATCH)
+            float(str(attrs.pop(each.name, each.default))) for each in (AUX_LOSS_FACTOR, AUX_BATCH)
         )
         ranged = zip((AUX_LOSS_FACTOR, AUX_BATCH), numbers, strict=True)
         factor, sequences = (_factor(item, each, number) for each, number in ranged)
@@ -477,24 +477,24 @@ class Routes(Expressions):
                 f"write `microbatch = {sequences:g}` or a multiple, or an `aux_batch` that"
                 " divides it"
             )
-            self._found.doubt(section="loss")  # which lacks what the sums are for
+            self._diagnostics.doubt(section="loss")  # which lacks what the sums are for
             raise wrong("E0310", message, item.by.span, label, help)
         layers = prod(program.size(repeat.dim) for repeat in self._parameters.repeats)
         return _AuxLoss(factor, int(sequences), layers, item.by.span)
 
     def _add_aux_loss(
-        self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], own: _AuxLoss
+        self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], aux_loss: _AuxLoss
     ) -> None:
         """Adds a route's scores and choices to the sums of its experts."""
-        bound, span, before = self._scope.bound, own.span, self._aux.get(experts, [own])
-        if (before[0].factor, before[0].sequences) != (own.factor, own.sequences):
+        bound, span, before = self._scope.bound, aux_loss.span, self._aux.get(experts, [aux_loss])
+        if (before[0].factor, before[0].sequences) != (aux_loss.factor, aux_loss.sequences):
             message = f"two routes to `{experts}` have different `aux_loss` or `aux_batch`"
             help = (
                 "the loss is over all routes to these experts: write the same in both, or"
                 " other experts"
             )
             notes = (Note(before[0].span, "the first one"),)
-            self._found.doubt(section="loss")
+            self._diagnostics.doubt(section="loss")
             raise wrong("E0606", message, span, "another loss", help, notes=notes)
         scores, choices = f"{SCORES}{experts}", f"{CHOSEN}{experts}"
         score = (("score", attrs["score"]),) if "score" in attrs else ()
@@ -506,7 +506,7 @@ class Routes(Expressions):
         bound[choices] = self._builder.op(
             ADD_CHOICES.name, (so_far, ids), (), span, ADD_CHOICES.stem
         )
-        self._aux.setdefault(experts, []).append(own)
+        self._aux.setdefault(experts, []).append(aux_loss)
 
     def _end_aux_loss(self, experts: str, parts: Sequence[_AuxLoss]) -> None:
         """Adds the loss of all routes to some experts to that of the routers."""
@@ -526,11 +526,11 @@ class Routes(Expressions):
             )
         bound[ROUTER_LOSS] = loss
 
-    def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
+    def _check_groups(self, item: tree.Route, attrs: Mapping[str, object]) -> None:
         """Groups are equal, and those that are chosen from hold enough experts."""
         program, experts = self._builder.program, item.dim.name
         size, count = program.size(experts), program.size(program.dim(experts).chosen)
-        groups, among = (int(str(given.get(key, 1))) for key in ("groups", "from"))
+        groups, among = (int(str(attrs.get(key, 1))) for key in ("groups", "from"))
         if groups < 1 or size % groups:
             raise _impossible(item, f"{size} experts do not make {groups} equal groups")
         if not 1 <= among <= groups:
@@ -552,11 +552,11 @@ def _without_biases(call: tree.Call) -> tuple[tree.Call, tree.Expr | None]:
     return evolve(call, kwargs=rest), given[0].value if given else None
 
 
-def _factor(item: tree.Route, of: Attribute, value: float) -> float:
+def _factor(item: tree.Route, attribute: Attribute, value: float) -> float:
     """A factor in its range."""
-    if of.range and not of.range[0](value):
+    if attribute.range and not attribute.range[0](value):
         raise wrong(
-            "E0313", f"`{TOP.name}`'s {of.name} is {value:g}", item.by.span, help=of.range[1]
+            "E0313", f"`{TOP.name}`'s {attribute.name} is {value:g}", item.by.span, help=attribute.range[1]
         )
     return value
 

@@ -20,7 +20,7 @@ from .elastic import MOST, range_of
 
 
 def axes_of(
-    section: tree.Section, rules: Sequence[tree.Rule], found: Diagnostics
+    section: tree.Section, rules: Sequence[tree.Rule], diagnostics: Diagnostics
 ) -> tuple[Axis, ...]:
     """The axes of a mesh; one without a size, or of which only rules can be read, is of size 1."""
     axes: dict[str, Axis] = {}
@@ -31,10 +31,10 @@ def axes_of(
             ):
                 axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
             case tree.Setting(key, tree.Range() as sizes) if key.name not in axes:
-                within = range_of(sizes, found)
+                within = range_of(sizes, diagnostics)
                 if not within:
                     within = 1, 1
-                    found.doubt(key.name, section="mesh")
+                    diagnostics.doubt(key.name, section="mesh")
                 several = within if within[0] < within[1] else None
                 axes[key.name] = Axis(key.name, within[1], key.name, several, span=entry.span)
             case _:
@@ -44,24 +44,24 @@ def axes_of(
                     or "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes"
                     " from 1 to 2^20"
                 )
-                found.error("E0501", "this is not an axis with its size", entry.span, help=help)
-                found.doubt(section="mesh")
+                diagnostics.error("E0501", "this is not an axis with its size", entry.span, help=help)
+                diagnostics.doubt(section="mesh")
                 if isinstance(entry, tree.Setting):  # rules may name it
-                    found.doubt(entry.key.name)
+                    diagnostics.doubt(entry.key.name)
                     axes.setdefault(
                         entry.key.name, Axis(entry.key.name, 1, entry.key.name, span=entry.span)
                     )
-    for axis in (axis for rule in rules for axis in rule.axes if axis.name in found.doubtful):
+    for axis in (axis for rule in rules for axis in rule.axes if axis.name in diagnostics.doubtful):
         axes.setdefault(axis.name, Axis(axis.name, 1, axis.name, span=axis.span))
     return tuple(axes.values())
 
 
-def rules_of(section: tree.Section, found: Diagnostics) -> tuple[tree.Rule, ...]:
+def rules_of(section: tree.Section, diagnostics: Diagnostics) -> tuple[tree.Rule, ...]:
     """The rules of `shard`, in their order."""
     for entry in section.entries:
         if not isinstance(entry, tree.Rule):
-            found.error("E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`")
-            found.doubt(section="shard")
+            diagnostics.error("E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`")
+            diagnostics.doubt(section="shard")
     return tuple(entry for entry in section.entries if isinstance(entry, tree.Rule))
 
 
@@ -79,7 +79,7 @@ def as_rule(entry: tree.Entry) -> str:
 
 
 def known_rules(
-    rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], found: Diagnostics
+    rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], diagnostics: Diagnostics
 ) -> tuple[tree.Rule, ...]:
     """The rules without dims and axes that do not exist; axes that they may have meant are not
     said to be of no use.
@@ -88,13 +88,13 @@ def known_rules(
     for rule in rules:
         for dim in (dim for dim in rule.dims if dim.name not in dims):
             help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
-            found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
-            found.used.update(map(str, rule.axes))
-            found.doubtful.update({BATCH} & {nearest(dim.name, dims)})
+            diagnostics.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
+            diagnostics.used.update(map(str, rule.axes))
+            diagnostics.doubtful.update({BATCH} & {nearest(dim.name, dims)})
         for axis in (axis for axis in rule.axes if axis.name not in names):
             help = _help_for_axis(axis.name, names)
-            found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-            found.used.update([near] if (near := nearest(axis.name, names)) else names)
+            diagnostics.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+            diagnostics.used.update([near] if (near := nearest(axis.name, names)) else names)
     return tuple(
         evolve(
             rule,
@@ -129,7 +129,7 @@ gets other ranks'.
 """
 
 
-def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:
+def check_how(rules: Sequence[tree.Rule], diagnostics: Diagnostics) -> None:
     """Layouts and strategies are known ones, and of the sequence alone."""
     for rule in rules:
         for (word, known), said in zip(HOW.items(), (rule.layout, rule.via), strict=True):
@@ -138,54 +138,54 @@ def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:
                     did_you_mean(said.name, known)
                     or f"write {listing([f'{word} {each}' for each in known])}"
                 )
-                found.error("E0518", f"there is no `{word} {said}`", said.span, help=help)
+                diagnostics.error("E0518", f"there is no `{word} {said}`", said.span, help=help)
             elif said and [*map(str, rule.dims)] != [SEQUENCE]:
                 others = ", ".join(str(dim) for dim in rule.dims if str(dim) != SEQUENCE)
                 message = f"only `{SEQUENCE}` is sharded `{word} {said}`"
                 help = f"leave `{word} {said}` out, or write `{SEQUENCE}` in a rule of its own"
-                found.error("E0518", message, said.span, f"not of `{others}`", help=help)
+                diagnostics.error("E0518", message, said.span, f"not of `{others}`", help=help)
         if rule.layout and rule.via and (str(rule.layout), str(rule.via)) == (ZIGZAG, ULYSSES):
             message = (
                 f"with `via {ULYSSES}` every rank has all positions in attention, which leaves"
                 " nothing to balance"
             )
-            found.error("E0518", message, rule.layout.span, help=f"leave `as {ZIGZAG}` out")
+            diagnostics.error("E0518", message, rule.layout.span, help=f"leave `as {ZIGZAG}` out")
 
 
 ZERO = "zero"
 """The word of the stages of ZeRO."""
 
 
-def read_flow(section: tree.Section, found: Diagnostics) -> Flow | None:
-    """The section's settings; None if there are mistakes, which are added to `found`."""
-    return read(Flow, _settings(section, found, tree.Setting), found)
+def read_flow(section: tree.Section, diagnostics: Diagnostics) -> Flow | None:
+    """The section's settings; None if there are mistakes, which are added to `diagnostics`."""
+    return read(Flow, _settings(section, diagnostics, tree.Setting), diagnostics)
 
 
 def state_axes(
-    section: tree.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+    section: tree.Section, claims: tuple[Claim, ...], sizes: dict[str, int], diagnostics: Diagnostics
 ) -> tuple[StateAxes, ...]:
     """The section's rules, those of groups first, in mesh order, without axes of one rank."""
     states = [
-        _rules(entry, patterns, claims, sizes, found)
-        for entry, patterns, _ in _groups(section, found)
+        _rules(entry, patterns, claims, sizes, diagnostics)
+        for entry, patterns, _ in _groups(section, diagnostics)
     ]
-    states.append(_rules(section, ("*",), claims, sizes, found))
+    states.append(_rules(section, ("*",), claims, sizes, diagnostics))
     return tuple(
         state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES)
     )
 
 
-def check_patterns(section: tree.Section, program: Program, found: Diagnostics) -> None:
+def check_patterns(section: tree.Section, program: Program, diagnostics: Diagnostics) -> None:
     """Groups are of parameters, each in one."""
     # whose mistakes `state_axes` has told
     spans = [span for *_, span in _groups(section, Diagnostics())]
     # after them the rules for all others
     groups = zip((state.of for state in program.state), spans, strict=False)
-    check_groups(groups, [param.name for param in program.params], found)
+    check_groups(groups, [param.name for param in program.params], diagnostics)
 
 
 def _groups(
-    section: tree.Section, found: Diagnostics
+    section: tree.Section, diagnostics: Diagnostics
 ) -> Iterator[tuple[tree.Section, tuple[str, ...], Span]]:
     """Each `group NAME { params = ["norm*"]  zero 1 over dp }`, with its patterns and their
     place.
@@ -193,76 +193,76 @@ def _groups(
     for entry in (entry for entry in section.entries if isinstance(entry, tree.Section)):
         if entry.kind.name != StateGroup.SECTION:
             help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
-            found.error("E0406", f"`state` has no section `{entry.kind}`", entry.head, help=help)
-        elif group := read(StateGroup, _settings(entry, found, tree.Setting, tree.Section), found):
+            diagnostics.error("E0406", f"`state` has no section `{entry.kind}`", entry.head, help=help)
+        elif group := read(StateGroup, _settings(entry, diagnostics, tree.Setting, tree.Section), diagnostics):
             yield entry, group.params, group.spans["params"]
 
 
-def _settings(section: tree.Section, found: Diagnostics, *kinds: type[tree.Entry]) -> tree.Section:
+def _settings(section: tree.Section, diagnostics: Diagnostics, *kinds: type[tree.Entry]) -> tree.Section:
     """The section with entries of these kinds alone, and without settings that are meant for
     rules.
     """
-    kept: list[tree.Entry] = []
+    entries: list[tree.Entry] = []
     for entry in (entry for entry in section.entries if isinstance(entry, kinds)):
         if isinstance(entry, tree.Setting) and entry.key.name in (*STATES, ZERO):
             stage = entry.value.value if isinstance(entry.value, tree.Number) else 1
-            meant = f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
-            found.error("E0502", "this is not a rule", entry.span, help=f"write `{meant}`")
+            rule = f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
+            diagnostics.error("E0502", "this is not a rule", entry.span, help=f"write `{rule}`")
         else:
-            kept.append(entry)
-    return evolve(section, entries=tuple(kept))
+            entries.append(entry)
+    return evolve(section, entries=tuple(entries))
 
 
 def _rules(
     section: tree.Section,
-    of: tuple[str, ...],
+    patterns: tuple[str, ...],
     claims: tuple[Claim, ...],
     sizes: dict[str, int],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> StateAxes:
-    said: dict[str, tree.Rule] = {}
+    rules_by_kind: dict[str, tree.Rule] = {}
     for entry in (entry for entry in section.entries if isinstance(entry, tree.Rule)):
         for kind in entry.dims:
-            _kind(kind, said, found)
-            said[kind.name] = entry
+            _kind(kind, rules_by_kind, diagnostics)
+            rules_by_kind[kind.name] = entry
         for axis in entry.axes:
-            _axis(axis, claims, sizes, found)
-        _each_once(entry.axes, sizes, found)
+            _axis(axis, claims, sizes, diagnostics)
+        _each_once(entry.axes, sizes, diagnostics)
     named = {
-        kind: {axis.name for axis in rule.axes} for kind, rule in said.items() if kind in STATES
+        kind: {axis.name for axis in rule.axes} for kind, rule in rules_by_kind.items() if kind in STATES
     }
     several = [axis for axis, size in sizes.items() if size > 1]
     state = StateAxes(
-        of,
+        patterns,
         **{kind: tuple(axis for axis in several if axis in axes) for kind, axes in named.items()},
     )
-    _nested(state, said, found)
+    _nested(state, rules_by_kind, diagnostics)
     return state
 
 
-def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> None:
+def _kind(kind: tree.Name, rules_by_kind: dict[str, tree.Rule], diagnostics: Diagnostics) -> None:
     if kind.name not in STATES:
         help = did_you_mean(kind.name, STATES) or said_elsewhere(kind.name)
         help = help or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
-        found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
-    elif kind.name in said:
-        note = Note(said[kind.name].span, "first here")
-        found.error("E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note])
+        diagnostics.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
+    elif kind.name in rules_by_kind:
+        note = Note(rules_by_kind[kind.name].span, "first here")
+        diagnostics.error("E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note])
 
 
 def _help_for_axis(name: str, names: Iterable[str]) -> str:
-    known = list(names)
-    if not known:
+    axis_names = list(names)
+    if not axis_names:
         return f"write the axis and its size in `mesh`: `mesh {{ {name} = 2 }}`"
-    return did_you_mean(name, known) or f"axes of `mesh` are {listing(known)}"
+    return did_you_mean(name, axis_names) or f"axes of `mesh` are {listing(axis_names)}"
 
 
 def _axis(
-    axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+    axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], diagnostics: Diagnostics
 ) -> None:
     if axis.name not in sizes:
         help = _help_for_axis(axis.name, sizes)
-        found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+        diagnostics.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
     elif sizes[axis.name] > 1 and not any(
         claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims
     ):
@@ -270,7 +270,7 @@ def _axis(
             f"gradients are summed over axes with data: write `batch over {axis}` in `shard`,"
             " or another axis"
         )
-        found.error(
+        diagnostics.error(
             "E0515",
             f"no data is sharded over `{axis}`",
             axis.span,
@@ -279,37 +279,37 @@ def _axis(
         )
 
 
-def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnostics) -> None:
+def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], diagnostics: Diagnostics) -> None:
     first: dict[str, tree.Name] = {}
     for axis in axes:
         if axis is not first.setdefault(axis.name, axis):
             notes = [Note(first[axis.name].span, "first here")]
             help = f"leave it out: its {sizes.get(axis.name, 1)} ranks shard state only once"
-            found.error(
+            diagnostics.error(
                 "E0403", f"`{axis}` is named twice", axis.span, "repeated", notes=notes, help=help
             )
 
 
-def _nested(state: StateAxes, said: dict[str, tree.Rule], found: Diagnostics) -> None:
+def _nested(state: StateAxes, rules_by_kind: dict[str, tree.Rule], diagnostics: Diagnostics) -> None:
     """Whoever holds a part of the parameters holds that of their gradients, and of their
     optimizer state.
     """
     for kind in STATES:
         axes = getattr(state, kind)
         if axes and axes != state.optimizer:
-            span = said[kind].span
+            span = rules_by_kind[kind].span
             help = (
                 f"write `optimizer over {', '.join(axes)}` too"
                 if not state.optimizer
                 else "give them the same axes"
             )
-            notes = [Note(said["optimizer"].span, "the other axes")] if state.optimizer else []
+            notes = [Note(rules_by_kind["optimizer"].span, "the other axes")] if state.optimizer else []
             message = f"`{kind}` and `optimizer` are sharded over different axes"
-            found.error("E0516", message, span, help=help, notes=notes)
+            diagnostics.error("E0516", message, span, help=help, notes=notes)
 
 
 def check_groups(
-    groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[str], found: Diagnostics
+    groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[str], diagnostics: Diagnostics
 ) -> None:
     """Every pattern of a group matches a parameter, and no parameter is in two groups; spans
     are of their patterns.
@@ -318,13 +318,13 @@ def check_groups(
     for patterns, span in groups:
         for pattern in patterns:
             matched = [name for name in names if fnmatchcase(name, pattern)]
-            if not matched and not any(fnmatchcase(name, pattern) for name in found.doubtful):
+            if not matched and not any(fnmatchcase(name, pattern) for name in diagnostics.doubtful):
                 help = did_you_mean(pattern, names) or f"parameters are {listing(names)}"
-                found.error("E0407", f"`{pattern}` matches no parameter", span, help=help)
+                diagnostics.error("E0407", f"`{pattern}` matches no parameter", span, help=help)
             for name in matched:
                 if (first := owner.setdefault(name, span)) is not span:
                     notes = [Note(first, "the first group")]
-                    found.error(
+                    diagnostics.error(
                         "E0408",
                         f"parameter `{name}` is in two groups",
                         span,

@@ -56,7 +56,7 @@ class Divided:
 
 
 def divide(
-    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics
+    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], diagnostics: Diagnostics
 ) -> Divided:
     """The model with each repeat cut where its branches part; where they cannot be told apart,
     with one side alone.
@@ -67,19 +67,19 @@ def divide(
         body = _divided(model, divider)
     except (PlanError, Unknown) as error:
         if isinstance(error, PlanError):
-            found.add(error)
-        model = evolve(model, body=tuple(one_sided(model.body, found)))
+            diagnostics.add(error)
+        model = evolve(model, body=tuple(one_sided(model.body, diagnostics)))
         divider = _Divider(model, dims, numbers)
-        body = _divided(model, divider, found)
+        body = _divided(model, divider, diagnostics)
     copies = {name: tuple(each) for name, each in divider.copies.items()}
     body = [
-        _initialised(item, copies, found) if isinstance(item, tree.Init) else item for item in body
+        _initialised(item, copies, diagnostics) if isinstance(item, tree.Init) else item for item in body
     ]
     return Divided(evolve(model, body=tuple(body)), divider.divided(), copies)
 
 
 def _divided(
-    model: tree.Model, divider: "_Divider", found: Diagnostics | None = None
+    model: tree.Model, divider: "_Divider", diagnostics: Diagnostics | None = None
 ) -> list[Item]:
     """The items of a model without branches; statements with mistakes are left out where these
     are collected.
@@ -88,19 +88,19 @@ def _divided(
     for item in model.body:
         if isinstance(item, tree.Section | tree.Init):
             body.append(item)
-        elif found is None:
+        elif diagnostics is None:
             body += divider.statements([item], ())
         else:
-            with found.catch():
+            with diagnostics.catch():
                 body += divider.statements([item], ())
                 continue
-            found.doubt(*item.span.names, section="statements")
-            found.used.update(item.span.names)
+            diagnostics.doubt(*item.span.names, section="statements")
+            diagnostics.used.update(item.span.names)
     return body
 
 
 def _initialised(
-    item: tree.Init, copies: Mapping[str, Sequence[Copy]], found: Diagnostics
+    item: tree.Init, copies: Mapping[str, Sequence[Copy]], diagnostics: Diagnostics
 ) -> tree.Init:
     of: dict[str, Sequence[Copy]] = {
         copy.name: (copy,) for each in copies.values() for copy in each
@@ -109,7 +109,7 @@ def _initialised(
     for name in item.names:
         if name.name not in of:
             help = did_you_mean(name.name, copies)
-            found.error("E0201", f"there is no parameter `{name}`", name.span, help=help)
+            diagnostics.error("E0201", f"there is no parameter `{name}`", name.span, help=help)
     names = [evolve(name, name=copy.name) for name in item.names for copy in of.get(name.name, ())]
     return evolve(item, names=tuple(names))
 
@@ -190,20 +190,20 @@ class _Divider:
         """The indices of the repeat `item` at which a branch's other side begins; the body runs
         for those `within`.
         """
-        found: set[int] = set()
-        for each in body:
-            match each:
+        cuts: set[int] = set()
+        for statement in body:
+            match statement:
                 case tree.If(index) if item.index and index.name == item.index.name:
-                    at = self._end(each, item, within)
-                    found |= {at} | self._cuts(each.body, item, range(within.start, at))
-                    found |= self._cuts(each.others, item, range(at, within.stop))
+                    end = self._end(statement, item, within)
+                    cuts |= {end} | self._cuts(statement.body, item, range(within.start, end))
+                    cuts |= self._cuts(statement.others, item, range(end, within.stop))
                 case tree.If():
-                    found |= self._cuts((*each.body, *each.others), item, within)
+                    cuts |= self._cuts((*statement.body, *statement.others), item, within)
                 case tree.Repeat():
-                    found |= self._cuts(each.body, item, within)
+                    cuts |= self._cuts(statement.body, item, within)
                 case tree.Bind() | tree.Route():
                     pass
-        return found
+        return cuts
 
     def _end(self, branch: tree.If, item: tree.Repeat, within: range) -> int:
         value = evaluate(branch.end, self._numbers)
@@ -228,8 +228,8 @@ class _Divider:
         self, body: Sequence[tree.Statement], item: tree.Repeat, part: range
     ) -> Iterator[tree.Statement]:
         """The statements of a body that run in a part of the repeat `item`."""
-        for each in body:
-            match each:
+        for statement in body:
+            match statement:
                 case tree.If(index, end, first, others) if (
                     item.index and index.name == item.index.name
                 ):
@@ -237,13 +237,13 @@ class _Divider:
                     yield from self._chosen(side, item, part)
                 case tree.If():
                     first, others = (
-                        tuple(self._chosen(side, item, part)) for side in (each.body, each.others)
+                        tuple(self._chosen(side, item, part)) for side in (statement.body, statement.others)
                     )
-                    yield evolve(each, body=first, others=others)
+                    yield evolve(statement, body=first, others=others)
                 case tree.Repeat():
-                    yield evolve(each, body=tuple(self._chosen(each.body, item, part)))
+                    yield evolve(statement, body=tuple(self._chosen(statement.body, item, part)))
                 case tree.Bind() | tree.Route():
-                    yield each
+                    yield statement
 
     # ---- names
 
@@ -334,6 +334,6 @@ def names_of_parts(names: Sequence[HFWeight], copies: Copies) -> Iterator[HFWeig
     """An entry for each part of a parameter, whose index goes on where that of the part before
     ends.
     """
-    for each in names:
-        for copy in copies.get(each.param, ()):
-            yield evolve(shifted(each, copy.starts), param=copy.name)
+    for weight in names:
+        for copy in copies.get(weight.param, ()):
+            yield evolve(shifted(weight, copy.starts), param=copy.name)

@@ -44,90 +44,90 @@ class UserOp:
         Raises TypingError.
         """
         tensors = [operand for operand in self.declared.operands if operand.dims]
-        meant: dict[str, tuple[str, ...]] = {}
+        dims_by_name: dict[str, tuple[str, ...]] = {}
         for operand, type in zip(tensors, types, strict=True):
-            _match(operand, type, meant)
+            _match(operand, type, dims_by_name)
         return (
             ("function", self.declared.function.value),
-            ("takes", tuple(_words(operand.dims, meant) for operand in tensors)),
-            ("gives", tuple(_words(dims, meant) for dims in self.declared.gives)),
-            ("along", tuple(dim for name in self.declared.along for dim in meant[name.name])),
+            ("takes", tuple(_words(operand.dims, dims_by_name) for operand in tensors)),
+            ("gives", tuple(_words(dims, dims_by_name) for dims in self.declared.gives)),
+            ("along", tuple(dim for name in self.declared.along for dim in dims_by_name[name.name])),
             ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
             ("constants", tuple(map(repr, numbers))),
-            *self._positions(meant),
-            *self._causal(meant),
+            *self._positions(dims_by_name),
+            *self._causal(dims_by_name),
             *([(DETERMINISTIC.name, "on")] if self.declared.is_deterministic else []),
         )
 
-    def _positions(self, meant: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
+    def _positions(self, dims_by_name: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
         """The attribute that says by which keywords the function takes positions, if it does."""
         words = list[str]()
-        for each in self.declared.positions:
-            (dim,) = meant[each.dim.name]
-            words.append(f"{each.keyword} {dim}")
+        for position in self.declared.positions:
+            (dim,) = dims_by_name[position.dim.name]
+            words.append(f"{position.keyword} {dim}")
         return [("positions", tuple(words))] if words else []
 
-    def _causal(self, meant: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
+    def _causal(self, dims_by_name: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
         """The attribute with the dim along which the function is causal, if it says so."""
         if not self.declared.causal:
             return []
-        (dim,) = meant[self.declared.causal.name]
+        (dim,) = dims_by_name[self.declared.causal.name]
         return [("causal", dim)]
 
 
-def _match(operand: syntax.UserOperand, type: Type, meant: dict[str, tuple[str, ...]]) -> None:
+def _match(operand: syntax.UserOperand, type: Type, dims_by_name: dict[str, tuple[str, ...]]) -> None:
     """Adds the dims that those of `operand` mean in a call, where it is of `type`."""
     names = [dim.name for dim in operand.dims]
     cut = len(type.dims) - len(names) + names.count(LEAD)
-    found = [type.dims[:cut]] * names.count(LEAD) + [(dim,) for dim in type.dims[max(cut, 0) :]]
+    call_dims = [type.dims[:cut]] * names.count(LEAD) + [(dim,) for dim in type.dims[max(cut, 0) :]]
     fits = cut == 0 or (cut > 0 and LEAD in names)
     if not fits or any(
-        meant.setdefault(name, dims) != dims for name, dims in zip(names, found, strict=True)
+        dims_by_name.setdefault(name, dims) != dims for name, dims in zip(names, call_dims, strict=True)
     ):
-        known = ", ".join(f"{name} is {' '.join(dims) or 'no dim'}" for name, dims in meant.items())
+        known = ", ".join(f"{name} is {' '.join(dims) or 'no dim'}" for name, dims in dims_by_name.items())
         said = f"`{operand.name}[{', '.join(names)}]` cannot be [{', '.join(type.dims)}]"
         raise TypingError(f"{said} where {known}" if known else said)
 
 
-def _words(dims: Iterable[syntax.Name], meant: Mapping[str, tuple[str, ...]]) -> str:
+def _words(dims: Iterable[syntax.Name], dims_by_name: Mapping[str, tuple[str, ...]]) -> str:
     """Dims of a signature, with those of the call in their place."""
     return " ".join(
-        word for dim in dims for word in ((LEAD,) if dim.name == LEAD else meant[dim.name])
+        word for dim in dims for word in ((LEAD,) if dim.name == LEAD else dims_by_name[dim.name])
     )
 
 
 def user_ops(
-    declared: Iterable[syntax.UserOp], source: Source, found: Diagnostics
+    declared: Iterable[syntax.UserOp], source: Source, diagnostics: Diagnostics
 ) -> dict[str, UserOp]:
     """The user ops of a plan by name, without those whose signature is wrong."""
     ops: dict[str, UserOp] = {}
     modules: dict[str, Span] = {}
-    for each in declared:
-        with found.catch():
-            _check_signature(each, ops)
-            with found.catch():
-                modules.setdefault(_check_function(each, source), each.function.span)
-            tensors = tuple(Operand(operand.name.name) for operand in each.operands if operand.dims)
+    for op in declared:
+        with diagnostics.catch():
+            _check_signature(op, ops)
+            with diagnostics.catch():
+                modules.setdefault(_check_function(op, source), op.function.span)
+            tensors = tuple(Operand(operand.name.name) for operand in op.operands if operand.dims)
             numbers = tuple(
-                Attribute(operand.name.name) for operand in each.operands if not operand.dims
+                Attribute(operand.name.name) for operand in op.operands if not operand.dims
             )
-            entry = OpDef(each.name.name, "A user op.", operands=tensors, attributes=numbers)
-            ops[each.name.name] = UserOp(each, entry)
+            entry = OpDef(op.name.name, "A user op.", operands=tensors, attributes=numbers)
+            ops[op.name.name] = UserOp(op, entry)
             continue
-        found.doubt(each.name.name)
-    for module, at in modules.items():
-        with found.catch():
-            files(module, Path(source.path).parent, at)
+        diagnostics.doubt(op.name.name)
+    for module, span in modules.items():
+        with diagnostics.catch():
+            files(module, Path(source.path).parent, span)
     return ops
 
 
-def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
+def _check_signature(op: syntax.UserOp, ops: Mapping[str, UserOp]) -> None:
     check_name(op.name)
     if op.name.name in OPS:
         raise wrong(
             "E0207", f"`{op.name}` is an op of the language", op.name.span, "redeclared here"
         )
-    if first := known.get(op.name.name):
+    if first := ops.get(op.name.name):
         notes = [Note(first.declared.name.span, "declared here")]
         raise wrong(
             "E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes
@@ -162,15 +162,15 @@ def _check_operands(op: syntax.UserOp) -> None:
 
 def _check_positions(op: syntax.UserOp) -> None:
     """Positions are along dims of operands, and have keywords that Python allows."""
-    known = [dim for operand in op.operands for dim in operand.dims if dim.name != LEAD]
-    for each in op.positions:
-        _among([each.dim], known, "a dim that no operand names")
-        if iskeyword(each.keyword.name):
+    dims = [dim for operand in op.operands for dim in operand.dims if dim.name != LEAD]
+    for position in op.positions:
+        _among([position.dim], dims, "a dim that no operand names")
+        if iskeyword(position.keyword.name):
             help = "give it another name"
             raise wrong(
                 "E0217",
-                f"`{each.keyword}` is a word of Python",
-                each.keyword.span,
+                f"`{position.keyword}` is a word of Python",
+                position.keyword.span,
                 "no name there",
                 help,
             )
@@ -200,8 +200,8 @@ def _once(names: Iterable[syntax.Name]) -> None:
         seen.add(name.name)
 
 
-def _among(dims: Iterable[syntax.Name], known: Iterable[syntax.Name], what: str) -> None:
-    names = [name.name for name in known]
+def _among(dims: Iterable[syntax.Name], allowed: Iterable[syntax.Name], what: str) -> None:
+    names = [name.name for name in allowed]
     for dim in dims:
         if dim.name not in names:
             raise wrong(
@@ -231,7 +231,7 @@ def _check_function(op: syntax.UserOp, source: Source) -> str:
             "E0218", f"`{module}.py` has no function `{name}`", text.span, "not defined there", help
         )
     args, count = functions[name].args, len(op.operands)
-    keywords = [each.keyword.name for each in op.positions]
+    keywords = [position.keyword.name for position in op.positions]
     if not _takes(args, count, keywords):
         label = f"line {functions[name].lineno} of `{module}.py` takes ({ast.unparse(args)})"
         named = f", and {', '.join(keywords)} by name" if keywords else ""
@@ -263,50 +263,50 @@ def _takes(args: ast.arguments, count: int, keywords: Sequence[str]) -> bool:
     )
 
 
-def parsed(module: Source, at: Span) -> ast.Module:
-    """The syntax tree of a module that an op `at` a place needs.  Raises PlanError."""
+def parsed(module: Source, span: Span) -> ast.Module:
+    """The syntax tree of a module that an op `span` a place needs.  Raises PlanError."""
     try:
         return ast.parse(module.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else 1
-        raise wrong("E0218", f"`{module.path}` is not Python", at, f"see its line {line}") from None
+        raise wrong("E0218", f"`{module.path}` is not Python", span, f"see its line {line}") from None
 
 
 # ---- the files
 
 
-def files(module: str, folder: Path, at: Span) -> dict[str, Source]:
+def files(module: str, folder: Path, span: Span) -> dict[str, Source]:
     """A module's file, and those of its folder that it imports.
 
     Raises PlanError where one cannot be copied.
     """
     if module in NOT_OURS:
-        raise cannot_import(module, at)
-    found: dict[str, Source] = {}
-    _gather(module, folder, at, found)
-    return found
+        raise cannot_import(module, span)
+    sources: dict[str, Source] = {}
+    _gather(module, folder, span, sources)
+    return sources
 
 
-def _gather(module: str, folder: Path, at: Span, found: dict[str, Source]) -> None:
-    found[f"{module}.py"] = file = load(folder / f"{module}.py", at)
-    for name in _imports(file, at):
+def _gather(module: str, folder: Path, span: Span, sources: dict[str, Source]) -> None:
+    sources[f"{module}.py"] = file = load(folder / f"{module}.py", span)
+    for name in _imports(file, span):
         if (folder / name / "__init__.py").is_file():
             raise _cannot_copy(
-                f"`{module}.py` imports the package `{name}`", at, f"make it one file, `{name}.py`"
+                f"`{module}.py` imports the package `{name}`", span, f"make it one file, `{name}.py`"
             )
-        if f"{name}.py" in found or not (folder / f"{name}.py").is_file():
+        if f"{name}.py" in sources or not (folder / f"{name}.py").is_file():
             continue
         if name in NOT_OURS:
-            raise cannot_import(name, at)
-        _gather(name, folder, at, found)
+            raise cannot_import(name, span)
+        _gather(name, folder, span, sources)
 
 
-def _imports(file: Source, at: Span) -> Iterator[str]:
+def _imports(file: Source, span: Span) -> Iterator[str]:
     """The first words of what a module imports, wherever in it."""
-    for node in ast.walk(parsed(file, at)):
+    for node in ast.walk(parsed(file, span)):
         match node:
             case ast.Import(names=names):
-                yield from (each.name.partition(".")[0] for each in names)
+                yield from (alias.name.partition(".")[0] for alias in names)
             case ast.ImportFrom(module=str(name), level=0):
                 yield name.partition(".")[0]
             case ast.ImportFrom():
@@ -317,19 +317,19 @@ def _imports(file: Source, at: Span) -> Iterator[str]:
                 raise _cannot_copy(
                     f"`{PurePath(file.path).name}` has a relative import, on its line"
                     f" {node.lineno}",
-                    at,
+                    span,
                     help,
                 )
             case _:
                 pass
 
 
-def _cannot_copy(message: str, at: Span, help: str) -> PlanError:
-    return wrong("E0221", message, at, "needs it", help=help)
+def _cannot_copy(message: str, span: Span, help: str) -> PlanError:
+    return wrong("E0221", message, span, "needs it", help=help)
 
 
-def cannot_import(name: str, at: Span) -> PlanError:
+def cannot_import(name: str, span: Span) -> PlanError:
     """The mistake of a module whose name a program has another use for."""
     return wrong(
-        "E0215", f"a program cannot import `{name}`", at, "taken", help="give the file another name"
+        "E0215", f"a program cannot import `{name}`", span, "taken", help="give the file another name"
     )

@@ -23,25 +23,25 @@ from .causality import check_causality
 from .sharding import check_groups
 
 
-def validate(program: Program, known: Diagnostics | None = None) -> Program:
+def validate(program: Program, mistakes: Diagnostics | None = None) -> Program:
     """The program, unchanged.  Raises PlanError.
 
-    With what is `known` to be wrong, to which more is added, the program may lack parts.
+    With what is `mistakes` to be wrong, to which more is added, the program may lack parts.
     """
-    found = Diagnostics() if known is None else known
+    diagnostics = Diagnostics() if mistakes is None else mistakes
     for check in CHECKS:
-        check(program, found)
-    if known is None:
-        found.check()
+        check(program, diagnostics)
+    if mistakes is None:
+        diagnostics.check()
     else:  # a pass checks that of a program whose ops are split
-        with found.catch():
+        with diagnostics.catch():
             check_recomputed(program)
     return program
 
 
-def _idle(program: Program, found: Diagnostics) -> None:
+def _idle(program: Program, diagnostics: Diagnostics) -> None:
     """Everything that is computed, and every parameter, has a part in the loss."""
-    used = (name for name in program.types if name.partition(".")[0] in found.used)
+    used = (name for name in program.types if name.partition(".")[0] in diagnostics.used)
     needed = sources_of(program.region, (*(end.name for end in program.region.yields), *used))
     idle = [
         op
@@ -52,7 +52,7 @@ def _idle(program: Program, found: Diagnostics) -> None:
     for op in [op for op in idle if feeding.isdisjoint(value.name for value in op.outputs)] or idle[
         :1
     ]:
-        found.error(
+        diagnostics.error(
             "E0212",
             "the loss does not depend on this",
             op.span,
@@ -61,7 +61,7 @@ def _idle(program: Program, found: Diagnostics) -> None:
         )
     for param in () if idle else program.params:
         if param.name not in needed:
-            found.error(
+            diagnostics.error(
                 "E0212",
                 f"the loss does not depend on parameter `{param.name}`",
                 param.span,
@@ -69,7 +69,7 @@ def _idle(program: Program, found: Diagnostics) -> None:
             )
 
 
-def _compiled(program: Program, found: Diagnostics) -> None:
+def _compiled(program: Program, diagnostics: Diagnostics) -> None:
     """torch.compile makes no graph of a layer that sends as many rows as tokens chose."""
     routed = next((op for op in program.ops if op.kind == TOP.name), None)
     if routed and program.train.compile == ON:
@@ -77,10 +77,10 @@ def _compiled(program: Program, found: Diagnostics) -> None:
         padded = program.train.experts == PADDED
         what = "which tokens an expert gets" if padded else "how many rows an expert gets"
         message = f"{what} is not known to a compiled layer"
-        found.error("E0412", message, routed.span, notes=notes, help="leave `compile` out")
+        diagnostics.error("E0412", message, routed.span, notes=notes, help="leave `compile` out")
 
 
-def _order(program: Program, found: Diagnostics) -> None:
+def _order(program: Program, diagnostics: Diagnostics) -> None:
     """Several axes of one dim go in the mesh's order, outer first, and no axis twice."""
     order = [axis.name for axis in program.axes]
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
@@ -91,7 +91,7 @@ def _order(program: Program, found: Diagnostics) -> None:
             help = (
                 f"write `{dim} over {right}`: several axes go outer first, in the order of `mesh`"
             )
-            found.error(
+            diagnostics.error(
                 "E0507",
                 f"the axes of `{dim}` are out of order, or one is named twice",
                 claims[-1].span,
@@ -99,24 +99,24 @@ def _order(program: Program, found: Diagnostics) -> None:
             )
 
 
-def _unused(program: Program, found: Diagnostics) -> None:
+def _unused(program: Program, diagnostics: Diagnostics) -> None:
     used = {dim for type in program.types.values() for dim in type.dims}
     for claim in program.claims:
         if claim.dim not in used:
-            found.error(
+            diagnostics.error(
                 "E0508",
                 f"nothing is sharded by `{claim.dim} over {claim.axis}`",
                 claim.span,
                 "matches nothing",
             )
-            if claim.dim not in found.used:
-                found.doubt(claim.dim)
+            if claim.dim not in diagnostics.used:
+                diagnostics.doubt(claim.dim)
     for axis in _idle_axes(program):
         help = (
             f"shard a dim over it, or leave it out of `mesh`: all ranks of `{axis.name}` would"
             " do the same work"
         )
-        found.error(
+        diagnostics.error(
             "E0509", f"nothing uses axis `{axis.name}` of size {axis.size}", axis.span, help=help
         )
 
@@ -133,14 +133,14 @@ Clash = tuple[Param, Claim, Claim]
 """A parameter with two dims over one axis, the first that is claimed first."""
 
 
-def _weights(program: Program, found: Diagnostics) -> None:
+def _weights(program: Program, diagnostics: Diagnostics) -> None:
     """No rule shards two dims of one parameter over one axis; a dim that is one too many is one
     mistake.
     """
     clashes: list[Clash] = [
         (param, first, second)
         for param in program.params
-        if param.name not in found.doubtful
+        if param.name not in diagnostics.doubtful
         for first, second in combinations(
             [c for c in program.claims if c.dim in param.type.dims], 2
         )
@@ -151,11 +151,11 @@ def _weights(program: Program, found: Diagnostics) -> None:
     while clashes:
         times = Counter(claim for _, *pair in clashes for claim in pair)
         worst = max(times, key=lambda claim: (times[claim], program.claims.index(claim)))
-        _one_too_many(worst, [clash for clash in clashes if worst in clash], found)
+        _one_too_many(worst, [clash for clash in clashes if worst in clash], diagnostics)
         clashes = [clash for clash in clashes if worst not in clash]
 
 
-def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) -> None:
+def _one_too_many(claim: Claim, clashes: Sequence[Clash], diagnostics: Diagnostics) -> None:
     param, first, second = clashes[0]
     if len(clashes) == 1:
         message = (
@@ -175,10 +175,10 @@ def _one_too_many(claim: Claim, clashes: Sequence[Clash], found: Diagnostics) ->
         )
         notes = [Note(span, f"`{other.dim}` is over `{claim.axis}` too") for span, other in others]
     help = "shard one of them, or put them over different axes"
-    found.error("E0505", message, claim.span, label, notes=notes, help=help)
+    diagnostics.error("E0505", message, claim.span, label, notes=notes, help=help)
 
 
-def _divisible(program: Program, found: Diagnostics) -> None:
+def _divisible(program: Program, diagnostics: Diagnostics) -> None:
     """Every axis divides its dims, and padding is legal."""
     few = {roles(op, program.types).kv_heads for op in program.ops}  # an axis may be larger
     broken = set[str]()
@@ -205,12 +205,12 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         ]
         way = f" in 2 chunks a rank{f' of `{chunked[0]}`' if axes[1:] else ''}" if chunked else ""
         message = f"`{dim}` cannot be split over `{' × '.join(axes)}`{way}"
-        found.error("E0510", message, claims[-1].span, ways, notes=notes, help=help)
-    _exchanged(program, found)
-    _padding(program, broken, found)
+        diagnostics.error("E0510", message, claims[-1].span, ways, notes=notes, help=help)
+    _exchanged(program, diagnostics)
+    _padding(program, broken, diagnostics)
 
 
-def _exchanged(program: Program, found: Diagnostics) -> None:
+def _exchanged(program: Program, diagnostics: Diagnostics) -> None:
     """Where attention exchanges the sequence for heads, these are divided once more."""
     for claim in (claim for claim in program.claims if claim.via == ULYSSES):
         ranks = program.axis(claim.axis).size
@@ -229,10 +229,10 @@ def _exchanged(program: Program, found: Diagnostics) -> None:
                     f"make `{dim}` a multiple of {others * ranks}, or write `via gather` or"
                     " `via ring`"
                 )
-                found.error("E0510", message, claim.span, each, notes=notes, help=help)
+                diagnostics.error("E0510", message, claim.span, each, notes=notes, help=help)
 
 
-def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
+def _padding(program: Program, broken: set[str], diagnostics: Diagnostics) -> None:
     """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank
     holds more than it.
 
@@ -242,32 +242,32 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
         dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken
     }
     for op in program.ops:
-        own = program.operands(op)
-        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(own, op)} - {
+        operand_types = program.operands(op)
+        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(operand_types, op)} - {
             roles(op, program.types).classes
         }
         for name in over & padded.keys():
             help = "only the vocabulary of tables and of the loss can be padded"
-            found.error(
+            diagnostics.error(
                 "E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help
             )
     for name, dim in padded.items():
         ranks = _degree(program, name)
         if dim.size - dim.valid >= dim.size // ranks:
             message = f"a rank would have only padding of `{name}`"
-            found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {ranks} ranks")
+            diagnostics.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {ranks} ranks")
 
 
-def _machines(program: Program, found: Diagnostics) -> None:
+def _machines(program: Program, diagnostics: Diagnostics) -> None:
     cluster, ranks, gpus = program.cluster, program.ranks, _gpus_per_node(program)
     if cluster.nodes * gpus == ranks:
-        _within_node(program, found)
+        _within_node(program, diagnostics)
         return
     if cluster.nodes * gpus == ranks // prod(axis.size for axis in _idle_axes(program)):
         return
     machines, each = counted(cluster.nodes, "node"), cluster.gpus_per_node
     of = f" of {counted(gpus, 'GPU')}" if each else ""
-    found.error(
+    diagnostics.error(
         "E0512",
         f"the mesh has {counted(ranks, 'rank')}, the cluster {machines}{of}",
         cluster.spans.get("nodes", program.region.span),
@@ -278,7 +278,7 @@ def _machines(program: Program, found: Diagnostics) -> None:
     )
 
 
-def _within_node(program: Program, found: Diagnostics) -> None:
+def _within_node(program: Program, diagnostics: Diagnostics) -> None:
     """Axes over which weights lie communicate inside every layer: they stay within one machine, if
     it can hold them.
 
@@ -289,8 +289,8 @@ def _within_node(program: Program, found: Diagnostics) -> None:
     gpus, idle = _gpus_per_node(program), _idle_axes(program)
     order = [axis.name for axis in program.axes if axis not in idle]
     wide = {dim for dim in program.choices if _degree(program, dim) > gpus}
-    if "route" in found.used and not program.choices:
-        wide |= found.used  # which may be dims of experts
+    if "route" in diagnostics.used and not program.choices:
+        wide |= diagnostics.used  # which may be dims of experts
     weights = {
         claim.axis: claim for claim in program.claims[::-1] if claim.dim not in {*DATA_DIMS, *wide}
     }
@@ -299,7 +299,7 @@ def _within_node(program: Program, found: Diagnostics) -> None:
         span = program.degree(tuple(inner))
         if span > gpus:
             others = [other for other in inner if other not in weights]
-            found.error(
+            diagnostics.error(
                 "E0511",
                 f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, but"
                 f" {counted(gpus, 'GPU')} per node",
@@ -321,16 +321,16 @@ def _degree(program: Program, dim: str) -> int:
 def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
     """How axes of weights, and the other axes inside of the first of them, get into one machine."""
     listed = listing(weights)
-    meant = (
+    across_nodes_help = (
         "; if slow links in every layer are meant, write `weights_across_nodes = on` in `cluster`"
     )
     if program.degree(weights) > gpus:
         return (
             f"make {listed} smaller{', together' * (len(weights) > 1)}: a node has"
-            f" {counted(gpus, 'GPU')}{meant}"
+            f" {counted(gpus, 'GPU')}{across_nodes_help}"
         )
     smaller = listing((*weights, *others))
-    return f"write {listed} after {listing(others)} in `mesh`, or make {smaller} smaller{meant}"
+    return f"write {listed} after {listing(others)} in `mesh`, or make {smaller} smaller{across_nodes_help}"
 
 
 def _gpus_per_node(program: Program) -> int:
@@ -338,27 +338,27 @@ def _gpus_per_node(program: Program) -> int:
     return program.cluster.gpus_per_node or program.ranks // program.cluster.nodes
 
 
-def _groups(program: Program, found: Diagnostics) -> None:
+def _groups(program: Program, diagnostics: Diagnostics) -> None:
     """Checks that groups of the optimizer name parameters, each in one group."""
     groups = ((group.params, group.spans["params"]) for group in program.train.optimizer.groups)
-    check_groups(groups, [param.name for param in program.params], found)
+    check_groups(groups, [param.name for param in program.params], diagnostics)
 
 
-def _heads(program: Program, found: Diagnostics) -> None:
+def _heads(program: Program, diagnostics: Diagnostics) -> None:
     """Each key/value head serves as many query heads."""
     for op in program.ops:
-        own = roles(op, program.types)
-        if own.heads and program.size(own.heads) % program.size(own.kv_heads):
-            label = f"{program.size(own.heads)} / {program.size(own.kv_heads)} is not whole"
-            found.error("E0311", f"`{own.kv_heads}` does not divide `{own.heads}`", op.span, label)
+        op_roles = roles(op, program.types)
+        if op_roles.heads and program.size(op_roles.heads) % program.size(op_roles.kv_heads):
+            label = f"{program.size(op_roles.heads)} / {program.size(op_roles.kv_heads)} is not whole"
+            diagnostics.error("E0311", f"`{op_roles.kv_heads}` does not divide `{op_roles.heads}`", op.span, label)
 
 
-def _constants(program: Program, found: Diagnostics) -> None:
+def _constants(program: Program, diagnostics: Diagnostics) -> None:
     """Each constant that an op is given is in its range, and rotation takes pairs."""
     for op in program.ops:
-        check_ranges(OPS[op.kind], op, found)
+        check_ranges(OPS[op.kind], op, diagnostics)
         if last := roles(op, program.types).rotated:
-            _rope(program, op, last, found)
+            _rope(program, op, last, diagnostics)
 
 
 def _number(op: Op, name: str) -> float:
@@ -367,28 +367,28 @@ def _number(op: Op, name: str) -> float:
     return value
 
 
-def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
+def _rope(program: Program, op: Op, last: str, diagnostics: Diagnostics) -> None:
     dims, size, scaling = _number(op, "dims"), program.size(last), OPS["rope"].get(op, "scaling")
     if size % 2 and not dims:
         help = f"make it even, or rotate fewer dims with `dims={size - 1}`"
-        found.error(
+        diagnostics.error(
             "E0312", f"rope rotates pairs, but `{last}` = {size} is odd", op.span, help=help
         )
     if dims and not (dims % 2 == 0 and 0 < dims < size):
         help = f"an even number below {size}, or leave `dims` out, which rotates all of `{last}`"
-        found.error(
+        diagnostics.error(
             "E0312", f"rope cannot rotate {dims:g} of `{last}` = {size}", op.span, help=help
         )
     if scaling == "none" and _number(op, "factor") != 1:
         help = "add `scaling=linear`, `scaling=llama3` or `scaling=yarn`"
-        found.error("E0313", "rope has a factor and no scaling", op.span, help=help)
+        diagnostics.error("E0313", "rope has a factor and no scaling", op.span, help=help)
     low, high = _number(op, "low"), _number(op, "high")
     if scaling in ("llama3", "yarn") and low >= high:
         help = (
             "`low` is below `high`: wavelengths between original / high and original / low are"
             " scaled in part"
         )
-        found.error(
+        diagnostics.error(
             "E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help
         )
 

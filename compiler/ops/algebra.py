@@ -117,7 +117,7 @@ DIV = OpDef(
     linear=((0,),),
     adjoint=_div_adjoint,
     stem="y",
-    saves=lambda it: Saved(operands=(1, 0) if it.wanted[1] else (1,)),
+    saves=lambda local: Saved(operands=(1, 0) if local.wanted[1] else (1,)),
 )
 
 SCALE = OpDef(

@@ -15,10 +15,10 @@ def retyped(program: Program, op: Op, types: Mapping[str, Type]) -> Op:
 
     Raises TypingError where the operands do not fit.
     """
-    found = OPS[op.kind].infer(program, [types[name] for name in op.inputs], op)
+    result_types = OPS[op.kind].infer(program, [types[name] for name in op.inputs], op)
     return evolve(
         op,
-        outputs=tuple(Value(due.name, type) for due, type in zip(op.outputs, found, strict=True)),
+        outputs=tuple(Value(due.name, type) for due, type in zip(op.outputs, result_types, strict=True)),
     )
 
 
@@ -61,8 +61,8 @@ class OpBuilder:
         """Appends an op with new results, named after those that it has and typed as its entry
         infers.
         """
-        made = retyped(self.program, op, self.types).outputs
-        op = evolve(op, outputs=tuple(self.value(value.name, value.type) for value in made))
+        results = retyped(self.program, op, self.types).outputs
+        op = evolve(op, outputs=tuple(self.value(value.name, value.type) for value in results))
         self.body.append(op)
         return tuple(value.name for value in op.outputs)
 

@@ -75,7 +75,7 @@ CONCAT = OpDef(
     adjoint=_adjoint,
     function="concat",
     torch="concat",
-    call=lambda it: Call(),  # the dim's name is the IR's alone
+    call=lambda local: Call(),  # the dim's name is the IR's alone
     user_visible=True,
 )
 
@@ -93,7 +93,7 @@ SPLIT = OpDef(
     ),
     function="split",
     torch="split",
-    call=lambda it: Call(tuple(map(it.program.size, it.op.names("parts")))),
+    call=lambda local: Call(tuple(map(local.program.size, local.op.names("parts")))),
     views=viewed,
     user_visible=True,
 )

@@ -43,14 +43,14 @@ def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, x.dims)]
 
 
-def _call(it: Local) -> Call:
+def _call(local: Local) -> Call:
     """The dim of samples, and the other dims of which this rank has a part."""
-    type, (samples,) = it.types[0], it.types[1].dims
+    type, (samples,) = local.types[0], local.types[1].dims
     shards = {
-        dim: part_of(it, type, dim) for dim in type.dims if dim != samples and type.axes_of(dim)
+        dim: part_of(local, type, dim) for dim in type.dims if dim != samples and type.axes_of(dim)
     }
     split = {"split": Shards(shards)} if shards else {}
-    return Call(options={**dict(it.op.attrs), "batch": Dims((samples,)), **split})
+    return Call(options={**dict(local.op.attrs), "batch": Dims((samples,)), **split})
 
 
 DROPOUT = OpDef(
@@ -75,5 +75,5 @@ FORK = OpDef(
     attributes=(Attribute("repeat", kinds=(str,)),),
     unsharded_dims=lambda types, op: frozenset((str(op.get("repeat")),)),
     function="fork",
-    call=lambda it: Call((it.program.size(str(it.op.get("repeat"))),)),
+    call=lambda local: Call((local.program.size(str(local.op.get("repeat"))),)),
 )

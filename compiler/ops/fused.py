@@ -41,10 +41,10 @@ def _adjoint(op: Op, grads: Sequence[str], norm: OpDef, b: Builder) -> list[str 
     return [dx, dx, *vjp(norm, normed, [d_norm], range(1, 1 + len(weights)), b)]
 
 
-def _norm_saves(it: Local) -> Saved:
+def _norm_saves(local: Local) -> Saved:
     """The sum, the weights, and a number or two for each row."""
-    rows = it.elements(0) // it.elements(2) * it.wide
-    mean = (("mean", rows),) if it.op.kind == "add_layernorm" else ()
+    rows = local.elements(0) // local.elements(2) * local.wide
+    mean = (("mean", rows),) if local.op.kind == "add_layernorm" else ()
     return Saved(operands=(2,), results=(0,), others=(*mean, ("1 / deviation", rows)))
 
 
@@ -86,31 +86,31 @@ def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     return [dx, *dws]
 
 
-def _products_work(it: Local, backward: bool = False) -> Work:
+def _products_work(local: Local, backward: bool = False) -> Work:
     """One product with all weights side by side; backward, of their gradients."""
-    x, *weights = it.types
-    inner = prod(it.program.local_size(x, dim) for dim in it.op.names("over"))
-    outer = sum(map(it.program.elements, weights)) // inner
+    x, *weights = local.types
+    inner = prod(local.program.local_size(x, dim) for dim in local.op.names("over"))
+    outer = sum(map(local.program.elements, weights)) // inner
     n, k = (inner, outer) if backward else (outer, inner)
-    return Work(x.dtype, (Product(it.elements() // inner, n, k),))
+    return Work(x.dtype, (Product(local.elements() // inner, n, k),))
 
 
-def _copies(it: Local) -> int:
+def _copies(local: Local) -> int:
     """The bytes of results that are copied to memory of their own."""
-    found = (it.op.outputs[int(i)].type for i in it.op.names("apart"))
-    return sum(it.program.elements(type) * ITEM_BYTES[type.dtype] for type in found)
+    copied_types = (local.op.outputs[int(i)].type for i in local.op.names("apart"))
+    return sum(local.program.elements(type) * ITEM_BYTES[type.dtype] for type in copied_types)
 
 
-def _gradients_together(it: Local) -> int:
+def _gradients_together(local: Local) -> int:
     """The results' gradients as one, where that copy saves as much memory traffic as it costs
     (`fused_linear`).
 
     Gradients that are slices of one from the start are not copied, which is not known here.
     """
-    weights, over = range(1, len(it.types)), it.op.names("over")
-    width = prod(it.program.local_size(it.types[0], dim) for dim in over)
-    rows = sum(map(it.elements, weights)) // width
-    return it.bytes() // width * rows if rows <= width * (len(weights) - 1) else 0
+    weights, over = range(1, len(local.types)), local.op.names("over")
+    width = prod(local.program.local_size(local.types[0], dim) for dim in over)
+    rows = sum(map(local.elements, weights)) // width
+    return local.bytes() // width * rows if rows <= width * (len(weights) - 1) else 0
 
 
 CONTRACTS = OpDef(
@@ -141,14 +141,14 @@ def _alike(types: Sequence[Type], op: Op) -> list[Shape]:
     return same(types, op)
 
 
-def _function_and_slope(it: Local, results: int = 1) -> int:
+def _function_and_slope(local: Local, results: int = 1) -> int:
     """A kernel has them in registers; plain torch makes both, forward and backward, with two
     terms on the way.
     """
-    if it.launched:
+    if local.launched:
         return 0
-    terms = 4 + it.is_narrow + ("tanh" in dict(it.op.attrs).values())
-    return terms * it.widened() - results * it.bytes()
+    terms = 4 + local.is_narrow + ("tanh" in dict(local.op.attrs).values())
+    return terms * local.widened() - results * local.bytes()
 
 
 def _gated(function: OpDef) -> OpDef:

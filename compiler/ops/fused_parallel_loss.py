@@ -53,9 +53,9 @@ def _moved(
     return program.places(dict(type.places) | dict.fromkeys(axes, to))
 
 
-def _saves(it: Local) -> Saved:
+def _saves(local: Local) -> Saved:
     """All operands, and m."""
-    return Saved(operands=tuple(range(len(it.types))), results=(0,))
+    return Saved(operands=tuple(range(len(local.types))), results=(0,))
 
 
 # ---- of logits that are there
@@ -89,24 +89,24 @@ def _linear_softmax_stats(program: Program, types: Sequence[Type], op: Op) -> li
     return _parts(program, _logits(program, op, *types), types[2], op)
 
 
-def _chunk(it: Local) -> int:
-    return sum(chunk(it, by_tokens=False))
+def _chunk(local: Local) -> int:
+    return sum(chunk(local, by_tokens=False))
 
 
-def _sum_of_chunks(it: Local) -> int:
+def _sum_of_chunks(local: Local) -> int:
     """The gradient of x adds up in float32, each part rounded first; those of weight and bias
     are made beside it.
     """
-    weights = (1, *range(3, len(it.types)))
-    logits, terms = chunk(it, by_tokens=False)
-    part = it.bytes() if it.is_narrow else 0
-    return it.widened() + sum(map(it.bytes, weights)) + logits + max(terms, part) - it.bytes()
+    weights = (1, *range(3, len(local.types)))
+    logits, terms = chunk(local, by_tokens=False)
+    part = local.bytes() if local.is_narrow else 0
+    return local.widened() + sum(map(local.bytes, weights)) + logits + max(terms, part) - local.bytes()
 
 
-def _gradients_work(it: Local) -> Work:
+def _gradients_work(local: Local) -> Work:
     """Logits are made once more, for the gradient of x; those of weights are made beside it."""
-    of_weights = all(BATCH not in value.type.dims for value in it.op.outputs)
-    return logits_work(it, of_w=1, made=0) if of_weights else logits_work(it, of_x=1)
+    of_weights = all(BATCH not in value.type.dims for value in local.op.outputs)
+    return logits_work(local, of_w=1, passes=0) if of_weights else logits_work(local, of_x=1)
 
 
 # ---- the entries
@@ -169,11 +169,11 @@ def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))] * 2
 
 
-def _rescaled_call(it: Local) -> Call:
+def _rescaled_call(local: Local) -> Call:
     """How many of the classes each rank has."""
-    classes, axes = str(it.op.get("classes")), it.types[0].axes_in(Kind.MAXIMUM)
+    classes, axes = str(local.op.get("classes")), local.types[0].axes_in(Kind.MAXIMUM)
     return over_classes(
-        it, classes, axes, columns=it.program.size(classes) // it.program.degree(axes)
+        local, classes, axes, columns=local.program.size(classes) // local.program.degree(axes)
     )
 
 
@@ -189,5 +189,5 @@ REJOINED = OpDef(
     function="rescale_to_global_max",
     call=_rescaled_call,
     module=KERNELS,
-    saves=lambda it: Saved(others=(("exp(m - peak)", it.bytes(0)),)),
+    saves=lambda local: Saved(others=(("exp(m - peak)", local.bytes(0)),)),
 )

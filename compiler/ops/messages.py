@@ -50,8 +50,8 @@ def pieces(program: Program, type: Type, dim: str, axes: tuple[str, ...]) -> tup
     """The shape in which a value is exchanged: a piece for each rank, cut along the dim that is
     then sharded.
     """
-    shape, at, ranks = program.local_shape(type), program.place_of(type, dim), program.degree(axes)
-    return (ranks, *shape[:at], shape[at] // ranks, *shape[at + 1 :])
+    shape, place, ranks = program.local_shape(type), program.place_of(type, dim), program.degree(axes)
+    return (ranks, *shape[:place], shape[place] // ranks, *shape[place + 1 :])
 
 
 Communicates = Callable[[Local], tuple[Message, ...]]

@@ -136,7 +136,7 @@ FUNCTIONS = (
         ),
         value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
-        saves=lambda it: Saved(others=(("tanh", it.bytes()),)),
+        saves=lambda local: Saved(others=(("tanh", local.bytes()),)),
         torch="softcap",
     ),
     Pointwise(

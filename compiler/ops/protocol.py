@@ -104,7 +104,7 @@ class Vjp:
     wrt: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
     result: bool = False
-    workspace: Bytes = lambda it: 0
+    workspace: Bytes = lambda local: 0
     delayed: bool = False
     communicates: Communicates | None = None
     work: WorkOf = moved
@@ -158,7 +158,7 @@ Unsharded = Callable[[Sequence[Type], Op], Mapping[int, frozenset[str]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 
 
-def always(it: Local) -> bool:
+def always(local: Local) -> bool:
     """True of any operands."""
     return True
 
@@ -260,7 +260,7 @@ class OpDef:
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None
-    workspace: Bytes = lambda it: 0
+    workspace: Bytes = lambda local: 0
     views: Views = lambda program, op: False
     holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
@@ -282,22 +282,22 @@ class OpDef:
         shapes = tuple(self.shapes(types, op))
         for dim, parts in self.joins(types, op).items():
             _require_sum(program, dim, parts)
-        at: list[dict[str, Placement]] = [{} for _ in shapes]
+        placements: list[dict[str, Placement]] = [{} for _ in shapes]
         placed = {axis for type in types for axis, _ in type.places}
         for axis in program.axes:
             if axis.name not in placed:
                 continue  # results are invariant on it, as all operands are
-            for result, place in zip(at, self._on_axis(axis.name, types, shapes, op), strict=True):
+            for result, place in zip(placements, self._on_axis(axis.name, types, shapes, op), strict=True):
                 result[axis.name] = place
         return tuple(
-            Type(t, dims, program.places(p)) for (t, dims), p in zip(shapes, at, strict=True)
+            Type(t, dims, program.places(p)) for (t, dims), p in zip(shapes, placements, strict=True)
         )
 
     def get(self, op: Op, name: str) -> Attr:
         """The attribute `name` of an op, given or by default."""
-        given = dict(op.attrs)
-        if name in given:
-            return given[name]
+        attrs = dict(op.attrs)
+        if name in attrs:
+            return attrs[name]
         default = next(attribute.default for attribute in self.attributes if attribute.name == name)
         assert default is not None, f"{op.kind} lacks {name}"
         return default
@@ -312,15 +312,15 @@ class OpDef:
         """Whether it communicates, forward or backward: then all ranks do it in one order."""
         return bool(self.communicates or self.awaits or (self.vjp and self.vjp.communicates))
 
-    def saved(self, it: Local) -> Saved:
+    def saved(self, local: Local) -> Saved:
         """The tensors that autograd saves: those the gradients are computed from, unless the op
         says otherwise.
         """
         if self.saves:
-            return self.saves(it)
+            return self.saves(local)
         if not self.vjp:
             return Saved()
-        read = tuple(i for i in range(len(it.types)) if i not in self.vjp.unread)
+        read = tuple(i for i in range(len(local.types)) if i not in self.vjp.unread)
         return Saved(operands=read, results=(0,) if self.vjp.result else ())
 
     def fits(self, count: int) -> bool:

@@ -62,115 +62,115 @@ def hops(ranks: int, positions: int, window: int, causal: bool, zigzag: bool) ->
     return min(ranks - 1, -(-(window - 1) * ranks // positions))
 
 
-def ring_hops(it: Local) -> int:
+def ring_hops(local: Local) -> int:
     """How often each rank sends keys on."""
-    (axis,) = it.op.names(RING)
-    zigzag = bool(it.program.zigzag_axes(SEQUENCE, (axis,)))
-    ranks, causal = it.program.axis(axis).size, dict(it.op.attrs)["mask"] == "causal"
-    return hops(ranks, it.program.size(SEQUENCE), window_of(it.op), causal, zigzag)
+    (axis,) = local.op.names(RING)
+    zigzag = bool(local.program.zigzag_axes(SEQUENCE, (axis,)))
+    ranks, causal = local.program.axis(axis).size, dict(local.op.attrs)["mask"] == "causal"
+    return hops(ranks, local.program.size(SEQUENCE), window_of(local.op), causal, zigzag)
 
 
-def _rotate(it: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Message:
+def _rotate(local: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Message:
     """Keys and values, or their gradients, as one flat buffer."""
     return Message(
         "rotate",
         what,
-        it.op.names(RING),
+        local.op.names(RING),
         dtype,
-        (it.elements(1) + it.elements(2),),
+        (local.elements(1) + local.elements(2),),
         hops=count,
         by=by,
     )
 
 
-def _forward(it: Local) -> tuple[Message, ...]:
-    count = ring_hops(it)
-    return (_rotate(it, it.op.outputs[0].name, it.types[1].dtype, count),) if count else ()
+def _forward(local: Local) -> tuple[Message, ...]:
+    count = ring_hops(local)
+    return (_rotate(local, local.op.outputs[0].name, local.types[1].dtype, count),) if count else ()
 
 
-def _backward(it: Local) -> tuple[Message, ...]:
+def _backward(local: Local) -> tuple[Message, ...]:
     """Keys and their gradients alternate; then the gradients alone go to the ranks whose keys
     they are of.
     """
-    ranks, count = it.program.degree(it.op.names(RING)), ring_hops(it)
-    q, k, _ = (value.name for value in it.op.outputs)
+    ranks, count = local.program.degree(local.op.names(RING)), ring_hops(local)
+    q, k, _ = (value.name for value in local.op.outputs)
     back = 1 if count == ranks - 1 else -count
     rotations = (
-        _rotate(it, q, it.types[1].dtype, count),
-        _rotate(it, k, wide(it.types[1].dtype), count),
+        _rotate(local, q, local.types[1].dtype, count),
+        _rotate(local, k, wide(local.types[1].dtype), count),
     )
-    return (*rotations, _rotate(it, k, wide(it.types[1].dtype), by=back)) if count else ()
+    return (*rotations, _rotate(local, k, wide(local.types[1].dtype), by=back)) if count else ()
 
 
-def _saves(it: Local) -> Saved:
+def _saves(local: Local) -> Saved:
     """Queries, keys and values of this rank, the result, and a number for each of its rows."""
-    lse = ("logsumexp", query_rows(it) * it.wide)
-    return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(lse,))
+    lse = ("logsumexp", query_rows(local) * local.wide)
+    return Saved(operands=tuple(range(len(local.types))), results=(0,), others=(lse,))
 
 
-def _workspace(it: Local, back: bool = False) -> int:
+def _workspace(local: Local, back: bool = False) -> int:
     """Two buffers of keys and values, sums of results or gradients, and the call that takes most.
 
     Backward has one buffer of gradients on the first hop, then three: those that it adds to, sends
     and receives.
     """
-    part, attrs = it.program.local_size(it.types[0], SEQUENCE), dict(it.op.attrs)
-    keys, gradients = (of(1) + of(2) for of in (it.bytes, it.widened))
+    part, attrs = local.program.local_size(local.types[0], SEQUENCE), dict(local.op.attrs)
+    keys, gradients = (of(1) + of(2) for of in (local.bytes, local.widened))
     if not back:
-        return 2 * keys + result_elements(it) * (it.wide - it.item) + _of_call(it, back, part, part)
+        return 2 * keys + result_elements(local) * (local.wide - local.item) + _of_call(local, back, part, part)
     zigzag = (
-        it.program.zigzag_axes(SEQUENCE, it.op.names(RING))
+        local.program.zigzag_axes(SEQUENCE, local.op.names(RING))
         and attrs["mask"] == "causal"
-        and not window_of(it.op)
+        and not window_of(local.op)
     )
     later = ((part, part // 2), (part // 2, part)) if zigzag else ((part, part),)
-    most = max(2 * gradients + _of_call(it, back, *sizes) for sizes in later)
-    sums = it.widened() - it.bytes() + gradients - keys
-    return 2 * keys + sums + max(most, _of_call(it, back, part, part))
+    most = max(2 * gradients + _of_call(local, back, *sizes) for sizes in later)
+    sums = local.widened() - local.bytes() + gradients - keys
+    return 2 * keys + sums + max(most, _of_call(local, back, part, part))
 
 
-def _of_call(it: Local, back: bool, queries: int, keys: int) -> int:
+def _of_call(local: Local, back: bool, queries: int, keys: int) -> int:
     """The results of some queries and keys, float32 at least, and what a call holds besides.
 
     torch's flash attention for CPUs is given copies in float32 of what is narrower.
     """
-    part = it.program.local_size(it.types[0], SEQUENCE)
+    part = local.program.local_size(local.types[0], SEQUENCE)
     of_q, of_result = (
-        it.widened() * queries // part,
-        result_elements(it) * it.wide * queries // part,
+        local.widened() * queries // part,
+        result_elements(local) * local.wide * queries // part,
     )
-    of_k = (it.widened(1) + it.widened(2)) * keys // part
-    made = of_q + of_k if back else of_result
-    if is_special(it) or (it.device == "cuda" and not it.is_narrow):
-        return made + (0 if it.launched else scores_of_some(it, back, max(queries, keys)))
-    copies = of_q + of_k + 2 * back * of_result if it.is_narrow and it.device == "cpu" else 0
-    return made + copies + flash_workspace(it, back, queries, keys)
+    of_k = (local.widened(1) + local.widened(2)) * keys // part
+    sums = of_q + of_k if back else of_result
+    if is_special(local) or (local.device == "cuda" and not local.is_narrow):
+        return sums + (0 if local.launched else scores_of_some(local, back, max(queries, keys)))
+    copies = of_q + of_k + 2 * back * of_result if local.is_narrow and local.device == "cpu" else 0
+    return sums + copies + flash_workspace(local, back, queries, keys)
 
 
-def _ring_work(it: Local, backward: bool = False) -> Work:
+def _ring_work(local: Local, backward: bool = False) -> Work:
     """That of attention in parts, whose results are merged: sums are read and written, and parts
     read, hop by hop.
 
     Forward a part is multiplied into the sum; backward three gradients are added up, those of keys
     with what comes.
     """
-    work, blocks = attention_work(it, backward), ring_hops(it) + 1
+    work, blocks = attention_work(local, backward), ring_hops(local) + 1
     assert work.scores, "ring attention: no scores"
-    part, keys = it.program.local_size(it.types[0], SEQUENCE), it.elements(1) + it.elements(2)
-    own = seen_pairs(part, it.op.get("mask") == "causal", window_of(it.op))
-    merged = 3 * (it.elements() + 2 * keys) if backward else 5 * result_elements(it)
+    part, keys = local.program.local_size(local.types[0], SEQUENCE), local.elements(1) + local.elements(2)
+    own_pairs = seen_pairs(part, local.op.get("mask") == "causal", window_of(local.op))
+    merged = 3 * (local.elements() + 2 * keys) if backward else 5 * result_elements(local)
     # it calls FlashAttention-2
-    scores = evolve(work.scores, length=part, own=own, torch_picks=False)
-    return evolve(work, scores=scores, bytes=blocks * merged * it.wide, kernels=6 * blocks)
+    scores = evolve(work.scores, length=part, own=own_pairs, torch_picks=False)
+    return evolve(work, scores=scores, bytes=blocks * merged * local.wide, kernels=6 * blocks)
 
 
-def _call(it: Local) -> Call:
+def _call(local: Local) -> Call:
     """As attention's, with the axis and its layout, from which the positions of ranks follow."""
-    axes, told = it.op.names(RING), (RING, "positions")
-    options = {key: said for key, said in attention_call(it).options.items() if key not in told}
+    axes, told = local.op.names(RING), (RING, "positions")
+    options = {key: said for key, said in attention_call(local).options.items() if key not in told}
     return Call(
         (Group(axes),),
-        options | ({"zigzag": True} if it.program.zigzag_axes(SEQUENCE, axes) else {}),
+        options | ({"zigzag": True} if local.program.zigzag_axes(SEQUENCE, axes) else {}),
     )
 
 

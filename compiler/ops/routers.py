@@ -52,7 +52,7 @@ ON = Attribute("normalise", ("off", "on"), "off")
 def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
     """Shapes of each token's gates and experts, one for each choice."""
     logits, *biases = types
-    if any(each.dims != logits.dims[-1:] for each in biases):
+    if any(bias.dims != logits.dims[-1:] for bias in biases):
         raise TypingError(f"{op.kind} takes a bias of each expert")
     if len(logits.dims) < 2:
         raise TypingError(f"{op.kind} takes logits [.., experts]")
@@ -103,17 +103,17 @@ def pending_over_tokens(program: Program, op: Op) -> Op:
 
     A dim of tokens that the sum has is sharded there as the tokens are.
     """
-    (begun,) = op.outputs
+    (result,) = op.outputs
     over = (item.partition(":") for item in op.names("work"))
     places = program.places(
         {
-            axis: sharded(dim) if dim in begun.type.dims else PARTIAL
+            axis: sharded(dim) if dim in result.type.dims else PARTIAL
             for axis, _, dim in over
             if dim in DATA_DIMS
         }
     )
     attrs = tuple((key, value) for key, value in op.attrs if key != "work")
-    return evolve(op, outputs=(evolve(begun, type=evolve(begun.type, places=places)),), attrs=attrs)
+    return evolve(op, outputs=(evolve(result, type=evolve(result.type, places=places)),), attrs=attrs)
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -137,91 +137,91 @@ def _by_sequence(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(logits.dtype), tuple(dim for dim in logits.dims if dim != SEQUENCE))]
 
 
-def _logits_and(it: Local, what: str, numbers: int) -> Saved:
+def _logits_and(local: Local, what: str, numbers: int) -> Saved:
     """The logits, and numbers of the loss' element type."""
-    return Saved(operands=(0,), others=((what, numbers * ITEM_BYTES[it.op.outputs[0].type.dtype]),))
+    return Saved(operands=(0,), others=((what, numbers * ITEM_BYTES[local.op.outputs[0].type.dtype]),))
 
 
-def _balance_saves(it: Local) -> Saved:
+def _balance_saves(local: Local) -> Saved:
     """The share of each expert in each sequence, saved in place of the choices."""
-    logits = it.types[0]
+    logits = local.types[0]
     return _logits_and(
-        it,
+        local,
         "shares of experts",
-        it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]),
+        local.program.local_size(logits, BATCH) * local.program.size(logits.dims[-1]),
     )
 
 
-def _balance_decision(it: Local) -> Saved:
+def _balance_decision(local: Local) -> Saved:
     """The counts that ranks have summed, where they share sequences: the loss is made of them
     once more.
     """
-    sizes = (prod(each.shape) * ITEM_BYTES[each.dtype] for each in _counts_of_sequences(it))
+    sizes = (prod(each.shape) * ITEM_BYTES[each.dtype] for each in _counts_of_sequences(local))
     return Saved(others=tuple(("counts of choices", size) for size in sizes))
 
 
-def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
+def _counts_of_sequences(local: Local) -> tuple[Message, ...]:
     """How many tokens of each sequence chose each expert, summed over the ranks that share the
     sequence.
     """
-    logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
-    shape = (it.program.local_size(logits, BATCH), it.program.size(logits.dims[-1]))
-    return (Message("all_reduce", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
+    logits, axes = local.types[0], local.types[0].axes_of(SEQUENCE)
+    shape = (local.program.local_size(logits, BATCH), local.program.size(logits.dims[-1]))
+    return (Message("all_reduce", local.op.outputs[0].name, axes, "i64", shape),) if axes else ()
 
 
-def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
+def _counts_of_chunks(local: Local) -> tuple[Message, ...]:
     """How many tokens of each run of positions of each sequence chose each expert, sent as one
     row.
     """
-    ids, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
-    runs = max(map(len, splits.held(it.program, ids, SEQUENCE)))
-    counts = runs * it.program.local_size(ids, BATCH) * it.program.size(str(it.op.get("experts")))
-    return (Message("all_gather", it.op.outputs[0].name, axes, "i64", (counts,)),) if axes else ()
+    ids, axes = local.types[0], local.types[0].axes_of(SEQUENCE)
+    runs = max(map(len, splits.held(local.program, ids, SEQUENCE)))
+    counts = runs * local.program.local_size(ids, BATCH) * local.program.size(str(local.op.get("experts")))
+    return (Message("all_gather", local.op.outputs[0].name, axes, "i64", (counts,)),) if axes else ()
 
 
-def _choice_call(it: Local) -> Call:
+def _choice_call(local: Local) -> Call:
     """The number of choices, and how they are made."""
-    told = {
+    options = {
         "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
-        for key, value in it.op.attrs
+        for key, value in local.op.attrs
         if key != TO.name
     }
-    biases = {"bias": Keyword(1)} if len(it.op.inputs) > 1 else {}
-    return Call((it.program.size(str(it.op.get("to"))),), {**told, **biases})
+    biases = {"bias": Keyword(1)} if len(local.op.inputs) > 1 else {}
+    return Call((local.program.size(str(local.op.get("to"))),), {**options, **biases})
 
 
-def _begun_call(it: Local) -> Call:
+def _begun_call(local: Local) -> Call:
     """The number of experts, and which dim of the tokens is the batch."""
-    is_double = dict(it.op.attrs).get("dtype") == "f64"
+    is_double = dict(local.op.attrs).get("dtype") == "f64"
     double: dict[str, Argument] = {"double": True} if is_double else {}
-    return Call((Size(it.op.names("dims")[-1]),), {"batch": Dims((BATCH,)), **double})
+    return Call((Size(local.op.names("dims")[-1]),), {"batch": Dims((BATCH,)), **double})
 
 
-def _scores_call(it: Local) -> Call:
-    score = {key: value for key, value in it.op.attrs if key == SCORE.name}
+def _scores_call(local: Local) -> Call:
+    score = {key: value for key, value in local.op.attrs if key == SCORE.name}
     return Call((), {**score, "seq": Dims((SEQUENCE,))})
 
 
-def _counts_call(it: Local) -> Call:
+def _counts_call(local: Local) -> Call:
     """Which dim of the ids is the sequence: it has the place that it has among the batch and
     itself.
     """
-    ids = it.types[1]
+    ids = local.types[1]
     return Call((), {"seq": ids.dims.index(SEQUENCE)})
 
 
-def _aux_call(it: Local) -> Call:
+def _aux_call(local: Local) -> Call:
     """The share of a group of sequences, and what a group has."""
-    rows, sequences = (int(str(it.op.get(key))) for key in ("rows", "sequences"))
-    by = _by(it.op, it.program.train.global_batch // sequences)
+    rows, sequences = (int(str(local.op.get(key))) for key in ("rows", "sequences"))
+    by = _by(local.op, local.program.train.global_batch // sequences)
     return Call((), {"by": by, "rows": rows, "sequences": sequences})
 
 
-def _balance_call(it: Local) -> Call:
+def _balance_call(local: Local) -> Call:
     """The share of a sequence, and the ranks that share the sequence."""
-    axes, sequences = it.types[0].axes_of(SEQUENCE), it.program.train.global_batch
-    score = {key: value for key, value in it.op.attrs if key == SCORE.name}
-    return Call((), {"by": _by(it.op, sequences), **score, "seq": Dims((SEQUENCE,)), **_over(axes)})
+    axes, sequences = local.types[0].axes_of(SEQUENCE), local.program.train.global_batch
+    score = {key: value for key, value in local.op.attrs if key == SCORE.name}
+    return Call((), {"by": _by(local.op, sequences), **score, "seq": Dims((SEQUENCE,)), **_over(axes)})
 
 
 def _by(op: Op, count: int) -> Quotient:
@@ -229,12 +229,12 @@ def _by(op: Op, count: int) -> Quotient:
     return Quotient(float(str(op.get("by"))), count)
 
 
-def _capacity_call(it: Local) -> Call:
+def _capacity_call(local: Local) -> Call:
     """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
-    axes, experts = it.types[0].axes_of(SEQUENCE), str(it.op.get("experts"))
-    whole = it.program.size(experts), capacity(it.program, it.op)
-    held = {"positions": Positions(SEQUENCE, axes)} if axes else {}
-    return Call(whole, {"seq": Dims((SEQUENCE,)), **held, **_over(axes)})
+    axes, experts = local.types[0].axes_of(SEQUENCE), str(local.op.get("experts"))
+    whole = local.program.size(experts), capacity(local.program, local.op)
+    positions = {"positions": Positions(SEQUENCE, axes)} if axes else {}
+    return Call(whole, {"seq": Dims((SEQUENCE,)), **positions, **_over(axes)})
 
 
 def capacity(program: Program, op: Op) -> int:
@@ -290,7 +290,7 @@ TOP = OpDef(
     function="top_k",
     call=_choice_call,
     stem="gates",
-    saves=lambda it: Saved(operands=(0,), results=(0, 1)),
+    saves=lambda local: Saved(operands=(0,), results=(0, 1)),
 )
 
 
@@ -302,7 +302,7 @@ def limited_choices(program: Program) -> tuple[int, ...]:
         program.losses : program.made
     ]
     experts = (program.dim(program.dim(load.dims[-1]).twin) for load in loads)
-    return tuple(program.size(it.chosen) for it in experts)
+    return tuple(program.size(local.chosen) for local in experts)
 
 
 NO_LOSS = OpDef(
@@ -313,7 +313,7 @@ NO_LOSS = OpDef(
     adjoint=lambda op, grads, b: [None],
     function="no_loss",
     stem="router_loss",
-    saves=lambda it: Saved(),
+    saves=lambda local: Saved(),
 )
 
 NO_LOAD = OpDef(
@@ -324,7 +324,7 @@ NO_LOAD = OpDef(
     typing=_begun,
     as_placed=(0,),
     function="no_load",
-    call=lambda it: Call(tuple(map(Size, it.op.names("dims")))),
+    call=lambda local: Call(tuple(map(Size, local.op.names("dims")))),
     stem="load",
 )
 
@@ -369,7 +369,7 @@ NO_SCORES = OpDef(
     function="no_scores",
     call=_begun_call,
     stem="scores",
-    saves=lambda it: Saved(),
+    saves=lambda local: Saved(),
 )
 
 NO_CHOICES = OpDef(
@@ -425,8 +425,8 @@ AUX_LOSS = OpDef(
     function="aux_loss",
     call=_aux_call,
     stem="router_loss",
-    saves=lambda it: Saved(
-        others=(("choices of experts", it.program.elements(it.types[0]) * it.wide),)
+    saves=lambda local: Saved(
+        others=(("choices of experts", local.program.elements(local.types[0]) * local.wide),)
     ),
 )
 
@@ -439,12 +439,12 @@ ROUTER_Z = OpDef(
     unsharded_dims=last_dim,
     vjp=Vjp(),
     function="router_z",
-    call=lambda it: Call(
-        (), {"by": _by(it.op, it.program.train.global_batch * it.program.size(SEQUENCE))}
+    call=lambda local: Call(
+        (), {"by": _by(local.op, local.program.train.global_batch * local.program.size(SEQUENCE))}
     ),
     stem="router_loss",
-    saves=lambda it: _logits_and(
-        it, "log of the sum", it.elements() // it.program.size(it.types[0].dims[-1])
+    saves=lambda local: _logits_and(
+        local, "log of the sum", local.elements() // local.program.size(local.types[0].dims[-1])
     ),
 )
 

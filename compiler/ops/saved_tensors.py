@@ -92,24 +92,24 @@ Bytes = Callable[[Local], int]
 Views = Callable[[Program, Op], bool]
 
 
-def operands(it: Local) -> Saved:
+def operands(local: Local) -> Saved:
     """All operands."""
-    return Saved(operands=tuple(range(len(it.types))))
+    return Saved(operands=tuple(range(len(local.types))))
 
 
-def result(it: Local) -> Saved:
+def result(local: Local) -> Saved:
     """The result."""
     return Saved(results=(0,))
 
 
-def results(it: Local) -> Saved:
+def results(local: Local) -> Saved:
     """All results."""
-    return Saved(results=tuple(range(len(it.op.outputs))))
+    return Saved(results=tuple(range(len(local.op.outputs))))
 
 
-def factors(it: Local) -> Saved:
+def factors(local: Local) -> Saved:
     """Each factor of a product that another factor's gradient needs."""
-    return Saved(operands=tuple(i for i in (0, 1) if it.wanted[1 - i]))
+    return Saved(operands=tuple(i for i in (0, 1) if local.wanted[1 - i]))
 
 
 def viewed(program: Program, op: Op) -> bool:

@@ -28,50 +28,50 @@ _SILENT = ("replicate", "invariant")
 """Coercions to or from invariant, which return their operand."""
 
 
-def _collective(it: Local) -> tuple[Message, ...]:
+def _collective(local: Local) -> tuple[Message, ...]:
     """The table's, if the change of placement needs one; of a stack of flat buffers, that of
     all together.
     """
-    op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
+    op, (source,), among = local.op, local.types, tuple(map(int, local.op.names("among")))
     is_maximum = ends(op)[0].kind is Kind.MAXIMUM
     collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
-    ragged = "all" if it.program.is_ragged(source) else ""
-    made = Message(
+    ragged = "all" if local.program.is_ragged(source) else ""
+    message = Message(
         collective,
         result,
         axes,
         source.dtype,
-        _sent(it),
+        _sent(local),
         ragged=ragged,
         maximum=is_maximum,
         among=among,
     )
-    return (made,) if collective else ()
+    return (message,) if collective else ()
 
 
-def _sent(it: Local) -> tuple[int, ...]:
+def _sent(local: Local) -> tuple[int, ...]:
     """The shape in which the runtime sends: an exchange in pieces, a gather or a scatter with its
     dim first.
 
     Flat buffers are sent as they are.
     """
-    (source, target), (type,) = ends(it.op), it.types
-    shape, moved = it.program.local_shape(type), target.dim or source.dim
-    if not moved or moved in {bucket.dim for bucket in it.program.buckets}:
+    (source, target), (type,) = ends(local.op), local.types
+    shape, moved = local.program.local_shape(type), target.dim or source.dim
+    if not moved or moved in {bucket.dim for bucket in local.program.buckets}:
         return shape
     if source.dim and target.dim:
-        return pieces(it.program, type, moved, it.op.names("axes"))
-    at = it.program.place_of(type, moved)
-    return (shape[at], *shape[:at], *shape[at + 1 :])
+        return pieces(local.program, type, moved, local.op.names("axes"))
+    place = local.program.place_of(type, moved)
+    return (shape[place], *shape[:place], *shape[place + 1 :])
 
 
-def _coercion_call(it: Local) -> Call:
+def _coercion_call(local: Local) -> Call:
     """The group of ranks, the dims that are gathered or scattered, and whether ranks hold two
     chunks each of them.
     """
-    source, target = ends(it.op)
-    axes = it.op.names("axes")
-    group, zigzag = (Group(axes),), bool(it.program.zigzag_axes(source.dim or target.dim, axes))
+    source, target = ends(local.op)
+    axes = local.op.names("axes")
+    group, zigzag = (Group(axes),), bool(local.program.zigzag_axes(source.dim or target.dim, axes))
     chunks = {"zigzag": True} if zigzag else {}
     if source.dim and target.dim:
         assert not zigzag, "emit: an exchange of chunks"
@@ -182,20 +182,20 @@ def _balanced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [bias]
 
 
-def _update_work(it: Local) -> Work:
+def _update_work(local: Local) -> Work:
     """Reads a gradient, reads and writes a master and the optimizer's state, of each parameter
     of the rank's share.
     """
-    return Work(bytes=(3 + 2 * len(it.program.train.optimizer.slots)) * it.bytes())
+    return Work(bytes=(3 + 2 * len(local.program.train.optimizer.slots)) * local.bytes())
 
 
-def _pack_work(it: Local) -> Work:
+def _pack_work(local: Local) -> Work:
     """Zeros that gradients are added to, of the type of their sums; parameters are where they
     are.
     """
-    if it.op.inputs[0] in {param.name for param in it.program.stored}:
+    if local.op.inputs[0] in {param.name for param in local.program.stored}:
         return Work(kernels=0)
-    return Work(bytes=it.program.elements(it.op.outputs[0].type) * it.wide)
+    return Work(bytes=local.program.elements(local.op.outputs[0].type) * local.wide)
 
 
 DTYPE = Attribute("dtype", kinds=(str,))
@@ -228,7 +228,7 @@ CAST = OpDef(
     linear=((0,),),
     typing=lambda program, types, op: [Type(str(op.get("dtype")), types[0].dims, types[0].places)],
     adjoint=lambda op, grads, b: b.emit("cast", grads, op.inputs, dtype=b.type(op.inputs[0]).dtype),
-    saves=lambda it: Saved(),
+    saves=lambda local: Saved(),
 )
 
 ONE = OpDef("one", "The number one, as the result says.", typing=_stated)

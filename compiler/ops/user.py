@@ -130,17 +130,17 @@ def _check_words(op: Op, count: int) -> None:
         raise TypingError(f"{op.get('function')} of {count} operands has other attributes")
 
 
-def _call(it: Local) -> Call:
+def _call(local: Local) -> Call:
     """The numbers that the function takes, and its positions by their keywords."""
-    positions = {keyword: _position_ids(it, dim) for keyword, dim in positions_in(it.op)}
-    return Call(constants(it.op), positions)
+    positions = {keyword: _position_ids(local, dim) for keyword, dim in positions_in(local.op)}
+    return Call(constants(local.op), positions)
 
 
-def _position_ids(it: Local, dim: str) -> PositionIds:
+def _position_ids(local: Local, dim: str) -> PositionIds:
     """The positions along a dim that a rank has: all operands that have the dim are sharded
     alike.
     """
-    axes = next(type.axes_of(dim) for type in it.types if dim in type.dims)
+    axes = next(type.axes_of(dim) for type in local.types if dim in type.dims)
     return PositionIds(dim, axes)
 
 
@@ -168,5 +168,5 @@ CALL = OpDef(
     reach=_reach,
     vjp=Vjp(),
     call=_call,
-    deterministic=lambda it: False,
+    deterministic=lambda local: False,
 )

@@ -39,7 +39,7 @@ def gradients(entry: OpDef, op: Op, grads: Sequence[str], b: Builder) -> Sequenc
     if entry.adjoint:
         return entry.adjoint(op, grads, b)
     assert entry.vjp, f"differentiate: {op.kind} has no gradient"
-    found = dict[int, str]()
+    grad_by_operand = dict[int, str]()
     wanted = [
         i
         for i in entry.vjp.wrt or range(len(op.inputs))
@@ -47,8 +47,8 @@ def gradients(entry: OpDef, op: Op, grads: Sequence[str], b: Builder) -> Sequenc
     ]
     weights = [i for i in wanted if BATCH not in b.type(op.inputs[i]).dims]
     for wrt in ([i for i in wanted if i not in weights], weights):
-        found |= zip(wrt, vjp(entry, op, grads, wrt, b), strict=True) if wrt else ()
-    return [found.get(i) for i in range(len(op.inputs))]
+        grad_by_operand |= zip(wrt, vjp(entry, op, grads, wrt, b), strict=True) if wrt else ()
+    return [grad_by_operand.get(i) for i in range(len(op.inputs))]
 
 
 def vjp(
@@ -56,13 +56,13 @@ def vjp(
 ) -> tuple[str, ...]:
     """Writes one op for the gradients of the operands `wrt`."""
     assert entry.vjp, f"differentiate: {op.kind} has no vjp"
-    given = [grad for grad in grads if grad]
+    result_grads = [grad for grad in grads if grad]
     read = [b.saved(name) for i, name in enumerate(op.inputs) if i not in entry.vjp.unread]
     read += [b.saved(op.outputs[0].name)] if entry.vjp.result else []
     attrs = {"of": op.kind, "wrt": tuple(_name(entry, i) for i in wrt)}
-    several = {"grads": len(given)} if len(given) > 1 else {}
+    several = {"grads": len(result_grads)} if len(result_grads) > 1 else {}
     return b.emit(
-        KIND, [*given, *read], [op.inputs[i] for i in wrt], **attrs, **several, **dict(op.attrs)
+        KIND, [*result_grads, *read], [op.inputs[i] for i in wrt], **attrs, **several, **dict(op.attrs)
     )
 
 
@@ -130,8 +130,8 @@ class Vjps:
         """The attributes that an op may have besides those of its own entry: a `vjp`, those of
         the op that it is of.
         """
-        known = self.of.get(str(dict(op.attrs).get("of")))
-        return known.attributes if op.kind == KIND and known else ()
+        entry = self.of.get(str(dict(op.attrs).get("of")))
+        return entry.attributes if op.kind == KIND and entry else ()
 
     def forward(self, op: Op, types: Sequence[Type]) -> tuple[Op, tuple[Type, ...]]:
         """The op that a `vjp` is of and the types of its operands; of any other op, itself and
@@ -144,8 +144,8 @@ class Vjps:
 
     def delayed(self, op: Op) -> bool:
         """Whether an op makes gradients of weights that the runtime may put off."""
-        it = self.of[str(op.get("of"))].vjp if op.kind == KIND else None
-        return bool(it and it.delayed) and not any(BATCH in value.type.dims for value in op.outputs)
+        entry_vjp = self.of[str(op.get("of"))].vjp if op.kind == KIND else None
+        return bool(entry_vjp and entry_vjp.delayed) and not any(BATCH in value.type.dims for value in op.outputs)
 
     def pulled(self, op: Op, types: Sequence[Type]) -> Pulled:
         """A `vjp` with operands of these types, taken apart.  Raises TypingError."""
@@ -174,42 +174,42 @@ class Vjps:
         )
 
     def _typed(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
-        it = self.pulled(op, types)
-        entry = self.of[it.op.kind]
-        results = entry.infer(program, it.types, it.op)
+        pulled = self.pulled(op, types)
+        entry = self.of[pulled.op.kind]
+        results = entry.infer(program, pulled.types, pulled.op)
         due = [dual_type(type) for type in results if type.differentiable]
-        due += [*(it.types[i] for i in it.read), *(results[:1] if it.vjp.result else ())]
+        due += [*(pulled.types[i] for i in pulled.read), *(results[:1] if pulled.vjp.result else ())]
         if [*types] != due:
             words = (", ".join(map(print_type, each)) for each in (due, types))
             raise TypingError("the vjp of {} takes {}, not {}".format(entry.name, *words))
-        if not all(it.types[i].differentiable for i in it.wrt):
+        if not all(pulled.types[i].differentiable for i in pulled.wrt):
             raise TypingError(
                 f"there is no gradient of {entry.name}'s {', '.join(op.names('wrt'))}"
             )
-        return [dual_type(it.types[i]) for i in it.wrt]
+        return [dual_type(pulled.types[i]) for i in pulled.wrt]
 
     def _workspace(self, local: Local) -> int:
         """The workspace for gradients of inputs; those of weights are computed beside them."""
-        it = self.pulled(local.op, local.types)
-        return it.vjp.workspace(evolve(local, op=it.op, types=it.types)) if 0 in it.wrt else 0
+        pulled = self.pulled(local.op, local.types)
+        return pulled.vjp.workspace(evolve(local, op=pulled.op, types=pulled.types)) if 0 in pulled.wrt else 0
 
     def _messages(self, local: Local) -> tuple[Message, ...]:
         """The messages for gradients of inputs; those of weights, which the runtime may delay,
         send nothing.
         """
-        it, made = self.pulled(local.op, local.types), local.op.outputs
-        if not it.vjp.communicates or all(BATCH not in value.type.dims for value in made):
+        pulled, outputs = self.pulled(local.op, local.types), local.op.outputs
+        if not pulled.vjp.communicates or all(BATCH not in value.type.dims for value in outputs):
             return ()
-        wanted = tuple(i in it.wrt for i in range(len(it.types)))
-        return it.vjp.communicates(
-            evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted)
+        wanted = tuple(i in pulled.wrt for i in range(len(pulled.types)))
+        return pulled.vjp.communicates(
+            evolve(local, op=evolve(pulled.op, outputs=outputs), types=pulled.types, wanted=wanted)
         )
 
     def _work(self, local: Local) -> Work:
         """The entry's, of the op that it is of."""
-        it = self.pulled(local.op, local.types)
-        if it.vjp.work is moved:
+        pulled = self.pulled(local.op, local.types)
+        if pulled.vjp.work is moved:
             return moved(local)
-        return it.vjp.work(
-            evolve(local, op=evolve(it.op, outputs=local.op.outputs), types=it.types)
+        return pulled.vjp.work(
+            evolve(local, op=evolve(pulled.op, outputs=local.op.outputs), types=pulled.types)
         )

@@ -153,11 +153,11 @@ class Fields:
         fields: dict[str, Any],
         places: dict[Path, Span],
         path: Path,
-        found: Diagnostics,
+        diagnostics: Diagnostics,
         unread: dict[str, object],
     ) -> None:
         """`unread` collects the fields that change nothing, with their values."""
-        self.found, self.unread = found, unread
+        self.found, self.unread = diagnostics, unread
         self._left, self._places, self._path = fields, places, path
         self._sound: dict[str, Any] = {}
         self._mistaken: set[str] = set()
@@ -230,7 +230,7 @@ class Fields:
 
     def refuse(self, name: str, value: object, values: Sequence[object]) -> None:
         """Adds a mistake for a field that has none of the values that a plan expresses."""
-        expressed = " or ".join(f"`{as_json(each)}`" for each in values)
+        expressed = " or ".join(f"`{as_json(choice)}`" for choice in values)
         effect = f"`{name}` {EFFECTS[name]}; " if name in EFFECTS else ""
         help = f"{effect}a plan is written for {expressed}"
         self.wrong(
@@ -246,11 +246,11 @@ class Fields:
         """
         if not self.has(name):
             return
-        said = self.take(name)
-        if as_json(said) == as_json(value):
-            self.note(name, said)
+        repeated = self.take(name)
+        if as_json(repeated) == as_json(value):
+            self.note(name, repeated)
             return
-        message = f"`{name}` is `{as_json(said)}`, and `{other}` is `{as_json(value)}`"
+        message = f"`{name}` is `{as_json(repeated)}`, and `{other}` is `{as_json(value)}`"
         help = f"transformers reads `{other}` alone; give both the same value, or delete `{name}`"
         self.wrong("E0804", message, name, other, help=help)
 
@@ -430,7 +430,7 @@ def _fields(source: Source, repeated: list[tuple[str, object, object]]) -> dict[
         check(source)
         content: object = json.loads(source.text, object_pairs_hook=made)
     except PlanError as error:
-        raise PlanError([evolve(each, code="E0802") for each in error.diagnostics]) from None
+        raise PlanError([evolve(diagnostic, code="E0802") for diagnostic in error.diagnostics]) from None
     except json.JSONDecodeError as error:
         raise _unreadable(source.span(error.pos, error.pos + 1), error.msg) from None
     except ValueError as error:
@@ -446,7 +446,7 @@ def _unreadable(span: Span, why: str) -> PlanError:
 
 def _places(source: Source) -> dict[Path, list[Span]]:
     """The places of each name in order; of a name given twice the last value counts."""
-    found: dict[Path, list[Span]] = {(): [source.whole()]}
+    spans_by_path: dict[Path, list[Span]] = {(): [source.whole()]}
     path, name = list[str](), ""
     for token in _TOKEN.finditer(source.text):
         if token[0] in "[{":
@@ -455,5 +455,5 @@ def _places(source: Source) -> dict[Path, list[Span]]:
             path.pop()
         elif token[1]:
             name = json.loads(token[0].removesuffix(token[1]))
-            found.setdefault((*path[1:], name), []).append(source.span(*token.span()))
-    return found
+            spans_by_path.setdefault((*path[1:], name), []).append(source.span(*token.span()))
+    return spans_by_path

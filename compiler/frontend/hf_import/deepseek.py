@@ -101,13 +101,13 @@ def _experts(config: Config) -> dict[str, float]:
     name = "n_routed_experts"
     count, chosen = config.size(name, 256), config.size("num_experts_per_tok", 8)
     groups, among = config.size("n_group", 8), config.size("topk_group", 4)
-    each = config.quotient(name, "n_group")
-    if each == 1 < groups:
+    group_size = config.quotient(name, "n_group")
+    if group_size == 1 < groups:
         config.misfit("a group has one expert, and is chosen by its two best", "n_group", name)
     elif among > groups:
         config.misfit(f"{among} of {groups} groups cannot be chosen", "topk_group", "n_group")
-    elif chosen > each * among:
-        message = f"{chosen} of {each * among} experts cannot be chosen"
+    elif chosen > group_size * among:
+        message = f"{chosen} of {group_size * among} experts cannot be chosen"
         config.misfit(message, "num_experts_per_tok", name, "n_group", "topk_group")
     factor = config.number("routed_scaling_factor", 2.5)
     return {"experts": count, "chosen": chosen, "groups": groups, "among": among, "factor": factor}

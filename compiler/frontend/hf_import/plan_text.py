@@ -156,8 +156,8 @@ def shown(number: float) -> str:
 def _walk(node: object) -> Iterator[object]:
     """A node of syntax, or a tuple of such, and all in it."""
     if isinstance(node, tuple):
-        for each in cast("tuple[object, ...]", node):
-            yield from _walk(each)
+        for child in cast("tuple[object, ...]", node):
+            yield from _walk(child)
     elif attrs.has(cast(Any, type(node))) and not isinstance(node, Span):
         yield node
         for field in attrs.fields(cast(Any, type(node))):
