@@ -6,7 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir import BATCH, FLOATS, Arg, Buffer, Enter, Leave, Param, Program, Region, Type, Yield, defs
+from ..ir import (
+    BATCH,
+    FLOATS,
+    Arg,
+    Buffer,
+    Enter,
+    Leave,
+    Param,
+    Program,
+    Region,
+    Type,
+    Value,
+    Yield,
+    defs,
+)
 from ..ops import roles
 from ..ops.experts import DISPATCH
 from ..syntax import tree
@@ -39,20 +53,19 @@ def build(
     stored: str,
     diagnostics: Diagnostics,
 ) -> Built:
-    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of
-    parameters.
+    """The model as a region.
 
+    `frame` has the dims; `dtype` is the element type of activations, `stored` that parameters have.
     Statements with mistakes, which are added to `diagnostics`, are left out.
     """
     with diagnostics.catch():
         check_name(model.name)
-    choice_dims = {*frame.choices.values()}  # for routes, by the compiler: a plan cannot name these
-    dims = (dim.name for dim in frame.dims if not dim.twin and dim.name not in choice_dims)
-    scope, builder = Scope(numbers, dims), ModelBuilder(frame)
+    scope, builder = Scope(numbers, _visible_dims(frame)), ModelBuilder(frame)
     builder.reserve(declarations(model.body))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
-    args = tuple(_input(model_input, scope, builder) for model_input in checked_inputs(model, diagnostics))
+    inputs = checked_inputs(model, diagnostics)
+    args = tuple(_input(model_input, scope, builder) for model_input in inputs)
     statements = _Statements(scope, parameters, builder, draws, user_ops, diagnostics)
     statements.read(model)
     results = list(statements.results())
@@ -67,6 +80,12 @@ def build(
     with diagnostics.catch():
         params = tuple(initialised(model, parameters.all, parameters.roles, numbers, diagnostics))
     return Built(region, params, (*parameters.buffers.values(),))
+
+
+def _visible_dims(frame: Program) -> list[str]:
+    """The dims that a plan can name: not the ones that the compiler makes for routes."""
+    choice_dims = {*frame.choices.values()}
+    return [dim.name for dim in frame.dims if not dim.twin and dim.name not in choice_dims]
 
 
 def _input(model_input: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
@@ -109,14 +128,14 @@ class _Statements(Routes):
             begin(item)
             self._read(item)
             return
-        del body[before:]  # what it binds and declares is unknown, but for what it would bind anew
+        # what it binds and declares is unknown, but for what it would bind anew
+        del body[before:]
         self._builder.body, self._scope.bound = body, bound
-        self._diagnostics.doubt(
-            *({*declarations([item]), *bound_in([item])} - bound.keys()), section="statements"
-        )
-        self._diagnostics.used |= item.span.names | (
-            {DISPATCH.name} if "route" in item.span.names else set[str]()
-        )
+        unknown = {*declarations([item]), *bound_in([item])} - bound.keys()
+        self._diagnostics.doubt(*unknown, section="statements")
+        self._diagnostics.used |= item.span.names
+        if "route" in item.span.names:
+            self._diagnostics.used.add(DISPATCH.name)
 
     def _read(self, item: tree.Statement) -> None:
         match item:
@@ -145,38 +164,47 @@ class _Statements(Routes):
     def _repeat(self, item: tree.Repeat) -> None:
         outer = dict(self._scope.bound)
         outside, self._builder.body = self._builder.body, []
-        assigned: dict[str, Arg] = {}
-        for name in dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer):
-            with self._diagnostics.catch():
-                assigned[name] = self._carry(name, item)
-                continue
-            self._diagnostics.doubt(name)
+        carried = self._carried(item, outer)
         repeat = OpenRepeat(item.dim.name, outside)
         self._parameters.repeats.append(repeat)
         for statement in item.body:
             self._statement(statement)
         self._parameters.repeats.pop()
-        ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in assigned)
+        ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in carried)
         types = [self._builder.types[end.name] for end in ends]
-        for (name, arg), type in zip(assigned.items(), types, strict=True):
+        for (name, arg), type in zip(carried.items(), types, strict=True):
             with self._diagnostics.catch():
-                if type != arg.value.type:
-                    before, after = (f"[{', '.join(each.dims)}]" for each in (arg.value.type, type))
-                    message = f"`{name}` changes its dims in `repeat {item.dim}`"
-                    raise wrong(
-                        "E0305", message, item.dim.span, f"enters as {before}, leaves as {after}"
-                    )
-        results = tuple(
-            self._builder.value(name.lstrip("_"), arg.value.type) for name, arg in assigned.items()
-        )
-        args = (*assigned.values(), *repeat.slices)
+                _check_same_type(name, arg.value.type, type, item)
+        results: list[Value] = []
+        for name, arg in carried.items():
+            results.append(self._builder.value(name.lstrip("_"), arg.value.type))
         region = Region(
-            "repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span
+            "repeat",
+            tuple(self._builder.body),
+            (*carried.values(), *repeat.slices),
+            ends,
+            tuple(results),
+            item.dim.name,
+            span=item.span,
         )
         self._builder.body = [*outside, region]
-        self._scope.bound = outer | {
-            name: value.name for name, value in zip(assigned, results, strict=True)
-        }
+        self._scope.bound = outer
+        for name, value in zip(carried, results, strict=True):
+            self._scope.bound[name] = value.name
+
+    def _carried(self, item: tree.Repeat, outer: Mapping[str, str]) -> dict[str, Arg]:
+        """The values that a repeat carries from one iteration to the next, by name.
+
+        These are the values of `outer`, the names bound before it, that its body binds anew.
+        """
+        carried: dict[str, Arg] = {}
+        names = dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer)
+        for name in names:
+            with self._diagnostics.catch():
+                carried[name] = self._carry(name, item)
+                continue
+            self._diagnostics.doubt(name)
+        return carried
 
     def _carry(self, name: str, item: tree.Repeat) -> Arg:
         source = self._scope.bound[name]
@@ -200,8 +228,15 @@ class _Statements(Routes):
             if isinstance(statement, tree.Bind):
                 yield from statement.names
             elif isinstance(statement, tree.Route):
-                yield from (
-                    tree.Name(name, statement.value.span) for name in self.assigned(statement)
-                )
+                for name in self.assigned(statement):
+                    yield tree.Name(name, statement.value.span)
             elif isinstance(statement, tree.Repeat):
                 yield from self._assigned(statement)
+
+
+def _check_same_type(name: str, before: Type, after: Type, item: tree.Repeat) -> None:
+    """Raises PlanError where a repeat changes the type of a value that it carries."""
+    if after != before:
+        message = f"`{name}` changes its dims in `repeat {item.dim}`"
+        label = f"enters as [{', '.join(before.dims)}], leaves as [{', '.join(after.dims)}]"
+        raise wrong("E0305", message, item.dim.span, label)

@@ -1,8 +1,8 @@
 """`op NAME (…) -> […], … over … from "module:function"`: what a user op takes, and its calls as ops
 of the IR.
 
-A signature that makes sense, of a function that is there: it is looked for in the text of the
-module beside the plan, which is never run.  Files that a program imports can be copied beside it.
+The signature makes sense, and there is such a function: it is looked for in the text of the module
+beside the plan, which is never run.  Files that a program imports can be copied beside it.
 """
 
 import ast
@@ -47,17 +47,22 @@ class UserOp:
         dims_by_name: dict[str, tuple[str, ...]] = {}
         for operand, type in zip(tensors, types, strict=True):
             _match(operand, type, dims_by_name)
-        return (
+        along: list[str] = []
+        for name in self.declared.along:
+            along += dims_by_name[name.name]
+        attrs: list[tuple[str, Attr]] = [
             ("function", self.declared.function.value),
             ("takes", tuple(_words(operand.dims, dims_by_name) for operand in tensors)),
             ("gives", tuple(_words(dims, dims_by_name) for dims in self.declared.gives)),
-            ("along", tuple(dim for name in self.declared.along for dim in dims_by_name[name.name])),
+            ("along", tuple(along)),
             ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
             ("constants", tuple(map(repr, numbers))),
             *self._positions(dims_by_name),
             *self._causal(dims_by_name),
-            *([(DETERMINISTIC.name, "on")] if self.declared.is_deterministic else []),
-        )
+        ]
+        if self.declared.is_deterministic:
+            attrs.append((DETERMINISTIC.name, "on"))
+        return tuple(attrs)
 
     def _positions(self, dims_by_name: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
         """The attribute that says by which keywords the function takes positions, if it does."""
@@ -75,31 +80,48 @@ class UserOp:
         return [("causal", dim)]
 
 
-def _match(operand: syntax.UserOperand, type: Type, dims_by_name: dict[str, tuple[str, ...]]) -> None:
-    """Adds the dims that those of `operand` mean in a call, where it is of `type`."""
+def _match(
+    operand: syntax.UserOperand, type: Type, dims_by_name: dict[str, tuple[str, ...]]
+) -> None:
+    """Adds the dims that the names of `operand` mean in a call, where it is of `type`."""
     names = [dim.name for dim in operand.dims]
     cut = len(type.dims) - len(names) + names.count(LEAD)
     call_dims = [type.dims[:cut]] * names.count(LEAD) + [(dim,) for dim in type.dims[max(cut, 0) :]]
     fits = cut == 0 or (cut > 0 and LEAD in names)
-    if not fits or any(
-        dims_by_name.setdefault(name, dims) != dims for name, dims in zip(names, call_dims, strict=True)
-    ):
-        known = ", ".join(f"{name} is {' '.join(dims) or 'no dim'}" for name, dims in dims_by_name.items())
-        said = f"`{operand.name}[{', '.join(names)}]` cannot be [{', '.join(type.dims)}]"
-        raise TypingError(f"{said} where {known}" if known else said)
+    if not fits or not _agree(names, call_dims, dims_by_name):
+        meanings: list[str] = []
+        for name, dims in dims_by_name.items():
+            meanings.append(f"{name} is {' '.join(dims) or 'no dim'}")
+        message = f"`{operand.name}[{', '.join(names)}]` cannot be [{', '.join(type.dims)}]"
+        if meanings:
+            message += f" where {', '.join(meanings)}"
+        raise TypingError(message)
+
+
+def _agree(
+    names: Sequence[str],
+    call_dims: Sequence[tuple[str, ...]],
+    dims_by_name: dict[str, tuple[str, ...]],
+) -> bool:
+    """Whether names mean the same dims as before; adds the names before the first that does not."""
+    for name, dims in zip(names, call_dims, strict=True):
+        if dims_by_name.setdefault(name, dims) != dims:
+            return False
+    return True
 
 
 def _words(dims: Iterable[syntax.Name], dims_by_name: Mapping[str, tuple[str, ...]]) -> str:
-    """Dims of a signature, with those of the call in their place."""
-    return " ".join(
-        word for dim in dims for word in ((LEAD,) if dim.name == LEAD else dims_by_name[dim.name])
-    )
+    """Dims of a signature, with the dims of the call in their place."""
+    words: list[str] = []
+    for dim in dims:
+        words += (LEAD,) if dim.name == LEAD else dims_by_name[dim.name]
+    return " ".join(words)
 
 
 def user_ops(
     declared: Iterable[syntax.UserOp], source: Source, diagnostics: Diagnostics
 ) -> dict[str, UserOp]:
-    """The user ops of a plan by name, without those whose signature is wrong."""
+    """The user ops of a plan by name, without ops whose signature is wrong."""
     ops: dict[str, UserOp] = {}
     modules: dict[str, Span] = {}
     for op in declared:
@@ -107,12 +129,7 @@ def user_ops(
             _check_signature(op, ops)
             with diagnostics.catch():
                 modules.setdefault(_check_function(op, source), op.function.span)
-            tensors = tuple(Operand(operand.name.name) for operand in op.operands if operand.dims)
-            numbers = tuple(
-                Attribute(operand.name.name) for operand in op.operands if not operand.dims
-            )
-            entry = OpDef(op.name.name, "A user op.", operands=tensors, attributes=numbers)
-            ops[op.name.name] = UserOp(op, entry)
+            ops[op.name.name] = UserOp(op, _entry(op))
             continue
         diagnostics.doubt(op.name.name)
     for module, span in modules.items():
@@ -121,7 +138,22 @@ def user_ops(
     return ops
 
 
+def _entry(op: syntax.UserOp) -> OpDef:
+    """The arguments of a user op's calls: tensors are operands, numbers attributes."""
+    operands: list[Operand] = []
+    attributes: list[Attribute] = []
+    for operand in op.operands:
+        if operand.dims:
+            operands.append(Operand(operand.name.name))
+        else:
+            attributes.append(Attribute(operand.name.name))
+    return OpDef(
+        op.name.name, "A user op.", operands=tuple(operands), attributes=tuple(attributes)
+    )
+
+
 def _check_signature(op: syntax.UserOp, ops: Mapping[str, UserOp]) -> None:
+    """Raises PlanError where the signature of `op` is wrong; `ops` are declared before it."""
     check_name(op.name)
     if op.name.name in OPS:
         raise wrong(
@@ -132,37 +164,47 @@ def _check_signature(op: syntax.UserOp, ops: Mapping[str, UserOp]) -> None:
         raise wrong(
             "E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes
         )
-    _once([*(operand.name for operand in op.operands), *(each.keyword for each in op.positions)])
-    for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
+    keywords = [position.keyword for position in op.positions]
+    _once([operand.name for operand in op.operands] + keywords)
+    for operand in op.operands:
+        _once(operand.dims)
+    for dims in (*op.gives, op.along):
         _once(dims)
     _check_operands(op)
     _check_positions(op)
     _check_causal(op)
     for dims in op.gives:
-        _among(
-            dims, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand"
-        )
+        _among(dims, _operand_dims(op), "a dim of no operand")
         _among(op.along, dims, "a dim that the result lacks, so that it has no slices along it")
+
+
+def _operand_dims(op: syntax.UserOp) -> list[syntax.Name]:
+    """The dims of all operands, one after the other."""
+    dims: list[syntax.Name] = []
+    for operand in op.operands:
+        dims += operand.dims
+    return dims
 
 
 def _check_operands(op: syntax.UserOp) -> None:
     """Tensors first, one at least; numbers after them."""
     numbers = [operand for operand in op.operands if not operand.dims]
-    if not op.operands[0].dims or any(
-        o.dims for o in op.operands[len(op.operands) - len(numbers) :]
-    ):
+    last_operands = op.operands[len(op.operands) - len(numbers) :]
+    if not op.operands[0].dims or any(operand.dims for operand in last_operands):
         help = "write `x[.., ffn]` for a tensor, and put numbers after all tensors"
         raise wrong(
             "E0217", "a user op takes tensors, then numbers", numbers[0].span, "a number", help
         )
-    if odd := next((operand for operand in numbers if operand.is_linear), None):
-        help = "write `linear` only before tensors"
-        raise wrong("E0217", f"`{odd.name}` is a number", odd.span, "linear in no dims", help)
+    for operand in numbers:
+        if operand.is_linear:
+            help = "write `linear` only before tensors"
+            message = f"`{operand.name}` is a number"
+            raise wrong("E0217", message, operand.span, "linear in no dims", help)
 
 
 def _check_positions(op: syntax.UserOp) -> None:
     """Positions are along dims of operands, and have keywords that Python allows."""
-    dims = [dim for operand in op.operands for dim in operand.dims if dim.name != LEAD]
+    dims = [dim for dim in _operand_dims(op) if dim.name != LEAD]
     for position in op.positions:
         _among([position.dim], dims, "a dim that no operand names")
         if iskeyword(position.keyword.name):
@@ -177,8 +219,8 @@ def _check_positions(op: syntax.UserOp) -> None:
 
 
 def _check_causal(op: syntax.UserOp) -> None:
-    """A causal dim is one of every result, and none along which the function works slice by
-    slice.
+    """A causal dim is a dim of every result, and the function does not work slice by slice along
+    it.
     """
     dim = op.causal
     if dim is None:
@@ -245,20 +287,16 @@ def _takes(args: ast.arguments, count: int, keywords: Sequence[str]) -> bool:
     """Whether a function can be called with `count` arguments by position, and some by these
     names.
     """
-    by_position = [*args.posonlyargs, *args.args]
-    needed = [arg.arg for arg in by_position[: len(by_position) - len(args.defaults)]]
-    needed += [
-        arg.arg
-        for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)
-        if value is None
-    ]
-    given = {*(arg.arg for arg in by_position[:count]), *keywords}
-    by_name = {arg.arg for arg in (*args.args, *args.kwonlyargs)} - {
-        arg.arg for arg in by_position[:count]
-    }
+    by_position = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+    needed = {*by_position[: len(by_position) - len(args.defaults)]}
+    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        if default is None:
+            needed.add(arg.arg)
+    passed_by_position = by_position[:count]
+    by_name = {arg.arg for arg in (*args.args, *args.kwonlyargs)} - {*passed_by_position}
     return (
         count <= len(by_position)
-        and {*needed} <= given
+        and needed <= {*passed_by_position, *keywords}
         and (args.kwarg is not None or {*keywords} <= by_name)
     )
 
@@ -276,7 +314,7 @@ def parsed(module: Source, span: Span) -> ast.Module:
 
 
 def files(module: str, folder: Path, span: Span) -> dict[str, Source]:
-    """A module's file, and those of its folder that it imports.
+    """A module's file, and the files of its folder that it imports.
 
     Raises PlanError where one cannot be copied.
     """
@@ -306,7 +344,8 @@ def _imports(file: Source, span: Span) -> Iterator[str]:
     for node in ast.walk(parsed(file, span)):
         match node:
             case ast.Import(names=names):
-                yield from (alias.name.partition(".")[0] for alias in names)
+                for alias in names:
+                    yield alias.name.partition(".")[0]
             case ast.ImportFrom(module=str(name), level=0):
                 yield name.partition(".")[0]
             case ast.ImportFrom():

@@ -1,11 +1,11 @@
 """Says what is wrong with a plan's sharding before anything is built on it, with the arithmetic.
 
 Before: `resolve`.  After: every claim names a dim and an axis, and the axis divides the dim, or the
-dim is one of few key/value heads, which the axis can be factored for.
+dim counts few key/value heads, and the axis can be factored for them.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import prod
 
@@ -14,7 +14,7 @@ from ..analysis.recompute import check as check_recomputed
 from ..analysis.vocabulary import tables
 from ..config.settings import ON, PADDED
 from ..config.units import counted
-from ..ir import DATA_DIMS, Axis, Claim, Op, Param, Program, sources_of
+from ..ir import DATA_DIMS, Axis, Claim, Dim, Op, Param, Program, sources_of
 from ..ops import OPS, roles
 from ..ops.routers import TOP
 from ..syntax.diagnostics import Diagnostics, Note, listing
@@ -24,16 +24,17 @@ from .sharding import check_groups
 
 
 def validate(program: Program, mistakes: Diagnostics | None = None) -> Program:
-    """The program, unchanged.  Raises PlanError.
+    """The program, unchanged.
 
-    With what is `mistakes` to be wrong, to which more is added, the program may lack parts.
+    Raises PlanError with all mistakes, unless `mistakes` are given, which are known already: then
+    further ones are added to them, and the program may lack parts.
     """
     diagnostics = Diagnostics() if mistakes is None else mistakes
     for check in CHECKS:
         check(program, diagnostics)
     if mistakes is None:
         diagnostics.check()
-    else:  # a pass checks that of a program whose ops are split
+    else:  # otherwise a pass checks recomputation, in a program whose ops are split
         with diagnostics.catch():
             check_recomputed(program)
     return program
@@ -41,17 +42,17 @@ def validate(program: Program, mistakes: Diagnostics | None = None) -> Program:
 
 def _idle(program: Program, diagnostics: Diagnostics) -> None:
     """Everything that is computed, and every parameter, has a part in the loss."""
-    used = (name for name in program.types if name.partition(".")[0] in diagnostics.used)
-    needed = sources_of(program.region, (*(end.name for end in program.region.yields), *used))
-    idle = [
-        op
-        for op in program.ops
-        if op.kind != "leaf" and needed.isdisjoint(value.name for value in op.outputs)
-    ]
-    feeding = {name for op in idle for name in op.inputs}
-    for op in [op for op in idle if feeding.isdisjoint(value.name for value in op.outputs)] or idle[
-        :1
-    ]:
+    results = [end.name for end in program.region.yields]
+    for name in program.types:
+        # a statement with a mistake may have used the value
+        if name.partition(".")[0] in diagnostics.used:
+            results.append(name)
+    needed = sources_of(program.region, results)
+    idle: list[Op] = []
+    for op in program.ops:
+        if op.kind != "leaf" and needed.isdisjoint(value.name for value in op.outputs):
+            idle.append(op)
+    for op in _last_ops(idle):
         diagnostics.error(
             "E0212",
             "the loss does not depend on this",
@@ -59,7 +60,9 @@ def _idle(program: Program, diagnostics: Diagnostics) -> None:
             "nothing comes of it",
             help="leave it out",
         )
-    for param in () if idle else program.params:
+    if idle:  # parameters of idle ops are no mistakes of their own
+        return
+    for param in program.params:
         if param.name not in needed:
             diagnostics.error(
                 "E0212",
@@ -67,6 +70,15 @@ def _idle(program: Program, diagnostics: Diagnostics) -> None:
                 param.span,
                 help="leave it out",
             )
+
+
+def _last_ops(ops: Sequence[Op]) -> Sequence[Op]:
+    """The ops whose results no other of them reads; the first op if there is none."""
+    inputs: set[str] = set()
+    for op in ops:
+        inputs.update(op.inputs)
+    last = [op for op in ops if inputs.isdisjoint(value.name for value in op.outputs)]
+    return last or ops[:1]
 
 
 def _compiled(program: Program, diagnostics: Diagnostics) -> None:
@@ -86,11 +98,10 @@ def _order(program: Program, diagnostics: Diagnostics) -> None:
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
         claims = [claim for claim in program.claims if claim.dim == dim]
         places = [order.index(claim.axis) for claim in claims]
-        if places != sorted(set(places)):
-            right = ", ".join(order[i] for i in sorted(set(places)))
-            help = (
-                f"write `{dim} over {right}`: several axes go outer first, in the order of `mesh`"
-            )
+        in_order = sorted(set(places))
+        if places != in_order:
+            axes = ", ".join(order[place] for place in in_order)
+            help = f"write `{dim} over {axes}`: several axes go outer first, in the order of `mesh`"
             diagnostics.error(
                 "E0507",
                 f"the axes of `{dim}` are out of order, or one is named twice",
@@ -123,9 +134,9 @@ def _unused(program: Program, diagnostics: Diagnostics) -> None:
 
 def _idle_axes(program: Program) -> list[Axis]:
     """The axes over which nothing is sharded."""
-    claimed = {claim.axis for claim in program.claims} | (
-        {program.pipeline.axis} if program.pipeline else set[str]()
-    )
+    claimed = {claim.axis for claim in program.claims}
+    if program.pipeline:
+        claimed.add(program.pipeline.axis)
     return [axis for axis in program.axes if axis.size > 1 and axis.name not in claimed]
 
 
@@ -137,22 +148,26 @@ def _weights(program: Program, diagnostics: Diagnostics) -> None:
     """No rule shards two dims of one parameter over one axis; a dim that is one too many is one
     mistake.
     """
-    clashes: list[Clash] = [
-        (param, first, second)
-        for param in program.params
-        if param.name not in diagnostics.doubtful
-        for first, second in combinations(
-            [c for c in program.claims if c.dim in param.type.dims], 2
-        )
-        if first.axis == second.axis
-        and first.dim != second.dim
-        and not {first.dim, second.dim} & {*DATA_DIMS}
-    ]
+    clashes: list[Clash] = []
+    for param in program.params:
+        if param.name not in diagnostics.doubtful:
+            clashes += _clashes(param, program.claims)
     while clashes:
-        times = Counter(claim for _, *pair in clashes for claim in pair)
+        times: Counter[Claim] = Counter()
+        for _, first, second in clashes:
+            times.update((first, second))
         worst = max(times, key=lambda claim: (times[claim], program.claims.index(claim)))
         _one_too_many(worst, [clash for clash in clashes if worst in clash], diagnostics)
         clashes = [clash for clash in clashes if worst not in clash]
+
+
+def _clashes(param: Param, claims: Sequence[Claim]) -> Iterator[Clash]:
+    """The pairs of claims that shard two dims of a parameter over one axis; data may be."""
+    of_param = [claim for claim in claims if claim.dim in param.type.dims]
+    for first, second in combinations(of_param, 2):
+        dims = {first.dim, second.dim}
+        if first.axis == second.axis and len(dims) == 2 and dims.isdisjoint(DATA_DIMS):
+            yield param, first, second
 
 
 def _one_too_many(claim: Claim, clashes: Sequence[Clash], diagnostics: Diagnostics) -> None:
@@ -170,66 +185,94 @@ def _one_too_many(claim: Claim, clashes: Sequence[Clash], diagnostics: Diagnosti
             f" `{claim.axis}`"
         )
         label = "claimed here"
-        others = (
-            (param.span, second if claim == first else first) for param, first, second in clashes
-        )
-        notes = [Note(span, f"`{other.dim}` is over `{claim.axis}` too") for span, other in others]
+        notes: list[Note] = []
+        for param, first, second in clashes:
+            other = second if claim == first else first
+            notes.append(Note(param.span, f"`{other.dim}` is over `{claim.axis}` too"))
     help = "shard one of them, or put them over different axes"
     diagnostics.error("E0505", message, claim.span, label, notes=notes, help=help)
 
 
 def _divisible(program: Program, diagnostics: Diagnostics) -> None:
     """Every axis divides its dims, and padding is legal."""
-    few = {roles(op, program.types).kv_heads for op in program.ops}  # an axis may be larger
+    kv_heads = {roles(op, program.types).kv_heads for op in program.ops}
     broken = set[str]()
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
         claims = [claim for claim in program.claims if claim.dim == dim]
         axes = tuple(dict.fromkeys(claim.axis for claim in claims))
         size, degree = program.size(dim), program.degree(axes)
-        chunked = [claim.axis for claim in claims if claim.zigzag]
-        degree *= 2 ** len(chunked)
-        if size % degree == 0 or (dim in few and len(axes) == 1 and degree % size == 0):
+        degree *= 2 ** sum(claim.zigzag for claim in claims)
+        # an axis may be larger than the number of key/value heads
+        may_be_factored = dim in kv_heads and len(axes) == 1
+        if size % degree == 0 or (may_be_factored and degree % size == 0):
             continue
         broken.add(dim)
-        ways = (
-            f"{size} / {degree} is not whole"
-            if size > degree
-            else f"{size} is smaller than {degree}"
-        )
-        help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
-        if dim in tables(program).values():
-            help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`"
-        notes = [
-            Note(program.dim(dim).span, "its size"),
-            Note(program.axis(axes[-1]).span, "the axis"),
-        ]
-        way = f" in 2 chunks a rank{f' of `{chunked[0]}`' if axes[1:] else ''}" if chunked else ""
-        message = f"`{dim}` cannot be split over `{' × '.join(axes)}`{way}"
-        diagnostics.error("E0510", message, claims[-1].span, ways, notes=notes, help=help)
+        _report_indivisible(program, claims, axes, degree, diagnostics)
     _exchanged(program, diagnostics)
     _padding(program, broken, diagnostics)
 
 
+def _report_indivisible(
+    program: Program,
+    claims: Sequence[Claim],
+    axes: tuple[str, ...],
+    degree: int,
+    diagnostics: Diagnostics,
+) -> None:
+    """Adds the mistake that the axes of these claims do not divide their dim.
+
+    `degree` is the number of parts that the dim would have.
+    """
+    dim = claims[0].dim
+    size = program.size(dim)
+    if size > degree:
+        label = f"{size} / {degree} is not whole"
+    else:
+        label = f"{size} is smaller than {degree}"
+    help = f"make `{dim}` a multiple of {degree}, or the axis a divisor of {size}"
+    if dim in tables(program).values():
+        help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`"
+    notes = [
+        Note(program.dim(dim).span, "its size"),
+        Note(program.axis(axes[-1]).span, "the axis"),
+    ]
+    chunked_axes = [claim.axis for claim in claims if claim.zigzag]
+    chunks = ""
+    if chunked_axes:
+        chunks = " in 2 chunks a rank"
+        if len(axes) > 1:
+            chunks += f" of `{chunked_axes[0]}`"
+    message = f"`{dim}` cannot be split over `{' × '.join(axes)}`{chunks}"
+    diagnostics.error("E0510", message, claims[-1].span, label, notes=notes, help=help)
+
+
 def _exchanged(program: Program, diagnostics: Diagnostics) -> None:
     """Where attention exchanges the sequence for heads, these are divided once more."""
-    for claim in (claim for claim in program.claims if claim.via == ULYSSES):
-        ranks = program.axis(claim.axis).size
-        for dim in dict.fromkeys(dim for op in program.ops for dim in attention_heads(program, op)):
-            left = heads_left(program, dim)
-            few = any(roles(op, program.types).kv_heads == dim for op in program.ops)
-            if left % ranks and not (few and ranks % left == 0):
-                others = program.size(dim) // left
-                each = f"{program.size(dim)} / {others * ranks} is not whole"
-                message = f"`{dim}` cannot be split over `{claim.axis}` within attention"
-                notes = [
-                    Note(program.dim(dim).span, "its size"),
-                    Note(program.axis(claim.axis).span, "the axis"),
-                ]
-                help = (
-                    f"make `{dim}` a multiple of {others * ranks}, or write `via gather` or"
-                    " `via ring`"
-                )
-                diagnostics.error("E0510", message, claim.span, each, notes=notes, help=help)
+    for claim in program.claims:
+        if claim.via != ULYSSES:
+            continue
+        heads: dict[str, None] = {}
+        for op in program.ops:
+            heads |= dict.fromkeys(attention_heads(program, op))
+        for dim in heads:
+            _check_exchanged(program, claim, dim, diagnostics)
+
+
+def _check_exchanged(program: Program, claim: Claim, dim: str, diagnostics: Diagnostics) -> None:
+    """The heads `dim` that a rank has are divided by the axis of `claim`."""
+    ranks, heads = program.axis(claim.axis).size, heads_left(program, dim)
+    are_kv_heads = any(roles(op, program.types).kv_heads == dim for op in program.ops)
+    if heads % ranks == 0 or (are_kv_heads and ranks % heads == 0):
+        return
+    parts = program.size(dim) // heads * ranks
+    label = f"{program.size(dim)} / {parts} is not whole"
+    message = f"`{dim}` cannot be split over `{claim.axis}` within attention"
+    notes = [
+        Note(program.dim(dim).span, "its size"),
+        Note(program.axis(claim.axis).span, "the axis"),
+    ]
+    help = f"make `{dim}` a multiple of {parts}, or write `via gather` or `via ring`"
+    diagnostics.error("E0510", message, claim.span, label, notes=notes, help=help)
 
 
 def _padding(program: Program, broken: set[str], diagnostics: Diagnostics) -> None:
@@ -238,14 +281,13 @@ def _padding(program: Program, broken: set[str], diagnostics: Diagnostics) -> No
 
     Dims that are `broken` cannot be split, whatever their padding.
     """
-    padded = {
-        dim.name: dim for dim in program.dims if dim.valid < dim.size and dim.name not in broken
-    }
+    padded: dict[str, Dim] = {}
+    for dim in program.dims:
+        if dim.valid < dim.size and dim.name not in broken:
+            padded[dim.name] = dim
     for op in program.ops:
-        operand_types = program.operands(op)
-        over = {*op.names("over"), *OPS[op.kind].unsharded_dims(operand_types, op)} - {
-            roles(op, program.types).classes
-        }
+        unsharded = OPS[op.kind].unsharded_dims(program.operands(op), op)
+        over = {*op.names("over"), *unsharded} - {roles(op, program.types).classes}
         for name in over & padded.keys():
             help = "only the vocabulary of tables and of the loss can be padded"
             diagnostics.error(
@@ -255,25 +297,31 @@ def _padding(program: Program, broken: set[str], diagnostics: Diagnostics) -> No
         ranks = _degree(program, name)
         if dim.size - dim.valid >= dim.size // ranks:
             message = f"a rank would have only padding of `{name}`"
-            diagnostics.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {ranks} ranks")
+            label = f"{dim.valid} of {dim.size} over {ranks} ranks"
+            diagnostics.error("E0314", message, dim.span, label)
 
 
 def _machines(program: Program, diagnostics: Diagnostics) -> None:
+    """The mesh has as many ranks as the cluster has GPUs."""
     cluster, ranks, gpus = program.cluster, program.ranks, _gpus_per_node(program)
     if cluster.nodes * gpus == ranks:
         _within_node(program, diagnostics)
         return
+    # ranks of an axis that nothing uses are a mistake of their own
     if cluster.nodes * gpus == ranks // prod(axis.size for axis in _idle_axes(program)):
         return
-    machines, each = counted(cluster.nodes, "node"), cluster.gpus_per_node
-    of = f" of {counted(gpus, 'GPU')}" if each else ""
+    nodes = counted(cluster.nodes, "node")
+    if cluster.gpus_per_node:
+        nodes += f" of {counted(gpus, 'GPU')}"
+    if cluster.gpus_per_node is None:
+        label = f"{ranks} / {cluster.nodes} is not whole"
+    else:
+        label = counted(cluster.nodes * gpus, "GPU")
     diagnostics.error(
         "E0512",
-        f"the mesh has {counted(ranks, 'rank')}, the cluster {machines}{of}",
+        f"the mesh has {counted(ranks, 'rank')}, the cluster {nodes}",
         cluster.spans.get("nodes", program.region.span),
-        f"{ranks} / {cluster.nodes} is not whole"
-        if each is None
-        else counted(cluster.nodes * gpus, "GPU"),
+        label,
         help="the product of the mesh's axes is the number of GPUs",
     )
 
@@ -288,34 +336,44 @@ def _within_node(program: Program, diagnostics: Diagnostics) -> None:
         return
     gpus, idle = _gpus_per_node(program), _idle_axes(program)
     order = [axis.name for axis in program.axes if axis not in idle]
-    wide = {dim for dim in program.choices if _degree(program, dim) > gpus}
-    if "route" in diagnostics.used and not program.choices:
-        wide |= diagnostics.used  # which may be dims of experts
-    weights = {
-        claim.axis: claim for claim in program.claims[::-1] if claim.dim not in {*DATA_DIMS, *wide}
-    }
+    weights = _claims_of_weights(program, gpus, diagnostics)
     for axis, claim in weights.items():
         inner = order[order.index(axis) :]
         span = program.degree(tuple(inner))
         if span > gpus:
-            others = [other for other in inner if other not in weights]
+            inner_weights = tuple(name for name in inner if name in weights)
+            others = [name for name in inner if name not in weights]
             diagnostics.error(
                 "E0511",
                 f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, but"
                 f" {counted(gpus, 'GPU')} per node",
                 claim.span,
                 "communicates in every layer",
-                help=_within(
-                    tuple(axis for axis in inner if axis in weights), others, program, gpus
-                ),
+                help=_within(inner_weights, others, program, gpus),
             )
+
+
+def _claims_of_weights(
+    program: Program, gpus: int, diagnostics: Diagnostics
+) -> dict[str, Claim]:
+    """By axis, the first claim that shards weights over it, the last axis first.
+
+    Experts that are split over more GPUs than a node has are left out.
+    """
+    spread = {dim for dim in program.choices if _degree(program, dim) > gpus}
+    if "route" in diagnostics.used and not program.choices:
+        spread |= diagnostics.used  # which may be dims of experts
+    weights: dict[str, Claim] = {}
+    for claim in reversed(program.claims):
+        if claim.dim not in DATA_DIMS and claim.dim not in spread:
+            weights[claim.axis] = claim
+    return weights
 
 
 def _degree(program: Program, dim: str) -> int:
     """Over how many ranks a dim is split."""
-    return program.degree(
-        tuple(claim.axis for claim in program.claims if claim.dim == dim and claim.split)
-    )
+    claims = [claim for claim in program.claims if claim.dim == dim and claim.split]
+    return program.degree(tuple(claim.axis for claim in claims))
 
 
 def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:

@@ -129,7 +129,7 @@ def _moved(program: Program, type: Type, op: Op) -> Type:
 
 
 def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Rows lie as `order` says before or after they are exchanged; padded ones lie alike on all
+    """Rows lie as the order `held` says before or after their exchange; padded ones lie alike on all
     ranks.
     """
     rows, *orders = types

@@ -55,24 +55,26 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     invariant there.
     """
     (logits, labels), (loss,) = op.inputs, op.outputs
+    attrs, span = dict(op.attrs), op.span
     classes = type_of(logits).dims[-1]
-    work = (("work", op.names("work")),)
-    token_work = (("work", tuple(item for item in op.names("work") if not item.endswith(f":{classes}"))),)
+    items = op.names("work")
+    work = ("work", items)
+    token_work = ("work", tuple(item for item in items if not item.endswith(f":{classes}")))
     token = Type(loss.type.dtype, type_of(logits).dims[:-1])
-    m, z, t = (Value(fresh(name), token) for name in ("logits_max", "sum_exp", "label_logit"))
-    smoothing = tuple((key, value) for key, value in op.attrs if key == SMOOTHING.name)
-    z_loss = tuple((Z_LOSS.name, value) for key, value in op.attrs if key == "z")
-    peak = (m.name,) if z_loss else ()
+    m = Value(fresh("logits_max"), token)
+    z = Value(fresh("sum_exp"), token)
+    t = Value(fresh("label_logit"), token)
+    parts_attrs, token_attrs = (work,), (token_work,)
+    if SMOOTHING.name in attrs:
+        parts_attrs = ((SMOOTHING.name, attrs[SMOOTHING.name]), work)
+    token_inputs = (z.name, t.name, labels)
+    if "z" in attrs:
+        token_attrs = ((Z_LOSS.name, attrs["z"]), token_work)
+        token_inputs = (*token_inputs, m.name)
     return [
-        Op("max_logit", (logits,), (m,), work, span=op.span),
-        Op(
-            "local_softmax_stats",
-            (logits, m.name, labels),
-            (z, t),
-            (*smoothing, *work),
-            span=op.span,
-        ),
-        Op("token_loss", (z.name, t.name, labels, *peak), (loss,), (*z_loss, *token_work), span=op.span),
+        Op("max_logit", (logits,), (m,), (work,), span=span),
+        Op("local_softmax_stats", (logits, m.name, labels), (z, t), parts_attrs, span=span),
+        Op("token_loss", token_inputs, (loss,), token_attrs, span=span),
     ]
 
 
@@ -100,10 +102,14 @@ def _entropy_saves(local: Local) -> Saved:
         classes = local.program.valid(local.types[0].dims[-1])
         log = ("log softmax", tokens * classes * local.wide)
         return Saved(others=(log, ("label", 8 * tokens), ("weight", local.wide)))
-    labels = [] if local.kernels else [("label", 8), ("label elsewhere", 1)]
-    per_token = [("peak", local.wide), *labels, ("z", local.wide), ("no label", 1)]
-    per_token += [("log z + peak", local.wide)] if "z" in dict(local.op.attrs) else []
-    return Saved(operands=(0,), others=tuple((what, size * tokens) for what, size in per_token))
+    bytes_per_token = {"peak": local.wide}
+    if not local.kernels:
+        bytes_per_token |= {"label": 8, "label elsewhere": 1}
+    bytes_per_token |= {"z": local.wide, "no label": 1}
+    if "z" in dict(local.op.attrs):
+        bytes_per_token["log z + peak"] = local.wide
+    others = tuple((what, size * tokens) for what, size in bytes_per_token.items())
+    return Saved(operands=(0,), others=others)
 
 
 def _below(local: Local) -> int:
@@ -112,8 +118,10 @@ def _below(local: Local) -> int:
     """
     if local.kernels:
         return in_pass(local)
-    padded = local.program.valid(local.types[0].dims[-1]) < local.program.size(local.types[0].dims[-1])
-    return local.widened() if local.op.attrs or padded or local.bytes() < local.widened() else 0
+    classes = local.types[0].dims[-1]
+    padded = local.program.valid(classes) < local.program.size(classes)
+    copies = local.op.attrs or padded or local.bytes() < local.widened()
+    return local.widened() if copies else 0
 
 
 def in_pass(local: Local, back: bool = False) -> int:
@@ -123,7 +131,8 @@ def in_pass(local: Local, back: bool = False) -> int:
     if local.launched:
         return 0
     type, narrow = local.types[0], local.is_narrow
-    classes, terms = type.dims[-1], 1 + narrow
+    classes = type.dims[-1]
+    terms = 1 + narrow
     if CAP.name in dict(local.op.attrs):
         terms = 4 if back else 2 + narrow
     columns = local.program.local_size(type, classes)
@@ -138,15 +147,17 @@ def _converted(local: Local) -> int:
 
 
 def _gradient_wide(local: Local) -> int:
-    """The gradient before it is brought to the logits' element type, and torch's own of
-    log-probabilities.
+    """The gradient before it is brought to the logits' element type; for torch's own cross entropy
+    the gradient of log-probabilities too.
     """
     wide, result = local.widened(), local.bytes()
-    if local.kernels and local.op.kind == CROSS_ENTROPY.name:
+    is_whole_loss = local.op.kind == CROSS_ENTROPY.name
+    if is_whole_loss and local.kernels:
         return in_pass(local, back=True)
-    if local.op.kind == CROSS_ENTROPY.name and not local.op.attrs:
+    if is_whole_loss and not local.op.attrs:
         return 2 * wide - result
-    return max(wide + _converted(local) - result, wide if result < wide else 0)
+    most = wide + _converted(local) - result
+    return max(most, wide) if result < wide else max(most, 0)
 
 
 def of_own_classes(local: Local) -> Call:

@@ -16,6 +16,7 @@ from ..ir import (
     SEQUENCE,
     Kind,
     Op,
+    Placement,
     Program,
     Type,
     sharded,
@@ -78,7 +79,8 @@ def _loaded(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 def _begun(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """A sum over tokens that begins, placed as `pending_over_tokens` says."""
     dtype = "i64" if op.kind != NO_SCORES.name else str(NO_SCORES.get(op, "dtype"))
-    return [Type(dtype, op.names("dims"), op.outputs[0].type.places if op.outputs else ())]
+    places = op.outputs[0].type.places if op.outputs else ()
+    return [Type(dtype, op.names("dims"), places)]
 
 
 def begins_sum(op: Op) -> bool:
@@ -104,16 +106,14 @@ def pending_over_tokens(program: Program, op: Op) -> Op:
     A dim of tokens that the sum has is sharded there as the tokens are.
     """
     (result,) = op.outputs
-    over = (item.partition(":") for item in op.names("work"))
-    places = program.places(
-        {
-            axis: sharded(dim) if dim in result.type.dims else PARTIAL
-            for axis, _, dim in over
-            if dim in DATA_DIMS
-        }
-    )
+    place_by_axis: dict[str, Placement] = {}
+    for item in op.names("work"):
+        axis, _, dim = item.partition(":")
+        if dim in DATA_DIMS:
+            place_by_axis[axis] = sharded(dim) if dim in result.type.dims else PARTIAL
+    type = evolve(result.type, places=program.places(place_by_axis))
     attrs = tuple((key, value) for key, value in op.attrs if key != "work")
-    return evolve(op, outputs=(evolve(result, type=evolve(result.type, places=places)),), attrs=attrs)
+    return evolve(op, outputs=(evolve(result, type=type),), attrs=attrs)
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -121,10 +121,9 @@ def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     sequence.
     """
     counts, ids = types
-    are_alike = counts.axes_in(Kind.PARTIAL) == ids.axes_of(SEQUENCE) and counts.axes_of(
-        BATCH
-    ) == ids.axes_of(BATCH)
-    if not are_alike or BATCH not in counts.dims:
+    pending_by_sequence = counts.axes_in(Kind.PARTIAL) == ids.axes_of(SEQUENCE)
+    same_batch = counts.axes_of(BATCH) == ids.axes_of(BATCH)
+    if not pending_by_sequence or not same_batch or BATCH not in counts.dims:
         raise TypingError(
             f"{op.kind} takes counts of each sequence that are pending where a sequence is sharded"
         )
@@ -139,25 +138,25 @@ def _by_sequence(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _logits_and(local: Local, what: str, numbers: int) -> Saved:
     """The logits, and numbers of the loss' element type."""
-    return Saved(operands=(0,), others=((what, numbers * ITEM_BYTES[local.op.outputs[0].type.dtype]),))
+    item = ITEM_BYTES[local.op.outputs[0].type.dtype]
+    return Saved(operands=(0,), others=((what, numbers * item),))
 
 
 def _balance_saves(local: Local) -> Saved:
     """The share of each expert in each sequence, saved in place of the choices."""
     logits = local.types[0]
-    return _logits_and(
-        local,
-        "shares of experts",
-        local.program.local_size(logits, BATCH) * local.program.size(logits.dims[-1]),
-    )
+    sequences = local.program.local_size(logits, BATCH)
+    return _logits_and(local, "shares of experts", sequences * local.program.size(logits.dims[-1]))
 
 
 def _balance_decision(local: Local) -> Saved:
     """The counts that ranks have summed, where they share sequences: the loss is made of them
     once more.
     """
-    sizes = (prod(each.shape) * ITEM_BYTES[each.dtype] for each in _counts_of_sequences(local))
-    return Saved(others=tuple(("counts of choices", size) for size in sizes))
+    others: list[tuple[str, int]] = []
+    for message in _counts_of_sequences(local):
+        others.append(("counts of choices", prod(message.shape) * ITEM_BYTES[message.dtype]))
+    return Saved(others=tuple(others))
 
 
 def _counts_of_sequences(local: Local) -> tuple[Message, ...]:
@@ -165,41 +164,56 @@ def _counts_of_sequences(local: Local) -> tuple[Message, ...]:
     sequence.
     """
     logits, axes = local.types[0], local.types[0].axes_of(SEQUENCE)
+    if not axes:
+        return ()
     shape = (local.program.local_size(logits, BATCH), local.program.size(logits.dims[-1]))
-    return (Message("all_reduce", local.op.outputs[0].name, axes, "i64", shape),) if axes else ()
+    return (Message("all_reduce", local.op.outputs[0].name, axes, "i64", shape),)
 
 
 def _counts_of_chunks(local: Local) -> tuple[Message, ...]:
     """How many tokens of each run of positions of each sequence chose each expert, sent as one
     row.
     """
-    ids, axes = local.types[0], local.types[0].axes_of(SEQUENCE)
-    runs = max(map(len, splits.held(local.program, ids, SEQUENCE)))
-    counts = runs * local.program.local_size(ids, BATCH) * local.program.size(str(local.op.get("experts")))
-    return (Message("all_gather", local.op.outputs[0].name, axes, "i64", (counts,)),) if axes else ()
+    program, ids = local.program, local.types[0]
+    axes = ids.axes_of(SEQUENCE)
+    if not axes:
+        return ()
+    runs = max(map(len, splits.held(program, ids, SEQUENCE)))
+    experts = program.size(str(local.op.get("experts")))
+    counts = runs * program.local_size(ids, BATCH) * experts
+    return (Message("all_gather", local.op.outputs[0].name, axes, "i64", (counts,)),)
 
 
 def _choice_call(local: Local) -> Call:
     """The number of choices, and how they are made."""
-    options = {
-        "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
-        for key, value in local.op.attrs
-        if key != TO.name
-    }
-    biases = {"bias": Keyword(1)} if len(local.op.inputs) > 1 else {}
-    return Call((local.program.size(str(local.op.get("to"))),), {**options, **biases})
+    options: dict[str, Argument] = {}
+    for key, value in local.op.attrs:
+        if key == "from":
+            key = "from_groups"
+        if key == ON.name:
+            options[key] = value == "on"
+        elif key != TO.name:
+            options[key] = value
+    if len(local.op.inputs) > 1:
+        options["bias"] = Keyword(1)
+    return Call((local.program.size(str(local.op.get("to"))),), options)
 
 
 def _begun_call(local: Local) -> Call:
     """The number of experts, and which dim of the tokens is the batch."""
-    is_double = dict(local.op.attrs).get("dtype") == "f64"
-    double: dict[str, Argument] = {"double": True} if is_double else {}
-    return Call((Size(local.op.names("dims")[-1]),), {"batch": Dims((BATCH,)), **double})
+    options: dict[str, Argument] = {"batch": Dims((BATCH,))}
+    if dict(local.op.attrs).get("dtype") == "f64":
+        options["double"] = True
+    return Call((Size(local.op.names("dims")[-1]),), options)
 
 
 def _scores_call(local: Local) -> Call:
-    score = {key: value for key, value in local.op.attrs if key == SCORE.name}
-    return Call((), {**score, "seq": Dims((SEQUENCE,))})
+    return Call((), {**_score_option(local.op), "seq": Dims((SEQUENCE,))})
+
+
+def _score_option(op: Op) -> dict[str, Argument]:
+    """How scores are made of logits, unless it is the default."""
+    return {key: value for key, value in op.attrs if key == SCORE.name}
 
 
 def _counts_call(local: Local) -> Call:
@@ -211,17 +225,18 @@ def _counts_call(local: Local) -> Call:
 
 
 def _aux_call(local: Local) -> Call:
-    """The share of a group of sequences, and what a group has."""
-    rows, sequences = (int(str(local.op.get(key))) for key in ("rows", "sequences"))
+    """The share of a group of sequences, and the rows and sequences of a group."""
+    rows, sequences = int(str(local.op.get("rows"))), int(str(local.op.get("sequences")))
     by = _by(local.op, local.program.train.global_batch // sequences)
     return Call((), {"by": by, "rows": rows, "sequences": sequences})
 
 
 def _balance_call(local: Local) -> Call:
     """The share of a sequence, and the ranks that share the sequence."""
-    axes, sequences = local.types[0].axes_of(SEQUENCE), local.program.train.global_batch
-    score = {key: value for key, value in local.op.attrs if key == SCORE.name}
-    return Call((), {"by": _by(local.op, sequences), **score, "seq": Dims((SEQUENCE,)), **_over(axes)})
+    axes = local.types[0].axes_of(SEQUENCE)
+    by = _by(local.op, local.program.train.global_batch)
+    score = _score_option(local.op)
+    return Call((), {"by": by, **score, "seq": Dims((SEQUENCE,)), **_over(axes)})
 
 
 def _by(op: Op, count: int) -> Quotient:
@@ -232,9 +247,11 @@ def _by(op: Op, count: int) -> Quotient:
 def _capacity_call(local: Local) -> Call:
     """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
     axes, experts = local.types[0].axes_of(SEQUENCE), str(local.op.get("experts"))
-    whole = local.program.size(experts), capacity(local.program, local.op)
-    positions = {"positions": Positions(SEQUENCE, axes)} if axes else {}
-    return Call(whole, {"seq": Dims((SEQUENCE,)), **positions, **_over(axes)})
+    arguments = local.program.size(experts), capacity(local.program, local.op)
+    options: dict[str, Argument] = {"seq": Dims((SEQUENCE,))}
+    if axes:
+        options["positions"] = Positions(SEQUENCE, axes)
+    return Call(arguments, options | _over(axes))
 
 
 def capacity(program: Program, op: Op) -> int:
@@ -251,18 +268,15 @@ def with_padding(program: Program) -> Program:
 
     A rank that has a part of the sequence has no more rows for an expert than positions.
     """
-    found: dict[str, int] = {}
+    rows_by_experts: dict[str, int] = {}
     for op in program.ops if program.train.experts == PADDED else ():
         if op.kind == CAPACITY.name:
-            experts, ranks = (
-                str(op.get("experts")),
-                program.degree(program.types[op.inputs[0]].axes_of(SEQUENCE)),
-            )
-            own = min(capacity(program, op), program.size(SEQUENCE) // ranks)
-            found[experts] = max(found.get(experts, 0), ranks * own)
-    return evolve(
-        program, dims=tuple(evolve(dim, padded=found.get(dim.name, 0)) for dim in program.dims)
-    )
+            experts = str(op.get("experts"))
+            ranks = program.degree(program.types[op.inputs[0]].axes_of(SEQUENCE))
+            rows = ranks * min(capacity(program, op), program.size(SEQUENCE) // ranks)
+            rows_by_experts[experts] = max(rows_by_experts.get(experts, 0), rows)
+    dims = tuple(evolve(dim, padded=rows_by_experts.get(dim.name, 0)) for dim in program.dims)
+    return evolve(program, dims=dims)
 
 
 def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
@@ -298,11 +312,13 @@ def limited_choices(program: Program) -> tuple[int, ...]:
     """How many experts a token chooses, for each load; () where none is dropped."""
     if not any(op.kind == CAPACITY.name for op in program.ops):
         return ()
-    loads = [program.types[end.name] for end in program.microbatches.yields][
-        program.losses : program.made
-    ]
-    experts = (program.dim(program.dim(load.dims[-1]).twin) for load in loads)
-    return tuple(program.size(local.chosen) for local in experts)
+    ends = program.microbatches.yields[program.losses : program.made]
+    choices: list[int] = []
+    for end in ends:
+        load = program.types[end.name]
+        experts = program.dim(program.dim(load.dims[-1]).twin)
+        choices.append(program.size(experts.chosen))
+    return tuple(choices)
 
 
 NO_LOSS = OpDef(

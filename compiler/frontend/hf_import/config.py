@@ -187,11 +187,19 @@ class Fields:
         """A field of a kind; `default` where the file leaves it out, `null` where it says so,
         else a mistake.
         """
-        is_there, value = name in self._left, self.take(name)
-        value = (null if value is None else value) if is_there else default
-        if (is_there and not (value is null or kind.holds(value))) or value is None:
-            message = f"is `{as_json(value)}`, not {kind.text}" if is_there else "is missing"
-            self.wrong("E0803", f"`{name}` {message}", name)
+        mistake = ""
+        if name not in self._left:
+            value = default
+            if value is None:
+                mistake = "is missing"
+        else:
+            value = self.take(name)
+            if value is None:
+                value = null
+            if value is None or not (value is null or kind.holds(value)):
+                mistake = f"is `{as_json(value)}`, not {kind.text}"
+        if mistake:
+            self.wrong("E0803", f"`{name}` {mistake}", name)
             self._mistaken.add(name)
             return kind.instead
         self._sound[name] = value
@@ -274,10 +282,12 @@ class Fields:
 
     def quotient(self, whole: str, part: str) -> int:
         """One field divided by another, which has to divide it; 0 after a mistake in either."""
-        total, each = (self._sound.get(name, 0) for name in (whole, part))
-        if each and total % each == 0:
-            return total // each
-        label = f"{total} / {each} = {total / each:g}" if each else ""
+        total, divisor = self._sound.get(whole, 0), self._sound.get(part, 0)
+        label = ""
+        if divisor:
+            if total % divisor == 0:
+                return total // divisor
+            label = f"{total} / {divisor} = {total / divisor:g}"
         self.misfit(f"`{part}` does not divide `{whole}`", part, whole, label=label)
         return 0
 
@@ -294,21 +304,16 @@ class Fields:
         """Adds a mistake at the first of these fields that the file has; the others have to do
         with it.
         """
-        places = [
-            place for each in (name, *others) if (place := self._places.get((*self._path, each)))
-        ]
-        first, *more = places or [self.span(name)]
-        self.found.error(
-            code,
-            message,
-            first,
-            label,
-            notes=[Note(place, "see here") for place in more],
-            help=help,
-        )
+        places: list[Span] = []
+        for field in (name, *others):
+            if place := self._places.get((*self._path, field)):
+                places.append(place)
+        first, *further = places or [self.span(name)]
+        notes = [Note(place, "see here") for place in further]
+        self.found.error(code, message, first, label, notes=notes, help=help)
 
     def span(self, name: str) -> Span:
-        """The field's place, or that of the table without it."""
+        """The field's place, or the place of the table if the file lacks the field."""
         return self._places.get((*self._path, name)) or self._places.get(
             self._path, self._places[()]
         )
@@ -355,17 +360,15 @@ class Config(Fields):
         if as_json(first) == as_json(last):
             self.note(f"{name}, once more", last)
             return
-        spans = next(
-            spans for path, spans in places.items() if path[-1:] == (name,) and len(spans) > 1
-        )
+        spans = next(spans for path, spans in places.items() if path[-1:] == (name,) and spans[1:])
         message = f"`{name}` is given twice, as `{as_json(first)}` and as `{as_json(last)}`"
         notes = (Note(spans[-2], "given before here"),)
         help = "transformers reads the last one; delete the one that is wrong"
         self.found.error("E0804", message, spans[-1], notes=notes, help=help)
 
     def check(self, readers: str = "") -> None:
-        """As that of all tables; other code may read fields that transformers' classes do not
-        have.
+        """Checks the fields as those of any table; other code may read fields that the classes of
+        transformers do not have.
         """
         super().check(readers or self._other_readers())
 
@@ -381,7 +384,7 @@ class Config(Fields):
         return ""
 
     def merge(self, alias: str, name: str) -> None:
-        """Makes `alias`, by which transformers also knows the field `name`, that field."""
+        """Makes `alias`, another name of transformers for the field `name`, that field."""
         if alias not in self._left:
             return
         if name in self._left:
