@@ -49,13 +49,10 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
                 help,
             )
         case _:
-            label, is_share = (
-                "numbers, dims, `+ - * /` and `sqrt(…)` only",
-                isinstance(expr, tree.Number),
-            )
-            help = spelled(expr) or (
-                "units belong to settings; 10% is 0.1 here" if is_share else ""
-            )
+            label = "numbers, dims, `+ - * /` and `sqrt(…)` only"
+            help = spelled(expr)
+            if not help and isinstance(expr, tree.Number):  # it has a unit
+                help = "units belong to settings; 10% is 0.1 here"
             raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
 
 

@@ -1,4 +1,4 @@
-"""Names in the statements of a model: all, renamed, and those that one side of a branch lacks."""
+"""Names in the statements of a model: all, renamed, and names that one side of a branch lacks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -175,7 +175,7 @@ class _Walk:
     """
 
     def __init__(self, visible: Names, partly: Names, indices: Names) -> None:
-        self._known, self._partly, self._indices = {**visible}, {**partly}, indices
+        self._visible, self._partly, self._indices = {**visible}, {**partly}, indices
         self._bound: Names = {}
 
     def body(self, statements: Sequence[tree.Statement]) -> Names:
@@ -207,7 +207,7 @@ class _Walk:
         self._add({name.name: name for name in item.names})
 
     def _add(self, names: Names) -> None:
-        self._known |= names
+        self._visible |= names
         self._bound |= names
         for name in names:
             self._partly.pop(name, None)
@@ -220,13 +220,13 @@ class _Walk:
         self._add({name: first[name] for name in first.keys() & others.keys()})
         for side in (first, others):
             for name, place in side.items():
-                if name not in self._known:
+                if name not in self._visible:
                     self._partly[name] = place
 
     def _repeat(self, item: tree.Repeat) -> None:
         indices = self._indices
         if item.index:
-            if item.index.name in {*self._indices, *self._known}:
+            if item.index.name in {*self._indices, *self._visible}:
                 raise wrong(
                     "E0219",
                     f"`{item.index}` has a meaning already",
@@ -236,11 +236,11 @@ class _Walk:
             indices = indices | {item.index.name: item.index}
         bound = self._inside(indices).body(item.body)
         for name, place in bound.items():
-            if name in self._known:
+            if name in self._visible:
                 self._bound[name] = place
 
     def _inside(self, indices: Names) -> "_Walk":
-        return _Walk(self._known, self._partly, indices)
+        return _Walk(self._visible, self._partly, indices)
 
     def _check_index(self, name: tree.Name) -> None:
         if name.name in self._indices:

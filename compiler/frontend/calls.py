@@ -33,15 +33,15 @@ def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bo
     exprs_by_name = _by_place(call, entry, is_number)
     _add_by_keyword(call, entry, exprs_by_name)
     _check_complete(call, entry, operands, exprs_by_name, is_number)
-    names = exprs_by_name.keys()
-    return (
-        [(operand, exprs_by_name[operand.name]) for operand in operands if operand.name in names],
-        [
-            (attribute, exprs_by_name[attribute.name])
-            for attribute in attributes
-            if attribute.name in names
-        ],
-    )
+    operand_exprs: list[tuple[Operand, tree.Expr]] = []
+    for operand in operands:
+        if operand.name in exprs_by_name:
+            operand_exprs.append((operand, exprs_by_name[operand.name]))
+    attribute_exprs: list[tuple[Attribute, tree.Expr]] = []
+    for attribute in attributes:
+        if attribute.name in exprs_by_name:
+            attribute_exprs.append((attribute, exprs_by_name[attribute.name]))
+    return operand_exprs, attribute_exprs
 
 
 def _operands(call: tree.Call, entry: OpDef) -> tuple[Operand, ...]:
@@ -67,7 +67,9 @@ def _by_place(
     names = _places(call, entry)
     for argument in call.args:
         # an argument that the next optional operand cannot be is the one after it
-        while names and names[0] in optional and not _may_be(optional[names[0]], argument, is_number):
+        while (
+            names and names[0] in optional and not _may_be(optional[names[0]], argument, is_number)
+        ):
             names.pop(0)
         if not names:
             raise _unfit(entry, "takes fewer arguments", argument.span, "one too many")
@@ -93,7 +95,7 @@ T = TypeVar("T", Operand, Attribute)
 
 
 def _written(arguments: Sequence[T]) -> tuple[T, ...]:
-    """The operands or attributes that a plan writes: all but those that the compiler gives."""
+    """The operands or attributes that a plan writes: the compiler gives the others."""
     return tuple(argument for argument in arguments if not argument.implied)
 
 

@@ -39,7 +39,9 @@ def _name(op: Op) -> str:
     """The op as a plan writes it."""
     if op.kind == "contract":
         return f"a product that sums over {', '.join(f'`{dim}`' for dim in op.names('over'))}"
-    return f"`{op.get('function') if op.kind == 'call' else OPS[op.kind].plan_name}`"
+    if op.kind == "call":
+        return f"`{op.get('function')}`"
+    return f"`{OPS[op.kind].plan_name}`"
 
 
 def _example(leak: Leak) -> str:

@@ -50,6 +50,8 @@ def _patterns(section: tree.Section) -> Iterator[tree.String]:
             case tree.Section(kind=tree.Name(name=Data.SECTION | DataSet.SECTION)):
                 yield from _patterns(entry)
             case tree.Setting(key=tree.Name(name="files"), value=tree.List(items=items)):
-                yield from (item for item in items if isinstance(item, tree.String))
+                for item in items:
+                    if isinstance(item, tree.String):
+                        yield item
             case _:
                 pass

@@ -91,10 +91,14 @@ class Expressions(Calls):
             )
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
-        input_help = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
-        declared = f"as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
-        help = input_help or help_for_value(name.name) or did_you_mean(name.name, [*bound, *params])
-        help = help or f"a parameter is declared by its dims where it is first used, {declared}"
+        help = help_for_value(name.name) or did_you_mean(name.name, [*bound, *params])
+        if name.name in INPUTS:
+            help = f"add `{name}[batch, seq]` to the model's inputs"
+        elif not help:
+            help = (
+                "a parameter is declared by its dims where it is first used, as in"
+                f" `{name}[hidden]` or `{name}[hidden -> ffn]`"
+            )
         raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
 
     def _chain(self, expr: tree.Binary, like: str) -> str:
@@ -144,9 +148,9 @@ class Expressions(Calls):
                 return self._builder.op(GROUPED.name, (left, right, *order), over, link.span, like)
             return self._builder.op("contract", (left, right), over, link.span, like)
         if experts and link.op == "+":
-            rows, added_dims = (self._builder.types[value].dims for value in (left, right))
-            # a parameter of experts, a row of each
-            if added_dims == tuple(dim for dim in rows if dim not in DATA_DIMS):
+            types = self._builder.types
+            row_dims = tuple(dim for dim in types[left].dims if dim not in DATA_DIMS)
+            if types[right].dims == row_dims:  # a parameter of experts, a row of each
                 return self._builder.op(BIASED.name, (left, right, *order), (), link.span, like)
         self.require_rows((right,), link.right.span)
         if link.op == "-":
@@ -205,16 +209,18 @@ class Expressions(Calls):
         return self._builder.op(kind, (value,), (("by", float(by)),), expr.span, like)
 
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
-        """The dims that `@` sums over: those before the arrow, or all that both operands have
+        """The dims that `@` sums over: the ones before the arrow, or all that both operands have
         but experts.
         """
         x, w = self._builder.types[left], self._builder.types[right]
         if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
-        arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
-        over = arrow or tuple(
-            dim for dim in x.dims if dim in w.dims and dim != self._parameters.experts
-        )
+        over: tuple[str, ...] = ()
+        if isinstance(link.right, tree.ParamUse):
+            over = tuple(map(str, link.right.ins))
+        if not over:
+            shared = [dim for dim in x.dims if dim in w.dims]
+            over = tuple(dim for dim in shared if dim != self._parameters.experts)
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
             return over
@@ -232,7 +238,7 @@ def _dims(x: Type, w: Type) -> str:
 
 
 def _arrow(right: tree.Expr, x: Type) -> str:
-    """Help for a product: an arrow after those dims of a parameter in which `x` ends."""
+    """Help for a product: an arrow after the dims of a parameter that `x` ends in."""
     if isinstance(right, tree.ParamUse):
         dims = tuple(map(str, (*right.outs, *right.ins)))
         over = tuple(dim for dim in x.dims if dim in dims)
@@ -244,20 +250,19 @@ def _arrow(right: tree.Expr, x: Type) -> str:
 
 
 def _activations(link: tree.Binary, x: Type, w: Type) -> PlanError:
-    """Both sides of a product have samples: a sum over these would depend on which share a
-    microbatch.
+    """The mistake that both sides of a product have samples: a sum over samples would depend on
+    which of them share a microbatch.
     """
     shared = [dim for dim in x.dims if dim in w.dims]
-    notes = (
-        Note(
-            None,
-            f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}",
-        ),
+    note = f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}"
+    help = "queries and keys are multiplied in `attention(q, k, v, mask=causal)`"
+    if x.dims == w.dims:
+        help += f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`"
+    return wrong(
+        "E0613",
+        "a product of two activations",
+        link.span,
+        _dims(x, w),
+        help,
+        notes=(Note(None, note),),
     )
-    inner = (
-        f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`"
-        if x.dims == w.dims
-        else ""
-    )
-    help = f"queries and keys are multiplied in `attention(q, k, v, mask=causal)`{inner}"
-    return wrong("E0613", "a product of two activations", link.span, _dims(x, w), help, notes=notes)

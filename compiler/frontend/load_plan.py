@@ -141,10 +141,14 @@ def _check_forms(sections: Iterable[tree.Section], diagnostics: Diagnostics) -> 
                 diagnostics.error(
                     "E0406", "only `watch` has settings with `every`", entry.span, help=help
                 )
-        _check_forms([entry for entry in section.entries if isinstance(entry, tree.Section)], diagnostics)
+        _check_forms(
+            [entry for entry in section.entries if isinstance(entry, tree.Section)], diagnostics
+        )
 
 
-def _add(section: tree.Section, sections: dict[str, tree.Section], diagnostics: Diagnostics) -> None:
+def _add(
+    section: tree.Section, sections: dict[str, tree.Section], diagnostics: Diagnostics
+) -> None:
     """Merges a section over the section of its kind, if there is one."""
     with diagnostics.catch():
         base = sections.get(section.kind.name)
@@ -225,7 +229,7 @@ def merge(base: tree.Section, over: tree.Section) -> tree.Section:
             entries.append(entry)
             continue
         unmatched.remove(index)
-        entries[index] = _merged(entries[index], entry)
+        entries[index] = _merge_entry(entries[index], entry)
     return evolve(base, entries=tuple(entries))
 
 
@@ -241,12 +245,13 @@ def _entries_left(base: tree.Section, over: tree.Section) -> list[tree.Entry]:
     return entries
 
 
-def _merged(base: tree.Entry, over: tree.Entry) -> tree.Entry:
+def _merge_entry(base: tree.Entry, over: tree.Entry) -> tree.Entry:
     """The entry `over`; two sections are merged, unless they have different names."""
-    if isinstance(base, tree.Section) and isinstance(over, tree.Section):
-        if over.name in (None, base.name):
+    match base, over:
+        case tree.Section(name=base_name), tree.Section(name=name) if name in (None, base_name):
             return merge(base, over)
-    return over
+        case _:
+            return over
 
 
 def _gives_order(base: tree.Section, over: tree.Section) -> bool:

@@ -164,7 +164,7 @@ class _Statements(Routes):
     def _repeat(self, item: tree.Repeat) -> None:
         outer = dict(self._scope.bound)
         outside, self._builder.body = self._builder.body, []
-        carried = self._carried(item, outer)
+        carried = self._make_carries(item, outer)
         repeat = OpenRepeat(item.dim.name, outside)
         self._parameters.repeats.append(repeat)
         for statement in item.body:
@@ -192,7 +192,7 @@ class _Statements(Routes):
         for name, value in zip(carried, results, strict=True):
             self._scope.bound[name] = value.name
 
-    def _carried(self, item: tree.Repeat, outer: Mapping[str, str]) -> dict[str, Arg]:
+    def _make_carries(self, item: tree.Repeat, outer: Mapping[str, str]) -> dict[str, Arg]:
         """The values that a repeat carries from one iteration to the next, by name.
 
         These are the values of `outer`, the names bound before it, that its body binds anew.

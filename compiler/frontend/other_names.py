@@ -212,7 +212,12 @@ EXAMPLES = {
 
 
 def _by_name(rows: dict[str, str]) -> dict[str, str]:
-    return {name: help for names, help in rows.items() for name in names.split()}
+    """The rows, with a row for each of the names that one is for."""
+    help_by_name: dict[str, str] = {}
+    for names, help in rows.items():
+        for name in names.split():
+            help_by_name[name] = help
+    return help_by_name
 
 
 _OP_HELP, _CHOICE_HELP, _VALUE_HELP = map(_by_name, (_OPS, _CHOICES, _VALUES))
@@ -237,7 +242,10 @@ def help_for_op(name: str, op_names: Iterable[str]) -> str:
     if word in _OP_HELP:
         return _OP_HELP[word].replace("{name}", name)
     user_op_help = 'another function can be an op of your own: `op … from "my_ops:NAME"`'
-    return did_you_mean(name, plain.values()) or f"ops are {listing(sorted(plain.values()))}; {user_op_help}"
+    return (
+        did_you_mean(name, plain.values())
+        or f"ops are {listing(sorted(plain.values()))}; {user_op_help}"
+    )
 
 
 def help_for_argument(op: str, name: str, argument_names: Iterable[str]) -> str:

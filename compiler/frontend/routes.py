@@ -285,7 +285,7 @@ class Routes(Expressions):
         if f"{SCORES}{experts}" in self._scope.bound:
             return
         tokens = self._tokens()
-        dims = ("dims", (BATCH, self._scored(experts)))
+        dims = ("dims", (BATCH, self._logits_dim(experts)))
         dtype = wide(PRECISIONS[program.train.precision])
         double = (("dtype", dtype),) if dtype == "f64" else ()
         for beginning, entry, attrs in (
@@ -295,7 +295,7 @@ class Routes(Expressions):
             zeros = self._builder.op(entry.name, (tokens,), attrs, route.by.span, entry.stem)
             self._scope.bound[f"{beginning}{experts}"] = zeros
 
-    def _scored(self, experts: str) -> str:
+    def _logits_dim(self, experts: str) -> str:
         """The dim of experts in logits, which is their twin."""
         return next(dim.name for dim in self._builder.program.dims if dim.twin == experts)
 
@@ -344,7 +344,9 @@ class Routes(Expressions):
         self._parameters.experts, self._parameters.order = "", ()
         dims_before, dims_after = self._builder.types[rows].dims, self._builder.types[end].dims
         if dims_after != dims_before:
-            label = f"enters as {_without_first(dims_before)}, leaves as {_without_first(dims_after)}"
+            label = (
+                f"enters as {_without_first(dims_before)}, leaves as {_without_first(dims_after)}"
+            )
             raise wrong("E0305", f"`{name}` changes its dims in a route", item.value.span, label)
         outside[name] = self._builder.op(COMBINE.name, (end, gates, order), (), item.span, name)
 
@@ -391,7 +393,7 @@ class Routes(Expressions):
         self._losses(item, logits, ids, attrs, factors)
         if aux_loss.factor:
             self._add_aux_loss(experts, logits, ids, attrs, aux_loss)
-        ids = self._limited(item, ids, factors["capacity"])
+        ids = self._limit_choices(item, ids, factors["capacity"])
         load = self._loads[id(item)]
         self._scope.bound[load] = self._builder.op(
             ADD_LOAD.name, (self._scope.bound[load], ids), (), item.by.span, ADD_LOAD.stem
@@ -408,7 +410,7 @@ class Routes(Expressions):
         route's value.
         """
         experts = item.dim.name
-        scored = self._scored(experts)
+        scored = self._logits_dim(experts)
         call, bias = _without_biases(item.by)
         if str(item.by) in self._diagnostics.doubtful:  # the number of choices is not known
             raise Unknown
@@ -428,7 +430,7 @@ class Routes(Expressions):
         attrs.pop(RATE.name, None)
         return operands[0], (*operands[1:], *biases), attrs
 
-    def _limited(self, item: tree.Route, ids: str, capacity: float) -> str:
+    def _limit_choices(self, item: tree.Route, ids: str, capacity: float) -> str:
         """The choices that the capacity leaves, all of them if there is none.
 
         Raises PlanError where padded experts have no capacity.
@@ -607,7 +609,10 @@ def _factor(item: tree.Route, attribute: Attribute, value: float) -> float:
     """A factor in its range."""
     if attribute.range and not attribute.range[0](value):
         raise wrong(
-            "E0313", f"`{TOP.name}`'s {attribute.name} is {value:g}", item.by.span, help=attribute.range[1]
+            "E0313",
+            f"`{TOP.name}`'s {attribute.name} is {value:g}",
+            item.by.span,
+            help=attribute.range[1],
         )
     return value
 

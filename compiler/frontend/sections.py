@@ -1,4 +1,4 @@
-"""The sections of settings, each by itself and all together; what replaces those that cannot be
+"""The sections of settings, each by itself and all together; what replaces sections that cannot be
 read.
 """
 
@@ -32,8 +32,8 @@ from .sharding import read_flow
 
 @frozen
 class Sections:
-    """The settings of each; `train` is None where it cannot be read, others are as if they were
-    not there.
+    """The settings of each section; `train` is None where it cannot be read, other sections are
+    then as if they were not there.
     """
 
     train: Train | None
@@ -44,10 +44,17 @@ class Sections:
 
 
 def read_settings(
-    plan_sections: Mapping[str, tree.Section], sections: Mapping[str, tree.Section], diagnostics: Diagnostics
+    plan_sections: Mapping[str, tree.Section],
+    sections: Mapping[str, tree.Section],
+    diagnostics: Diagnostics,
 ) -> Sections:
-    """The settings; `sections` has an empty one in the place of each that is not `plan_sections`."""
-    cluster = read(Cluster, sections["cluster"], diagnostics) if "cluster" in plan_sections else None
+    """The settings of the plan's own sections.
+
+    `sections` has an empty section in the place of each that is not among `plan_sections`.
+    """
+    cluster = None
+    if "cluster" in plan_sections:
+        cluster = read(Cluster, sections["cluster"], diagnostics)
     train = _train(sections["train"], cluster or Cluster(), diagnostics)
     if cluster:
         check_gpu(cluster, diagnostics)
@@ -55,18 +62,20 @@ def read_settings(
         from ..analysis.hardware import check_hardware
 
         check_hardware(cluster, diagnostics)
-    pipeline = (
-        read(Pipelining, plan_sections["pipeline"], diagnostics, check_file) if "pipeline" in plan_sections else None
-    )
+    pipeline = None
+    if "pipeline" in plan_sections:
+        pipeline = read(Pipelining, plan_sections["pipeline"], diagnostics, check_file)
     flow = read_flow(sections["state"], diagnostics)
     watch = read(Watch, sections["watch"], diagnostics, _check_skips)
-    return Sections(
-        train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline if train else None
-    )
+    if not train:
+        pipeline = None
+    return Sections(train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline)
 
 
 def _train(section: tree.Section, cluster: Cluster, diagnostics: Diagnostics) -> Train | None:
-    train = read(Train, section, diagnostics, element_types, check_compiled, check_rates, check_sets)
+    train = read(
+        Train, section, diagnostics, element_types, check_compiled, check_rates, check_sets
+    )
     if train:
         check_files(section, train.data, diagnostics)
     with diagnostics.catch():
@@ -75,7 +84,7 @@ def _train(section: tree.Section, cluster: Cluster, diagnostics: Diagnostics) ->
 
 
 def _check_skips(watch: Watch) -> None:
-    """A rule by which steps are skipped says how many, and each of them is told."""
+    """A rule that skips steps says how many, and each skipped step is reported."""
     if watch.skips and watch.finite > 1:
         help = "leave `finite` out: a look takes some microseconds of the host"
         raise wrong(
@@ -90,15 +99,13 @@ def _check_skips(watch: Watch) -> None:
 
 
 def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
-    """Settings by which to look for mistakes of sharding where the section cannot be read: axes
-    divide their dims.
+    """Settings to look for mistakes of sharding with where the section cannot be read: axes divide
+    their dims.
 
     The sequence divides into two chunks a rank, too.
     """
-    ranks, spans = (
-        prod(axis.size for axis in axes),
-        {field.name: section.head for field in fields_of(Train)},
-    )
+    ranks = prod(axis.size for axis in axes)
+    spans = {field.name: section.head for field in fields_of(Train)}
     return Train(
         2 * ranks, ranks, 1, 1, Optimizer("sgd", 1.0), Data("text", (STDLIB,)), spans=spans
     )

@@ -74,7 +74,9 @@ def rules_of(section: tree.Section, diagnostics: Diagnostics) -> tuple[tree.Rule
     """The rules of `shard`, in their order."""
     for entry in section.entries:
         if not isinstance(entry, tree.Rule):
-            diagnostics.error("E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`")
+            diagnostics.error(
+                "E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`"
+            )
             diagnostics.doubt(section="shard")
     return tuple(entry for entry in section.entries if isinstance(entry, tree.Rule))
 
@@ -84,12 +86,14 @@ def as_rule(entry: tree.Entry) -> str:
     match entry:
         case tree.Setting(key=key, value=tree.Name() as axis):
             return f"{key} over {axis}"
-        case tree.Setting(key=key, value=tree.List(items=items)) if all(
-            isinstance(x, tree.Name) for x in items
-        ):
+        case tree.Setting(key=key, value=tree.List(items=items)) if _are_names(items):
             return f"{key} over {', '.join(map(str, items))}"
         case _:
             return "heads, ffn over tp"
+
+
+def _are_names(items: Iterable[tree.Expr]) -> bool:
+    return all(isinstance(item, tree.Name) for item in items)
 
 
 def known_rules(
@@ -187,7 +191,10 @@ def read_flow(section: tree.Section, diagnostics: Diagnostics) -> Flow | None:
 
 
 def state_axes(
-    section: tree.Section, claims: tuple[Claim, ...], sizes: dict[str, int], diagnostics: Diagnostics
+    section: tree.Section,
+    claims: tuple[Claim, ...],
+    sizes: dict[str, int],
+    diagnostics: Diagnostics,
 ) -> tuple[StateAxes, ...]:
     """The section's rules, with groups first, in mesh order, without axes of one rank."""
     states: list[StateAxes] = []
@@ -285,7 +292,9 @@ def _kind(kind: tree.Name, rules_by_kind: dict[str, tree.Rule], diagnostics: Dia
         diagnostics.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
     elif kind.name in rules_by_kind:
         note = Note(rules_by_kind[kind.name].span, "first here")
-        diagnostics.error("E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note])
+        diagnostics.error(
+            "E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note]
+        )
 
 
 def _help_for_axis(name: str, names: Iterable[str]) -> str:
@@ -298,12 +307,13 @@ def _help_for_axis(name: str, names: Iterable[str]) -> str:
 def _axis(
     axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], diagnostics: Diagnostics
 ) -> None:
+    """An axis that shards state is one of the mesh, and data is sharded over it."""
     if axis.name not in sizes:
         help = _help_for_axis(axis.name, sizes)
         diagnostics.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-    elif sizes[axis.name] > 1 and not any(
-        claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims
-    ):
+        return
+    data_axes = {claim.axis for claim in claims if claim.dim in DATA_DIMS}
+    if sizes[axis.name] > 1 and axis.name not in data_axes:
         help = (
             f"gradients are summed over axes with data: write `batch over {axis}` in `shard`,"
             " or another axis"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from ..config.hf_names import HFWeight, shifted
-from ..config.settings import Train
+from ..config.settings import ParamGroup, Train
 from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, PlanError, Unknown, did_you_mean, wrong
@@ -315,9 +315,9 @@ def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim
     """The settings with groups that hold all parts of the parameters that they name, and with
     recomputed parts.
     """
-    groups = tuple(
-        evolve(group, params=_all_meant(group.params, copies)) for group in train.optimizer.groups
-    )
+    groups: list[ParamGroup] = []
+    for group in train.optimizer.groups:
+        groups.append(evolve(group, params=_all_meant(group.params, copies)))
     recompute = train.recompute
     if recompute.word == "every":
         names: list[str] = []
@@ -325,7 +325,8 @@ def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim
             parts = [part.name for part in dims.get(name, ())]
             names += parts or [name]
         recompute = evolve(recompute, names=tuple(names))
-    return evolve(train, optimizer=evolve(train.optimizer, groups=groups), recompute=recompute)
+    optimizer = evolve(train.optimizer, groups=tuple(groups))
+    return evolve(train, optimizer=optimizer, recompute=recompute)
 
 
 def state_of_parts(state: Sequence[StateAxes], copies: Copies) -> tuple[StateAxes, ...]:

@@ -65,7 +65,7 @@ class UserOp:
         return tuple(attrs)
 
     def _positions(self, dims_by_name: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
-        """The attribute that says by which keywords the function takes positions, if it does."""
+        """The attribute with the keywords that the function takes positions by, if it does."""
         words = list[str]()
         for position in self.declared.positions:
             (dim,) = dims_by_name[position.dim.name]
@@ -147,9 +147,7 @@ def _entry(op: syntax.UserOp) -> OpDef:
             operands.append(Operand(operand.name.name))
         else:
             attributes.append(Attribute(operand.name.name))
-    return OpDef(
-        op.name.name, "A user op.", operands=tuple(operands), attributes=tuple(attributes)
-    )
+    return OpDef(op.name.name, "A user op.", operands=tuple(operands), attributes=tuple(attributes))
 
 
 def _check_signature(op: syntax.UserOp, ops: Mapping[str, UserOp]) -> None:
@@ -307,7 +305,9 @@ def parsed(module: Source, span: Span) -> ast.Module:
         return ast.parse(module.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else 1
-        raise wrong("E0218", f"`{module.path}` is not Python", span, f"see its line {line}") from None
+        raise wrong(
+            "E0218", f"`{module.path}` is not Python", span, f"see its line {line}"
+        ) from None
 
 
 # ---- the files
@@ -330,7 +330,9 @@ def _gather(module: str, folder: Path, span: Span, sources: dict[str, Source]) -
     for name in _imports(file, span):
         if (folder / name / "__init__.py").is_file():
             raise _cannot_copy(
-                f"`{module}.py` imports the package `{name}`", span, f"make it one file, `{name}.py`"
+                f"`{module}.py` imports the package `{name}`",
+                span,
+                f"make it one file, `{name}.py`",
             )
         if f"{name}.py" in sources or not (folder / f"{name}.py").is_file():
             continue
@@ -370,5 +372,9 @@ def _cannot_copy(message: str, span: Span, help: str) -> PlanError:
 def cannot_import(name: str, span: Span) -> PlanError:
     """The mistake of a module whose name a program has another use for."""
     return wrong(
-        "E0215", f"a program cannot import `{name}`", span, "taken", help="give the file another name"
+        "E0215",
+        f"a program cannot import `{name}`",
+        span,
+        "taken",
+        help="give the file another name",
     )

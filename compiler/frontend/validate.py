@@ -77,7 +77,10 @@ def _last_ops(ops: Sequence[Op]) -> Sequence[Op]:
     inputs: set[str] = set()
     for op in ops:
         inputs.update(op.inputs)
-    last = [op for op in ops if inputs.isdisjoint(value.name for value in op.outputs)]
+    last: list[Op] = []
+    for op in ops:
+        if inputs.isdisjoint(value.name for value in op.outputs):
+            last.append(op)
     return last or ops[:1]
 
 
@@ -111,7 +114,9 @@ def _order(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def _unused(program: Program, diagnostics: Diagnostics) -> None:
-    used = {dim for type in program.types.values() for dim in type.dims}
+    used: set[str] = set()
+    for type in program.types.values():
+        used.update(type.dims)
     for claim in program.claims:
         if claim.dim not in used:
             diagnostics.error(
@@ -353,9 +358,7 @@ def _within_node(program: Program, diagnostics: Diagnostics) -> None:
             )
 
 
-def _claims_of_weights(
-    program: Program, gpus: int, diagnostics: Diagnostics
-) -> dict[str, Claim]:
+def _claims_of_weights(program: Program, gpus: int, diagnostics: Diagnostics) -> dict[str, Claim]:
     """By axis, the first claim that shards weights over it, the last axis first.
 
     Experts that are split over more GPUs than a node has are left out.
@@ -379,16 +382,16 @@ def _degree(program: Program, dim: str) -> int:
 def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
     """How axes of weights, and the other axes inside of the first of them, get into one machine."""
     listed = listing(weights)
-    across_nodes_help = (
-        "; if slow links in every layer are meant, write `weights_across_nodes = on` in `cluster`"
-    )
     if program.degree(weights) > gpus:
-        return (
-            f"make {listed} smaller{', together' * (len(weights) > 1)}: a node has"
-            f" {counted(gpus, 'GPU')}{across_nodes_help}"
-        )
-    smaller = listing((*weights, *others))
-    return f"write {listed} after {listing(others)} in `mesh`, or make {smaller} smaller{across_nodes_help}"
+        together = ", together" * (len(weights) > 1)
+        help = f"make {listed} smaller{together}: a node has {counted(gpus, 'GPU')}"
+    else:
+        smaller = listing((*weights, *others))
+        help = f"write {listed} after {listing(others)} in `mesh`, or make {smaller} smaller"
+    return (
+        f"{help}; if slow links in every layer are meant, write `weights_across_nodes = on` in"
+        " `cluster`"
+    )
 
 
 def _gpus_per_node(program: Program) -> int:
@@ -407,8 +410,12 @@ def _heads(program: Program, diagnostics: Diagnostics) -> None:
     for op in program.ops:
         op_roles = roles(op, program.types)
         if op_roles.heads and program.size(op_roles.heads) % program.size(op_roles.kv_heads):
-            label = f"{program.size(op_roles.heads)} / {program.size(op_roles.kv_heads)} is not whole"
-            diagnostics.error("E0311", f"`{op_roles.kv_heads}` does not divide `{op_roles.heads}`", op.span, label)
+            label = (
+                f"{program.size(op_roles.heads)} / {program.size(op_roles.kv_heads)} is not whole"
+            )
+            diagnostics.error(
+                "E0311", f"`{op_roles.kv_heads}` does not divide `{op_roles.heads}`", op.span, label
+            )
 
 
 def _constants(program: Program, diagnostics: Diagnostics) -> None:

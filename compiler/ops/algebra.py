@@ -12,13 +12,11 @@ from .work import product
 def _same_numbers(types: Sequence[Type], op: Op) -> None:
     dtypes = [type.dtype for type in types]
     if len({*dtypes}) != 1 or dtypes[0] not in FLOATS:
-        raise TypingError(
-            f"{op.kind} takes numbers of one element type, not {', '.join(dtypes)}"
-        )
+        raise TypingError(f"{op.kind} takes numbers of one element type, not {', '.join(dtypes)}")
 
 
 def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
-    """All operands' dims are among those of the widest operand, in its order."""
+    """The dims of the widest operand, which has all dims of the others in its order."""
     _same_numbers(types, op)
     widest = max(types, key=lambda type: len(type.dims))
     for type in types:

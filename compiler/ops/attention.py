@@ -418,8 +418,9 @@ def attention_work(local: Local, backward: bool = False) -> Work:
             return of_causal
         return 2 * of_causal - (stop - start)  # the window reaches both ways
 
-    runs_by_rank = held(local.program, q, SEQUENCE)
-    most = max(sum(pairs(*run) for run in runs) for runs in runs_by_rank)
+    most = 0
+    for runs in held(local.program, q, SEQUENCE):
+        most = max(most, sum(pairs(*run) for run in runs))
     heads = query_rows(local) // local.program.local_size(q, SEQUENCE)
     width = local.program.size(q.dims[-1])
     value_width = local.program.size(local.types[2].dims[-1])

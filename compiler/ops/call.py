@@ -72,7 +72,7 @@ class RotaryTable:
 
 @frozen
 class Experts:
-    """The experts over some axes, of which `tokens` have parts of the tokens: `self.experts`."""
+    """The experts over some axes; the axes `tokens` have parts of the tokens: `self.experts`."""
 
     dim: str
     axes: tuple[str, ...]
@@ -107,7 +107,7 @@ Argument = (
 
 @frozen
 class Call:
-    """The arguments that follow the operands, and those by keyword."""
+    """The arguments that follow the operands, and arguments by keyword."""
 
     args: tuple[Argument, ...] = ()
     options: Mapping[str, Argument] = Factory(dict[str, Argument])
@@ -122,9 +122,9 @@ def part_of(local: Local, type: Type, dim: str) -> Group | Positions:
     """
     axes = type.axes_of(dim)
     in_order = [axis.name for axis in local.program.axes if axis.name in axes] == [*axes]
-    return (
-        Group(axes) if in_order and not local.program.zigzag_axes(dim, axes) else Positions(dim, axes)
-    )
+    if in_order and not local.program.zigzag_axes(dim, axes):
+        return Group(axes)
+    return Positions(dim, axes)
 
 
 def with_attributes(local: Local) -> Call:
@@ -142,5 +142,6 @@ def over_classes(local: Local, dim: str, axes: tuple[str, ...], **options: Argum
     and its numbers.
     """
     valid = local.program.valid(dim)
-    padding = {"classes": valid} if valid < local.program.size(dim) else {}
-    return Call((Group(axes),) if axes else (), {**options, **padding, **numbers(local.op)})
+    if valid < local.program.size(dim):
+        options["classes"] = valid
+    return Call((Group(axes),) if axes else (), options | numbers(local.op))

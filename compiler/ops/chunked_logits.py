@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ..ir import ITEM_BYTES, Op, Type
-from .call import Argument, Call, Keyword, over_classes
+from .call import Call, Keyword, over_classes
 from .protocol import Attribute, Operand, TypingError, takes
 from .roles import Roles
 from .saved_tensors import Local
@@ -21,7 +21,7 @@ PRODUCT = (*takes("x", "w", "labels"), Operand("bias", optional=True))
 
 
 def classes_of(op: Op, weight: Type) -> str:
-    """The dim of the logits that counts classes: the weight's that is not contracted."""
+    """The dim of the logits that counts classes: the dim of the weight that is not contracted."""
     class_dims = [dim for dim in weight.dims if dim not in op.names("inner")]
     if len(class_dims) != 1:
         raise TypingError(
@@ -31,7 +31,7 @@ def classes_of(op: Op, weight: Type) -> str:
 
 
 def tokens_of(op: Op, x: Type) -> tuple[str, ...]:
-    """The dims of the operand besides those that are contracted."""
+    """The dims of the operand that are not contracted."""
     return tuple(dim for dim in x.dims if dim not in op.names("inner"))
 
 
@@ -41,15 +41,12 @@ def product_roles(types: Sequence[Type], op: Op) -> Roles:
 
 
 def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
-    """Raises TypingError unless they are those of a product and of its labels."""
-    over = op.names("inner")
-    if any((local.dtype, local.dims) != (weight.dtype, (classes_of(op, weight),)) for local in bias):
-        raise TypingError(f"{op.kind} takes a bias of [{classes_of(op, weight)}]")
-    if (
-        x.dtype != weight.dtype
-        or x.dims[-len(over) :] != over
-        or weight.dims != (classes_of(op, weight), *over)
-    ):
+    """Raises TypingError unless these are the operands of a product and its labels."""
+    over, classes = op.names("inner"), classes_of(op, weight)
+    for type in bias:
+        if (type.dtype, type.dims) != (weight.dtype, (classes,)):
+            raise TypingError(f"{op.kind} takes a bias of [{classes}]")
+    if x.dtype != weight.dtype or x.dims[-len(over) :] != over or weight.dims != (classes, *over):
         raise TypingError(
             f"{op.kind} contracts the last dims of its operand with those of its weight"
         )
@@ -63,8 +60,10 @@ def product_call(local: Local) -> Call:
     """
     weight = local.types[1]
     classes = classes_of(local.op, weight)
-    bias: dict[str, Argument] = {"bias": Keyword(3)} if len(local.types) > 3 else {}
-    return over_classes(local, classes, weight.axes_of(classes), **bias)
+    axes = weight.axes_of(classes)
+    if len(local.types) > 3:
+        return over_classes(local, classes, axes, bias=Keyword(3))
+    return over_classes(local, classes, axes)
 
 
 def logits_work(local: Local, of_x: int = 0, of_w: int = 0, passes: int = 1) -> Work:
@@ -76,7 +75,9 @@ def logits_work(local: Local, of_x: int = 0, of_w: int = 0, passes: int = 1) -> 
     x = local.types[0]
     k = prod(local.program.local_size(x, dim) for dim in local.op.names("inner"))
     m, n = local.elements() // k, local.elements(1) // k
-    products = (Product(m, n, k),) * passes + (Product(m, k, n),) * of_x + (Product(n, k, m),) * of_w
+    products = (
+        (Product(m, n, k),) * passes + (Product(m, k, n),) * of_x + (Product(n, k, m),) * of_w
+    )
     return Work(x.dtype, products, bytes=(1 + bool(of_x)) * passes * m * n * local.item)
 
 
@@ -97,17 +98,18 @@ def chunk(local: Local, *, by_tokens: bool) -> tuple[int, int]:
     """The bytes of a chunk of logits, of the first operand and the weight, and what their gradient
     takes there.
 
-    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 of
-    what has fewer bits.
+    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 if
+    logits have fewer bits.
     """
     type, weight = local.types[:2]
     tokens = prod(local.program.local_size(type, dim) for dim in tokens_of(local.op, type))
     classes = local.program.local_size(weight, classes_of(local.op, weight))
-    few = (
-        (min(tokens, few_tokens(classes)), classes)
-        if by_tokens
-        else (tokens, min(classes, few_columns(classes)))
-    )
+    if by_tokens:
+        elements = min(tokens, few_tokens(classes)) * classes
+    else:
+        elements = tokens * min(classes, few_columns(classes))
     item, wide = ITEM_BYTES[type.dtype], max(4, ITEM_BYTES[type.dtype])
+    if local.launched:
+        return elements * item, 0
     terms = 4 if "cap" in dict(local.op.attrs) else 1 + (item < wide)
-    return prod(few) * item, 0 if local.launched else prod(few) * wide * terms
+    return elements * item, elements * wide * terms

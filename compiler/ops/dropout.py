@@ -11,7 +11,7 @@ Non-goals: that function (`runtime.ops.dropout`; the proof has one of its own).
 from collections.abc import Sequence
 
 from ..ir import BATCH, SEQUENCE, Op, Type
-from .call import Call, Dims, Shards, part_of
+from .call import Argument, Call, Dims, Group, Positions, Shards, part_of
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local
 
@@ -44,13 +44,16 @@ def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _call(local: Local) -> Call:
-    """The dim of samples, and the other dims of which this rank has a part."""
+    """The dim of samples, and the other dims if this rank has a part of them."""
     type, (samples,) = local.types[0], local.types[1].dims
-    shards = {
-        dim: part_of(local, type, dim) for dim in type.dims if dim != samples and type.axes_of(dim)
-    }
-    split = {"split": Shards(shards)} if shards else {}
-    return Call(options={**dict(local.op.attrs), "batch": Dims((samples,)), **split})
+    shards: dict[str, Group | Positions] = {}
+    for dim in type.dims:
+        if dim != samples and type.axes_of(dim):
+            shards[dim] = part_of(local, type, dim)
+    options: dict[str, Argument] = {**dict(local.op.attrs), "batch": Dims((samples,))}
+    if shards:
+        options["split"] = Shards(shards)
+    return Call(options=options)
 
 
 DROPOUT = OpDef(

@@ -28,10 +28,12 @@ def _rows(local: Local) -> Saved:
 
 
 def _unmasked(local: Local) -> int:
-    """Rows of a part of the table, before those of other ranks are zeroed."""
+    """Rows of a part of the table, before the rows of other ranks are zeroed."""
     table = local.types[1]
+    if local.program.degree(table.axes_of(table.dims[0])) == 1:
+        return 0
     width = local.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
-    return 0 if local.program.degree(table.axes_of(table.dims[0])) == 1 else local.elements() * width
+    return local.elements() * width
 
 
 def _call(local: Local) -> Call:

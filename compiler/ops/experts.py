@@ -95,7 +95,7 @@ def _products(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _biased(types: Sequence[Type], op: Op) -> list[Shape]:
-    """The rows, to which each expert adds one of its own."""
+    """The rows; each expert adds a row of its own to them."""
     x, b, *_ = types
     if x.dtype != b.dtype or b.dims != tuple(dim for dim in x.dims if dim not in DATA_DIMS):
         raise TypingError(f"{op.kind} takes rows, and of each expert one more")
@@ -129,8 +129,8 @@ def _moved(program: Program, type: Type, op: Op) -> Type:
 
 
 def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Rows lie as the order `held` says before or after their exchange; padded ones lie alike on all
-    ranks.
+    """Rows lie as the order `held` says before or after their exchange; padded rows lie alike on
+    all ranks.
     """
     rows, *orders = types
     result = _moved(program, rows, op)
@@ -258,7 +258,7 @@ def regroups(program: Program, op: Op) -> bool:
 
 
 def _regrouped_bytes(local: Local) -> int:
-    """The bytes of the copy in which rows of experts are put in order.
+    """The bytes of the copy that has rows of experts in order.
 
     For an exchange that only begins, `_way_bytes` and the result of `wait` count the copy.
     """
@@ -318,7 +318,11 @@ def _counts(local: Local) -> tuple[Message, ...]:
     experts = local.program.experts_of(local.types[0])
     return (
         Message(
-            "all_to_all", local.op.outputs[0].name, _axes(local.op), "i64", (local.program.size(experts),)
+            "all_to_all",
+            local.op.outputs[0].name,
+            _axes(local.op),
+            "i64",
+            (local.program.size(experts),),
         ),
     )
 
@@ -327,7 +331,9 @@ def _rows(local: Local) -> tuple[Message, ...]:
     rows, drops = local.types[0], any(op.kind == CAPACITY.name for op in local.program.ops)
     shape, sent = local.program.local_shape(rows), "some" if drops else "all"
     return (
-        Message("all_to_all", local.op.outputs[0].name, _axes(local.op), rows.dtype, shape, ragged=sent),
+        Message(
+            "all_to_all", local.op.outputs[0].name, _axes(local.op), rows.dtype, shape, ragged=sent
+        ),
     )
 
 
@@ -410,8 +416,10 @@ DISPATCH = OpDef(
     function="dispatch",
 )
 
-EXCHANGE, EXCHANGE_BACK = (
-    OpDef(
+
+def _exchange(name: str, doc: str) -> OpDef:
+    """An exchange of ragged rows, forth or back."""
+    return OpDef(
         name,
         doc,
         operands=takes("rows", "held"),
@@ -426,11 +434,10 @@ EXCHANGE, EXCHANGE_BACK = (
         workspace=_regrouped_bytes,
         holds=_way_bytes,
     )
-    for name, doc in (
-        ("exchange", "Rows to the ranks of their experts, over several axes at once."),
-        ("exchange_back", "Rows to the ranks of their tokens."),
-    )
-)
+
+
+EXCHANGE = _exchange("exchange", "Rows to the ranks of their experts, over several axes at once.")
+EXCHANGE_BACK = _exchange("exchange_back", "Rows to the ranks of their tokens.")
 
 BACK = {EXCHANGE.name: EXCHANGE_BACK.name, EXCHANGE_BACK.name: EXCHANGE.name}
 

@@ -33,7 +33,9 @@ def _sum_and_norm(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _adjoint(op: Op, grads: Sequence[str], norm: OpDef, b: Builder) -> list[str | None]:
-    """Both terms have the gradient of their sum: its own, and what comes through the norm of it."""
+    """Both terms have the gradient of their sum: its own gradient, and what comes through its
+    norm.
+    """
     (d_sum, d_norm), (x, _, *weights), total = grads, op.inputs, op.outputs[0].name
     normed = evolve(op, kind=norm.name, inputs=(total, *weights))
     through, *_ = vjp(norm, normed, [d_norm], [0], b)
@@ -74,16 +76,17 @@ def _products(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """The adjoint, in which gradients of weights are products of their own."""
+    """The adjoint; gradients of weights are products of their own."""
     x, *weights = op.inputs
     outer = tuple(dim for dim in b.type(x).dims if dim not in op.names("over"))
     dx = vjp(CONTRACTS, op, grads, [0], b)[0] if b.wanted(x) else None
-    pairs = zip(grads, weights, strict=True)
-    dws = [
-        b.emit("contract", [grad, b.saved(x)], [w], over=outer)[0] if b.wanted(w) else None
-        for grad, w in pairs
-    ]
-    return [dx, *dws]
+    weight_grads: list[str | None] = []
+    for grad, weight in zip(grads, weights, strict=True):
+        dw = None
+        if b.wanted(weight):
+            (dw,) = b.emit("contract", [grad, b.saved(x)], [weight], over=outer)
+        weight_grads.append(dw)
+    return [dx, *weight_grads]
 
 
 def _products_work(local: Local, backward: bool = False) -> Work:
@@ -97,8 +100,11 @@ def _products_work(local: Local, backward: bool = False) -> Work:
 
 def _copies(local: Local) -> int:
     """The bytes of results that are copied to memory of their own."""
-    copied_types = (local.op.outputs[int(i)].type for i in local.op.names("apart"))
-    return sum(local.program.elements(type) * ITEM_BYTES[type.dtype] for type in copied_types)
+    copied_bytes = 0
+    for place in local.op.names("apart"):
+        type = local.op.outputs[int(place)].type
+        copied_bytes += local.program.elements(type) * ITEM_BYTES[type.dtype]
+    return copied_bytes
 
 
 def _gradients_together(local: Local) -> int:
@@ -110,7 +116,9 @@ def _gradients_together(local: Local) -> int:
     weights, over = range(1, len(local.types)), local.op.names("over")
     width = prod(local.program.local_size(local.types[0], dim) for dim in over)
     rows = sum(map(local.elements, weights)) // width
-    return local.bytes() // width * rows if rows <= width * (len(weights) - 1) else 0
+    if rows > width * (len(weights) - 1):
+        return 0
+    return local.bytes() // width * rows
 
 
 CONTRACTS = OpDef(
@@ -165,11 +173,7 @@ def _gated(function: OpDef) -> OpDef:
     )
 
 
-GATES = {
-    function.name: f"{function.name}_mul"
-    for function in FUNCTIONS
-    if function.name in ("silu", "gelu")
-}
+GATES = {name: f"{name}_mul" for name in ("gelu", "silu")}
 """The gates, by the functions that open them."""
 
 NORMS = {norm.name: f"add_{norm.name}" for norm in (RMSNORM, LAYERNORM)}

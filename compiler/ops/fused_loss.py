@@ -23,19 +23,19 @@ def _total(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _gradients(local: Local) -> Saved:
     """The saved gradients of a loss that counts once, computed with it."""
-    made = [
-        (KEPT[x.name], i)
-        for i, x in enumerate(PRODUCT)
-        if x.name in KEPT and i < len(local.types) and local.wanted[i]
-    ]
-    return Saved(others=tuple((what, local.bytes(i)) for what, i in made))
+    others: list[tuple[str, int]] = []
+    for i, operand in enumerate(PRODUCT):
+        if operand.name in KEPT and i < len(local.types) and local.wanted[i]:
+            others.append((KEPT[operand.name], local.bytes(i)))
+    return Saved(others=tuple(others))
 
 
 def _chunk(local: Local) -> int:
     """The workspace of forward, which computes the gradients too; the bias' gradient is summed
     in float32.
     """
-    return sum(chunk(local, by_tokens=True)) + sum(local.widened(i) for i in range(3, len(local.types)))
+    biases = range(3, len(local.types))
+    return sum(chunk(local, by_tokens=True)) + sum(map(local.widened, biases))
 
 
 LINEAR_CROSS_ENTROPY = OpDef(

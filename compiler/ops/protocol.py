@@ -1,7 +1,7 @@
 """The op protocol: the declarations of every op, and the typing rule that follows from them.
 
-Purpose: one entry per op, from which placement, differentiation, checks, accounts and emission are
-read.  Non-goals: the entries themselves (one module per family beside this one).
+Purpose: one entry per op, which placement, differentiation, checks, accounts and emission read.
+Non-goals: the entries themselves (one module per family beside this one).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -194,8 +194,7 @@ class OpDef:
 
     shapes          element types and dims of the results, from the operands'
     variadic        whether any number of further operands may follow
-    linear          groups of operands in each of which the op is jointly linear (they may be
-                    partial)
+    linear          groups of operands; in each the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
     as_placed       operands that it takes as they are placed; by the generic rule, invariant and
@@ -236,7 +235,7 @@ class OpDef:
     deterministic   whether its function and its gradients have the same bits each time on a GPU,
                     without being told to by the attribute DETERMINISTIC
     user_visible    whether a plan may call it by its name
-    plan_name       the name by which a plan calls it, where that is not its own
+    plan_name       the name that a plan calls it by, where that is not its own
     """
 
     name: str
@@ -288,11 +287,15 @@ class OpDef:
         for dim, parts in self.joins(types, op).items():
             _require_sum(program, dim, parts)
         placements: list[dict[str, Placement]] = [{} for _ in shapes]
-        placed = {axis for type in types for axis, _ in type.places}
+        placed: set[str] = set()
+        for type in types:
+            placed.update(axis for axis, _ in type.places)
         for axis in program.axes:
             if axis.name not in placed:
                 continue  # results are invariant on it, as all operands are
-            for result, place in zip(placements, self._on_axis(axis.name, types, shapes, op), strict=True):
+            for result, place in zip(
+                placements, self._on_axis(axis.name, types, shapes, op), strict=True
+            ):
                 result[axis.name] = place
         results: list[Type] = []
         for (dtype, dims), places in zip(shapes, placements, strict=True):

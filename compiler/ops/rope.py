@@ -29,13 +29,20 @@ def _turning(local: Local) -> int:
     """Two products that go into the result; a kernel has them in registers, and its twin in
     float32 at least.
     """
-    return 0 if local.launched else _turned(local, 0) - local.bytes() if local.kernels else 2 * local.bytes()
+    if local.launched:
+        return 0
+    if local.kernels:
+        return _turned(local, 0) - local.bytes()
+    return 2 * local.bytes()
 
 
 def _turning_both(local: Local) -> int:
-    """The second after the first."""
-    of_q, of_k = (0, 0) if local.launched else (_turned(local, 0), _turned(local, 1))
-    return max(of_q, local.bytes(0) + of_k, local.bytes(0) + local.bytes(1)) - local.bytes(0) - local.bytes(1)
+    """The products of queries, then the products of keys, while the first result is there."""
+    of_q, of_k = 0, 0
+    if not local.launched:
+        of_q, of_k = _turned(local, 0), _turned(local, 1)
+    q, k = local.bytes(0), local.bytes(1)
+    return max(of_q, q + of_k, q + k) - q - k
 
 
 def _turned(local: Local, operand: int) -> int:

@@ -263,7 +263,7 @@ def capacity(program: Program, op: Op) -> int:
 
 
 def with_padding(program: Program) -> Program:
-    """The program in which experts, if padded at all, are padded to all rows that their capacity
+    """The program with experts that, if padded at all, are padded to all rows that their capacity
     leaves of a sequence.
 
     A rank that has a part of the sequence has no more rows for an expert than positions.

@@ -63,8 +63,8 @@ class Local:
 
     @property
     def kernels(self) -> bool:
-        """Whether the functions are those of `scalec.runtime.kernels`: Triton's kernels, or
-        what torch does there.
+        """Whether the functions are of `scalec.runtime.kernels`: Triton's kernels, or what torch
+        does there.
         """
         return self.program.train.kernels == TRITON
 

@@ -50,7 +50,7 @@ def _collective(local: Local) -> tuple[Message, ...]:
 
 
 def _sent(local: Local) -> tuple[int, ...]:
-    """The shape in which the runtime sends: an exchange in pieces, a gather or a scatter with its
+    """The shape of what the runtime sends: an exchange in pieces, a gather or a scatter with its
     dim first.
 
     Flat buffers are sent as they are.

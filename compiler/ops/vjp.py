@@ -74,8 +74,7 @@ def vjp(
 def _name(entry: OpDef, operand: int) -> str:
     """The name of an operand.
 
-    An op that takes any number of operands has no names for those after the last: they are
-    numbered.
+    An op that takes any number of operands has no names for the further ones: they are numbered.
     """
     last = len(entry.operands) - 1
     if operand <= last:
@@ -116,7 +115,10 @@ class Pulled:
 
 @frozen
 class Vjps:
-    """The entry of `vjp`, made from the entries of the ops that it is of; these are by name."""
+    """The entry of `vjp`, made from the entries `of` all ops that it may be the gradients of.
+
+    These are by the names of the ops.
+    """
 
     of: Mapping[str, OpDef]
 

@@ -1,4 +1,4 @@
-"""The work of an op on one rank, from which its time follows: matrix products, attention, and
+"""The work of an op on one rank, which its time follows from: matrix products, attention, and
 memory that is moved.
 
 Non-goals: seconds, which need a GPU (`analysis.time`); what is communicated (`messages`).
@@ -38,10 +38,10 @@ class Scores:
     """Attention in `heads` heads of all sequences: each with `pairs` pairs of query and key that
     the mask lets through.
 
-    width and value_width are those of a head's keys and values.  `backward` makes each score once
-    more.  `own` are the pairs with a rank's own keys, of attention that does these first and then
-    those of other ranks.  `torch_picks` where torch picks the kernel by the GPU; all other
-    attention runs by the algorithm of FlashAttention-2.
+    width and value_width are the sizes of a head's keys and values.  `backward` makes each score
+    once more.  `own` are the pairs with a rank's own keys, of attention that does these first and
+    then the pairs with keys of other ranks.  `torch_picks` where torch picks the kernel by the GPU;
+    all other attention runs by the algorithm of FlashAttention-2.
     """
 
     heads: int
@@ -78,9 +78,10 @@ class Work:
     @property
     def operations(self) -> int:
         """Operations of products and attention."""
-        return sum(product.operations for product in self.products) + (
-            self.scores.operations if self.scores else 0
-        )
+        operations = sum(product.operations for product in self.products)
+        if self.scores:
+            operations += self.scores.operations
+        return operations
 
 
 WorkOf = Callable[[Local], Work]
@@ -93,9 +94,8 @@ def size(local: Local, type: Type) -> int:
 
 def moved(local: Local) -> Work:
     """The work of an op that reads its operands and writes its results, in one kernel."""
-    return Work(
-        bytes=sum(size(local, type) for type in (*local.types, *(value.type for value in local.op.outputs)))
-    )
+    results = [value.type for value in local.op.outputs]
+    return Work(bytes=sum(size(local, type) for type in (*local.types, *results)))
 
 
 def no_work(local: Local) -> Work:

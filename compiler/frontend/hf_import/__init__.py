@@ -64,8 +64,8 @@ ALIASES: dict[str, dict[str, str]] = {
     "olmoe": {"num_local_experts": "num_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
 }
-"""Other names by which transformers knows a field (`attribute_map` of its classes), and ours,
-by `model_type`.
+"""Other names that transformers has for a field (`attribute_map` of its classes), and ours, by
+`model_type`.
 """
 
 

@@ -367,7 +367,7 @@ class Config(Fields):
         self.found.error("E0804", message, spans[-1], notes=notes, help=help)
 
     def check(self, readers: str = "") -> None:
-        """Checks the fields as those of any table; other code may read fields that the classes of
+        """Checks the fields as any table does; other code may read fields that the classes of
         transformers do not have.
         """
         super().check(readers or self._other_readers())
@@ -421,7 +421,7 @@ def _fields(source: Source, repeated: list[tuple[str, object, object]]) -> dict[
     and its last value.
     """
 
-    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def make_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict[str, Any]()
         for name, value in pairs:
             if name in table:
@@ -431,9 +431,11 @@ def _fields(source: Source, repeated: list[tuple[str, object, object]]) -> dict[
 
     try:
         check(source)
-        content: object = json.loads(source.text, object_pairs_hook=made)
+        content: object = json.loads(source.text, object_pairs_hook=make_table)
     except PlanError as error:
-        raise PlanError([evolve(diagnostic, code="E0802") for diagnostic in error.diagnostics]) from None
+        raise PlanError(
+            [evolve(diagnostic, code="E0802") for diagnostic in error.diagnostics]
+        ) from None
     except json.JSONDecodeError as error:
         raise _unreadable(source.span(error.pos, error.pos + 1), error.msg) from None
     except ValueError as error:

@@ -1,7 +1,7 @@
 """DeepSeek-V3 and models of its kind, such as Moonlight: latent attention, dense layers first, then
 experts in groups.
 
-Defaults are those of its configuration class in transformers 5.23.
+Defaults are as in its configuration class in transformers 5.23.
 """
 
 from .config import NOT_NEGATIVE, Config
@@ -26,10 +26,8 @@ def deepseek_v3(config: Config) -> Model:
     heads, pe = config.size("num_attention_heads", 128), config.size("qk_rope_head_dim", 64)
     config.must_be("num_key_value_heads", heads, None)
     rope, eps = positions(config, pe, beside=True), config.number("rms_norm_eps", 1e-6)
-    q_rank, ffn = (
-        config.size("q_lora_rank", 1536, null=0),
-        config.size("moe_intermediate_size", 2048),
-    )
+    q_rank = config.size("q_lora_rank", 1536, null=0)
+    ffn = config.size("moe_intermediate_size", 2048)
     sizes = {
         "vocab": config.size("vocab_size", 129280),
         "hidden": config.size("hidden_size", 7168),
@@ -79,10 +77,8 @@ def _whole_queries() -> dict[str, str]:
 def _layers(config: Config) -> dict[str, float]:
     """The number of layers, and how many dense ones come first; there are some of each kind."""
     config.must_be("moe_layer_freq", 1)
-    layers, dense = (
-        config.layers("num_hidden_layers", 61),
-        config.layers("first_k_dense_replace", 3),
-    )
+    layers = config.layers("num_hidden_layers", 61)
+    dense = config.layers("first_k_dense_replace", 3)
     if dense >= layers:
         message = f"of {layers} layers, {dense} are to have no experts"
         config.misfit(message, "first_k_dense_replace", "num_hidden_layers", label="none is left")

@@ -1,6 +1,6 @@
 """Gemma, and Gemma 2 and 3, whose layers alternate in their attention.
 
-Defaults are those of their configuration classes in transformers 5.23.
+Defaults are as in their configuration classes in transformers 5.23.
 """
 
 from attrs import evolve
@@ -50,8 +50,10 @@ def _scaled(rope: Rope, after: str) -> dict[str, str]:
     """The scale of attention with the factor of cosines and sines, where `after` follows it in
     the file.
     """
+    if rope.table == 1:
+        return {}
     scale = f"scale=1 / sqrt(score){after}"
-    return {scale: scale.replace("1", shown(rope.table**2), 1)} if rope.table != 1 else {}
+    return {scale: scale.replace("1", shown(rope.table**2), 1)}
 
 
 def gemma3(config: Config) -> Model:
