@@ -60,7 +60,7 @@ def declarations(items: Iterable[Item]) -> Iterator[str]:
 
 
 def declared(items: Iterable[Item]) -> Iterator[tree.ParamUse]:
-    """The same with their dims."""
+    """The parameters that statements declare, with their dims."""
     for bind in _binds(items):
         for mention in mentioned(bind.expr):
             if isinstance(mention, tree.ParamUse):

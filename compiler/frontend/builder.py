@@ -59,7 +59,7 @@ class ModelBuilder(OpBuilder):
         return tuple(value.name for value in values)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that no value gets."""
+        """Reserves names: no value gets them."""
         for name in dict.fromkeys(names):
             self.names.fresh(name)
 

@@ -274,7 +274,7 @@ class Calls(ABC):
         return self._builder.several("call", operands, attrs, call.span, names)
 
     def require_rows(self, operands: Sequence[str], span: Span) -> None:
-        """In a route all operands are rows."""
+        """Raises PlanError where an operand in a route is not of rows."""
         if self._parameters.experts:
             for operand in operands:
                 check_rows(self._builder.types[operand], span)

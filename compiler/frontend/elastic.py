@@ -23,9 +23,9 @@ MOST = 2**20
 """The most ranks of an axis."""
 
 
-def range_of(written: tree.Range, diagnostics: Diagnostics) -> tuple[int, int] | None:
+def range_of(sizes_range: tree.Range, diagnostics: Diagnostics) -> tuple[int, int] | None:
     """The least and the most ranks; None if there are mistakes, added to `diagnostics`."""
-    match written:
+    match sizes_range:
         case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if (
             0 < least <= most <= MOST
         ):
@@ -37,14 +37,14 @@ def range_of(written: tree.Range, diagnostics: Diagnostics) -> tuple[int, int] |
             diagnostics.error(
                 "E0520",
                 "this range has no sizes",
-                written.span,
+                sizes_range.span,
                 f"{least} is more than {most}",
                 help=help,
             )
         case tree.Range(first, last):
             help = spelled(first) or spelled(last)
             help = help or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
-            diagnostics.error("E0501", "this is not a range of sizes", written.span, help=help)
+            diagnostics.error("E0501", "this is not a range of sizes", sizes_range.span, help=help)
     return None
 
 

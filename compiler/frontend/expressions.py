@@ -22,7 +22,9 @@ MOST_OPERANDS = 256
 """The most operands of one expression."""
 
 ELEMENTWISE = {"+": "add", "-": "add", "*": "mul", "/": "div"}
-"""The ops of two tensors that operators mean, of a difference after the second one's negation."""
+"""The op of two tensors that each operator means; a difference is a sum with the negated second
+tensor.
+"""
 
 
 @frozen

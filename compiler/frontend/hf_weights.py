@@ -19,20 +19,20 @@ def stored(
 ) -> tuple[HFWeight, ...]:
     """The entries of `section`, in the order of the program's parameters.  Raises PlanError."""
     diagnostics = Diagnostics()
-    written = read_names(section, diagnostics, scope)
+    entries = read_names(section, diagnostics, scope)
     diagnostics.check()
-    for weight in written:
+    for weight in entries:
         if weight.param not in copies:
             help = did_you_mean(weight.param, copies)
             message = f"there is no parameter `{weight.param}`"
             diagnostics.error("E0201", message, weight.span, help=help)
-    weights = {weight.param: weight for weight in names_of_parts(written, copies)}
+    weights = {weight.param: weight for weight in names_of_parts(entries, copies)}
     params_by_name = {param.name: param for param in program.stored}
     for weight in weights.values():
         _fits(weight, params_by_name[weight.param], program, diagnostics)
         if weight.interleaved:
             _pairs(weight, params_by_name[weight.param], program, diagnostics)
-    named = {weight.param for weight in written}
+    named = {weight.param for weight in entries}
     if lacking := [name for name in copies if name not in named]:
         help = f'add `{lacking[0]} = "…"`, the tensor that holds it'
         message = f"`names hf` lacks {listing(lacking)}"

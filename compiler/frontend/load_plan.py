@@ -162,10 +162,10 @@ def opened(
 
     Raises PlanError where it cannot be read, or is one of its `users`.
     """
-    written, path = use.path.value, used_path(use, source)
+    file_name, path = use.path.value, used_path(use, source)
     if len(users) > DEEPEST or str(path) in users:
         help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
-        raise wrong("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)
+        raise wrong("E0205", f"cannot use `{file_name}`", use.path.span, "used here", help=help)
     file = read(path, use.path.span)
     names_of_users = {Path(user).name for user in (*users, source.path)}
     if path.name in names_of_users:
@@ -178,15 +178,15 @@ def used_path(use: tree.Use, source: Source) -> Path:
 
     Raises PlanError where it is said to come with scalec, and does not.
     """
-    written = use.path.value
-    if not written.startswith(SHIPPED):
-        return Path(source.path).parent / written
-    path = shipped_file(written)
+    file = use.path.value
+    if not file.startswith(SHIPPED):
+        return Path(source.path).parent / file
+    path = shipped_file(file)
     if path is None:
         files = shipped_files()
-        help = did_you_mean(written, files) or f"there are {listing(files)}"
+        help = did_you_mean(file, files) or f"there are {listing(files)}"
         raise wrong(
-            "E0205", f"`{written}` is not part of scalec", use.path.span, "not there", help=help
+            "E0205", f"`{file}` is not part of scalec", use.path.span, "not there", help=help
         )
     return path
 
@@ -280,7 +280,7 @@ def _gives_order(base: tree.Section, over: tree.Section) -> bool:
 
 
 def _keys(section: tree.Section) -> list[str]:
-    """Each key once."""
+    """The keys of a section's settings, each once."""
     keys: dict[str, None] = {}
     for entry in section.entries:
         if isinstance(entry, tree.Setting):

@@ -55,8 +55,9 @@ def build(
 ) -> Built:
     """The model as a region.
 
-    `frame` has the dims; `dtype` is the element type of activations, `stored` that parameters have.
-    Statements with mistakes, which are added to `diagnostics`, are left out.
+    `frame` has the dims; `dtype` and `stored` are the element types of activations and of the
+    parameters' state of record. Statements with mistakes, which are added to `diagnostics`, are
+    left out.
     """
     with diagnostics.catch():
         check_name(model.name)

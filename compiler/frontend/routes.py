@@ -606,7 +606,7 @@ def _without_biases(call: tree.Call) -> tuple[tree.Call, tree.Expr | None]:
 
 
 def _factor(item: tree.Route, attribute: Attribute, value: float) -> float:
-    """A factor in its range."""
+    """A factor.  Raises PlanError where it is out of its range."""
     if attribute.range and not attribute.range[0](value):
         raise wrong(
             "E0313",

@@ -114,7 +114,7 @@ def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
 def element_types(train: Train) -> tuple[str, str]:
     """Element types of activations and of parameters' state of record.
 
-    Raises PlanError where settings contradict.
+    Raises PlanError where settings contradict each other.
     """
     diagnostics = Diagnostics()
     master = train.master or ("fp64" if train.precision == "fp64" else "fp32")

@@ -257,7 +257,10 @@ def _among(dims: Iterable[syntax.Name], allowed: Iterable[syntax.Name], what: st
 
 
 def _check_function(op: syntax.UserOp, source: Source) -> str:
-    """The module.  Raises PlanError where it has no such function, or one of other arguments."""
+    """The module of an op's function.
+
+    Raises PlanError where the module has no such function, or one of other arguments.
+    """
     text = op.function
     module, colon, name = text.value.partition(":")
     if not colon or not all(part.isidentifier() and not iskeyword(part) for part in (module, name)):
@@ -300,7 +303,7 @@ def _takes(args: ast.arguments, count: int, keywords: Sequence[str]) -> bool:
 
 
 def parsed(module: Source, span: Span) -> ast.Module:
-    """The syntax tree of a module that an op `span` a place needs.  Raises PlanError."""
+    """The syntax tree of a module that an op needs; `span` is the op's place.  Raises PlanError."""
     try:
         return ast.parse(module.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -314,7 +317,8 @@ def parsed(module: Source, span: Span) -> ast.Module:
 
 
 def files(module: str, folder: Path, span: Span) -> dict[str, Source]:
-    """A module's file, and the files of its folder that it imports.
+    """A module's file, and the files of its folder that it imports; `span` is the place of the op
+    that needs them.
 
     Raises PlanError where one cannot be copied.
     """

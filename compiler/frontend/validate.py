@@ -114,6 +114,7 @@ def _order(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def _unused(program: Program, diagnostics: Diagnostics) -> None:
+    """Every claim shards something, and every axis is used."""
     used: set[str] = set()
     for type in program.types.values():
         used.update(type.dims)
@@ -167,7 +168,7 @@ def _weights(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def _clashes(param: Param, claims: Sequence[Claim]) -> Iterator[Clash]:
-    """The pairs of claims that shard two dims of a parameter over one axis; data may be."""
+    """The pairs of claims that shard two dims of a parameter over one axis; not dims of data."""
     of_param = [claim for claim in claims if claim.dim in param.type.dims]
     for first, second in combinations(of_param, 2):
         dims = {first.dim, second.dim}

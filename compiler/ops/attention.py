@@ -56,8 +56,8 @@ def window_of(op: Op) -> int:
 
 
 def head_dims(q: Type, k: Type) -> tuple[str, str]:
-    """The dims that count query heads and key/value heads: each operand's one besides batch,
-    sequence and the last.
+    """The dims that count query heads and key/value heads: of each operand the only dim besides
+    batch, sequence and the last.
     """
     return _heads(q), _heads(k)
 
@@ -145,7 +145,8 @@ def result_elements(local: Local) -> int:
 
 
 def _attention_saves(local: Local) -> Saved:
-    """What flash attention saves where there is a kernel; with a cap or dropout, all scores.
+    """The saved tensors of flash attention where there is a kernel; with a cap or dropout, all
+    scores.
 
     scalec's own kernel needs no mask.
     """
@@ -256,7 +257,8 @@ def _scores(local: Local) -> Saved:
         others.append(("tanh", scores * local.wide))
     if "dropout" in attrs or item < local.wide:
         others.append(("weights", scores * item))
-    # queries lie by head, without a copy, where the dims before the sequence are of size 1
+    # queries lie by head without a copy where the sequence is outermost, or where it, the batch or
+    # the heads are of size 1
     outer_sizes: list[int] = []
     for dim, local_size in zip(q.dims, local.program.local_shape(q), strict=True):
         if dim not in (SEQUENCE, q.dims[-1]):
@@ -322,7 +324,7 @@ def scores_of_some(local: Local, back: bool, size: int) -> int:
     queries = min(size, QUERIES)
     keys = min(size, window + queries) if window else size
     keys_before = min(size - queries, keys)
-    # how many functions of the scores there are of these queries, and how many stay of earlier ones
+    # functions of the scores that there are of these queries, and that stay of earlier queries
     current, earlier = (6, 1) if back else (3 + capped, 1 + capped)
     heads = query_rows(local) // local.program.local_size(local.types[0], SEQUENCE)
     return heads * queries * (current * keys + earlier * keys_before) * local.wide
@@ -424,7 +426,7 @@ def attention_work(local: Local, backward: bool = False) -> Work:
     heads = query_rows(local) // local.program.local_size(q, SEQUENCE)
     width = local.program.size(q.dims[-1])
     value_width = local.program.size(local.types[2].dims[-1])
-    # of torch's kernels FlashAttention-2 alone can
+    # of torch's kernels, FlashAttention-2 alone adds in one order
     in_one_order = DETERMINISTIC.name in dict(local.op.attrs)
     torch_picks = not (is_special(local) or in_one_order)
     scores = Scores(heads, size, most, width, value_width, backward, torch_picks=torch_picks)

@@ -45,7 +45,9 @@ class Positions:
 
 @frozen
 class PositionIds:
-    """The same as a tensor of whole numbers, of a dim that axes may shard: `self.position_ids`."""
+    """Such positions as a tensor of whole numbers, of a dim that axes may shard:
+    `self.position_ids`.
+    """
 
     dim: str
     axes: tuple[str, ...]
@@ -81,7 +83,7 @@ class Experts:
 
 @frozen
 class Quotient:
-    """A number that a plan's number was divided to: `1e-4 / 15360`."""
+    """A number of a plan, divided by a whole number: `1e-4 / 15360`."""
 
     value: float
     divisor: int

@@ -70,7 +70,7 @@ def logits_work(local: Local, of_x: int = 0, of_w: int = 0, passes: int = 1) -> 
     """The work of making logits `passes` times, and of `of_x` and `of_w` products for the gradients
     of x and of w.
 
-    All but the products reads the logits, and writes what takes their place.
+    Besides the products, it reads the logits and writes what takes their place.
     """
     x = local.types[0]
     k = prod(local.program.local_size(x, dim) for dim in local.op.names("inner"))
@@ -95,11 +95,11 @@ def few_tokens(columns: int) -> int:
 
 
 def chunk(local: Local, *, by_tokens: bool) -> tuple[int, int]:
-    """The bytes of a chunk of logits, of the first operand and the weight, and what their gradient
-    takes there.
+    """The bytes of a chunk of the logits of the first operand and the weight, and the bytes that
+    its gradient takes besides.
 
-    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 if
-    logits have fewer bits.
+    A kernel writes the gradient in the place of the logits; plain torch makes exponentials first,
+    of a copy in float32 if logits have fewer bits.
     """
     type, weight = local.types[:2]
     tokens = prod(local.program.local_size(type, dim) for dim in tokens_of(local.op, type))

@@ -57,7 +57,7 @@ def _sum_of_parts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]
 
 
 def _all_of(joins: Joins) -> Dims:
-    """The dims that are made up of others, and these."""
+    """The dims that are made up of others, and the dims that make them up."""
 
     def dims(types: Sequence[Type], op: Op) -> frozenset[str]:
         names: set[str] = set()

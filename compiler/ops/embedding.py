@@ -20,7 +20,9 @@ def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _rows(local: Local) -> Saved:
-    """The tokens; for a part of the table, as it counts its rows, and which tokens it lacks."""
+    """The tokens; a part of the table saves them as it counts its own rows, and which tokens it
+    lacks.
+    """
     table = local.types[1]
     if local.program.degree(table.axes_of(table.dims[0])) == 1:
         return Saved(operands=(0,))
@@ -43,7 +45,7 @@ def _call(local: Local) -> Call:
 
 
 def _gradient_work(local: Local) -> Work:
-    """The gradients of the tokens' rows, read, and added to a table of zeros."""
+    """The work of reading the gradients of the tokens' rows and adding them to a table of zeros."""
     table, tokens = local.types[1], local.elements()
     rows = tokens * local.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
     return Work(bytes=3 * rows + size(local, table), kernels=2)

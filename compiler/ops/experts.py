@@ -181,7 +181,10 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
 
 
 def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """Gradients go the way back: where the op only begins, they are on it."""
+    """The gradient of the rows goes the way back.
+
+    Where the op only begins, the gradient of `wait` has begun that way, and here it is awaited.
+    """
     if begins(op):
         (grad,) = b.emit(WAIT.name, grads, op.inputs[:1])
     else:
@@ -222,8 +225,8 @@ def _bias_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 
 
 def _summed_bytes(local: Local) -> int:
-    """Plain torch: rows of two choices of each token in the type of the sum, and a sum wider
-    than the result.
+    """The bytes of a sum over choices in plain torch: rows of two choices of each token in the type
+    of the sum, and a sum wider than the result.
     """
     if local.launched:
         return 0
@@ -233,8 +236,8 @@ def _summed_bytes(local: Local) -> int:
 
 
 def _spread_bytes(local: Local) -> int:
-    """Plain torch: of each row its token's gradient and products of it, in the element type of a
-    sum.
+    """The bytes that plain torch makes for each row: its token's gradient and products of it, in
+    the element type of a sum.
 
     A product of two element types converts an operand first, on the CPU in memory.
     """
@@ -248,10 +251,10 @@ def _spread_bytes(local: Local) -> int:
 
 
 def regroups(program: Program, op: Op) -> bool:
-    """Whether rows of experts are put in order, before they are sent back or when they have come:
-    in a copy.
+    """Whether a copy puts rows of experts in order, before they are sent back or when they have
+    come.
 
-    A rank that has one expert need not.
+    A rank that has one expert needs none.
     """
     rows = program.operands(op)[0] if op.kind == EXCHANGE_BACK.name else op.outputs[0].type
     return program.local_size(rows, rows.dims[0]) > 1
@@ -276,8 +279,8 @@ def _order_bytes(program: Program, op: Op) -> int:
 
 
 def _held_bytes(program: Program, op: Op) -> int:
-    """For each row its place as it came, and the inverse, if a rank has several experts; their
-    numbers of rows.
+    """Bytes of each row's place as it came, and of the inverse, if a rank has several experts; and
+    of the experts' numbers of rows.
     """
     rows = op.outputs[0].type
     experts = program.local_size(rows, rows.dims[0])
@@ -285,8 +288,9 @@ def _held_bytes(program: Program, op: Op) -> int:
 
 
 def _way_bytes(program: Program, op: Op) -> int:
-    """While rows are under way, what comes, and what is sent where that is a copy; otherwise
-    rows as any other.
+    """Bytes while rows are under way: of what comes, and of what is sent where that is a copy.
+
+    0 for an exchange that does not only begin: its rows count as any others.
     """
     if not begins(op):
         return 0

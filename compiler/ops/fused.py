@@ -150,8 +150,10 @@ def _alike(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _function_and_slope(local: Local, results: int = 1) -> int:
-    """A kernel has them in registers; plain torch makes both, forward and backward, with two
-    terms on the way.
+    """The bytes of a function and its slope.
+
+    A kernel has them in registers; plain torch makes both, forward and backward, with two terms on
+    the way.
     """
     if local.launched:
         return 0

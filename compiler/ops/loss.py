@@ -125,8 +125,10 @@ def _below(local: Local) -> int:
 
 
 def in_pass(local: Local, back: bool = False) -> int:
-    """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy,
-    and bounds them before.
+    """The bytes of a pass over the logits.
+
+    A kernel reads logits once; its twin in plain torch makes exponentials of all, of a copy if they
+    have few bits, and bounds them before.
     """
     if local.launched:
         return 0
@@ -140,8 +142,8 @@ def in_pass(local: Local, back: bool = False) -> int:
 
 
 def _converted(local: Local) -> int:
-    """A sum with float32 of fewer bits: on the CPU torch converts them first, on CUDA on the
-    way.
+    """The bytes of logits of fewer bits as float32, for a sum with float32: on the CPU torch
+    converts them first, on CUDA on the way.
     """
     return local.widened() if local.device == "cpu" and local.is_narrow else 0
 

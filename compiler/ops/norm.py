@@ -37,7 +37,7 @@ def _weight_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 
 def _token(x: Type, weight: Type, dtype: str) -> Type:
-    """The type of what there is one of for each token."""
+    """The type of one number for each token: it has the dims of x before the weight's."""
     return Type(dtype, x.dims[: len(x.dims) - len(weight.dims)])
 
 

@@ -287,11 +287,11 @@ class OpDef:
         for dim, parts in self.joins(types, op).items():
             _require_sum(program, dim, parts)
         placements: list[dict[str, Placement]] = [{} for _ in shapes]
-        placed: set[str] = set()
+        axes_in_use: set[str] = set()
         for type in types:
-            placed.update(axis for axis, _ in type.places)
+            axes_in_use.update(axis for axis, _ in type.places)
         for axis in program.axes:
-            if axis.name not in placed:
+            if axis.name not in axes_in_use:
                 continue  # results are invariant on it, as all operands are
             for result, place in zip(
                 placements, self._on_axis(axis.name, types, shapes, op), strict=True

@@ -43,9 +43,9 @@ def around_ring(op: Op, axis: str) -> Op:
 
 
 def _typed(program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
-    """As attention of a sequence that the ring's axis alone shards, once values are placed."""
-    placed = any(type.places for type in types)
-    for type in types[:3] if placed else ():
+    """The types of attention; once values are placed, the ring's axis alone shards the sequence."""
+    are_placed = any(type.places for type in types)
+    for type in types[:3] if are_placed else ():
         if type.axes_of(SEQUENCE) != op.names(RING):
             raise TypingError(
                 f"{op.kind} takes `{SEQUENCE}` over {', '.join(op.names(RING))} alone"
@@ -130,7 +130,7 @@ def _workspace(local: Local, back: bool = False) -> int:
         and attrs["mask"] == "causal"
         and not window_of(local.op)
     ):
-        # of two chunks one alone sees the keys of a later rank, or is seen by its queries
+        # a rank has two chunks: later hops are of all queries and half of the keys, or the reverse
         later_sizes = [(part, part // 2), (part // 2, part)]
     later_calls = max(_of_call(local, back, *sizes) for sizes in later_sizes)
     sums = local.widened() - local.bytes() + gradients - keys

@@ -46,7 +46,7 @@ def _turning_both(local: Local) -> int:
 
 
 def _turned(local: Local, operand: int) -> int:
-    """Two products and their sum."""
+    """The bytes of two products and their sum, over the dims that are rotated."""
     size = local.program.size(local.types[operand].dims[-1])
     turned = round(float(str(dict(local.op.attrs).get("dims", size))))
     return max(3 * local.widened(operand) * turned // size, local.bytes(operand))
@@ -88,7 +88,7 @@ ROPE = OpDef(
 
 
 def _each_rotated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """As rope types each."""
+    """The types that rope gives to each operand."""
     single = evolve(op, kind=ROPE.name)
     return [ROPE.infer(program, [type], single)[0] for type in types]
 

@@ -24,7 +24,7 @@ class Local:
 
     types   of the operands
     wanted  which operands get a gradient
-    served  whether there is a tile with which a kernel could run
+    served  whether there is a tile that a kernel could run with
     """
 
     program: Program
@@ -70,8 +70,8 @@ class Local:
 
     @property
     def launched(self) -> bool:
-        """Whether a Triton kernel runs, which holds nothing that it does not say; else it is of
-        plain torch.
+        """Whether a Triton kernel runs, which holds nothing besides what its entry says; otherwise
+        plain torch runs.
         """
         return (
             self.kernels and self.served and self.device == "cuda" and self.types[0].dtype != "f64"

@@ -111,7 +111,7 @@ def _given(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """The count: all ranks hold the same, and the same of what decides."""
+    """The count; all ranks hold the same count, and the same values that decide on it."""
     if any(type.places for type in types):
         raise TypingError(f"{op.kind} takes a count, a norm and a loss that are reduced")
     return [types[0]]
@@ -196,8 +196,8 @@ def _update_work(local: Local) -> Work:
 
 
 def _pack_work(local: Local) -> Work:
-    """Zeros that gradients are added to, of the type of their sums; parameters are where they
-    are.
+    """The work of making zeros that gradients are added to, in the type of their sums; parameters
+    stay where they are.
     """
     if local.op.inputs[0] in {param.name for param in local.program.stored}:
         return Work(kernels=0)

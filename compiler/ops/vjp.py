@@ -174,7 +174,7 @@ class Vjps:
         reads = len(types) - grads - entry.vjp.result
         readable = (i for i in count() if i not in entry.vjp.unread)
         read = tuple(islice(readable, max(reads, 0)))
-        # an operand's type is that of what is read, or the dual of its gradient's
+        # an operand that is read has its own type; any other the dual of its gradient's type
         type_by_operand: dict[int, Type] = {}
         for i, value in zip(wrt, op.outputs, strict=False):
             type_by_operand[i] = dual_type(value.type)
@@ -198,12 +198,12 @@ class Vjps:
         pulled = self.pulled(op, types)
         entry = self.of[pulled.op.kind]
         results = entry.infer(program, pulled.types, pulled.op)
-        due = [dual_type(type) for type in results if type.differentiable]
-        due += [pulled.types[i] for i in pulled.read]
+        expected = [dual_type(type) for type in results if type.differentiable]
+        expected += [pulled.types[i] for i in pulled.read]
         if pulled.vjp.result:
-            due += results[:1]
-        if [*types] != due:
-            wanted, actual = ", ".join(map(print_type, due)), ", ".join(map(print_type, types))
+            expected += results[:1]
+        if [*types] != expected:
+            wanted, actual = ", ".join(map(print_type, expected)), ", ".join(map(print_type, types))
             raise TypingError(f"the vjp of {entry.name} takes {wanted}, not {actual}")
         if not all(pulled.types[i].differentiable for i in pulled.wrt):
             raise TypingError(

@@ -263,8 +263,8 @@ class Fields:
         self.wrong("E0804", message, name, other, help=help)
 
     def hand_down(self, name: str, table: "Fields", called: str) -> None:
-        """A field that is the field `called` of a table in later files; where the table has it
-        too, they are equal.
+        """Moves a field into the table that later files have it in, by the name `called`; where the
+        table has it too, both have to be equal.
         """
         if not self.has(name):
             self.take(name)
@@ -301,8 +301,8 @@ class Fields:
     def wrong(
         self, code: str, message: str, name: str, *others: str, label: str = "", help: str = ""
     ) -> None:
-        """Adds a mistake at the first of these fields that the file has; the others have to do
-        with it.
+        """Adds a mistake at the first of these fields that the file has; the others are shown
+        beside it.
         """
         places: list[Span] = []
         for field in (name, *others):

@@ -77,7 +77,9 @@ class Rope:
         return f", scale={shown(self.table**2 / dim**0.5)}"
 
     def replaced(self, last: str) -> dict[str, str]:
-        """`scaling` after `last`, the last thing that a model file gives `rope`."""
+        """The replacement that adds `scaling` after `last`, the last argument that a model file
+        gives `rope`.
+        """
         return {f", {last})": f", {last}, {self.scaling})"} if self.scaling else {}
 
 
@@ -196,8 +198,8 @@ def _given(config: Config) -> Fields:
 
 
 def rope_of(rotary_fields: Fields, theta: float, types: tuple[str, ...] = (*SCALINGS,)) -> Rope:
-    """Rotary positions by a table of theirs, of one of some types; `theta` is what holds where
-    it has none.
+    """Rotary positions by a table of fields, of one of some types; `theta` is for tables without
+    it.
     """
     theta = rotary_fields.number("rope_theta", theta)
     field = "rope_type" if rotary_fields.has("rope_type") else "type"

@@ -138,11 +138,11 @@ def _edited(text: str, model: Model) -> str:
     before them.
     """
     plan = parse_plan(Source("model.scale", text))
-    written = next(item for item in plan.items if isinstance(item, tree.Model))
+    file_model = next(item for item in plan.items if isinstance(item, tree.Model))
     names = next(plan.sections())
     edits = _Edits(text)
     dropped = {"head"} if model.tied else set[str]()
-    for item in written.body:
+    for item in file_model.body:
         if isinstance(item, tree.Repeat) and item.dim.name in model.without:
             edits.cut(item.span)
             dropped |= {use.name.name for use in _param_uses(item)}
@@ -152,8 +152,8 @@ def _edited(text: str, model: Model) -> str:
             edits.replace(item.dist.span, f"normal({shown(model.std)})")
         elif model.tied:
             _tie_head(item, edits)
-    _cut_dropped(written, names, dropped, edits)
-    return edits.text_from(written.span)
+    _cut_dropped(file_model, names, dropped, edits)
+    return edits.text_from(file_model.span)
 
 
 def _tie_head(item: object, edits: _Edits) -> None:
