@@ -50,11 +50,8 @@ def pieces(program: Program, type: Type, dim: str, axes: tuple[str, ...]) -> tup
     """The shape that a value has in an exchange: a piece for each rank, cut along the dim that is
     then sharded.
     """
-    shape, place, ranks = (
-        program.local_shape(type),
-        program.place_of(type, dim),
-        program.degree(axes),
-    )
+    shape, place = program.local_shape(type), program.place_of(type, dim)
+    ranks = program.degree(axes)
     return (ranks, *shape[:place], shape[place] // ranks, *shape[place + 1 :])
 
 

@@ -43,7 +43,7 @@ def _token(x: Type, weight: Type, dtype: str) -> Type:
 
 def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
     """rmsnorm: a mean of squares, which is a sum over ranks, and the product that it goes into."""
-    x, weight = (type_of(name) for name in op.inputs[:2])
+    x, weight = type_of(op.inputs[0]), type_of(op.inputs[1])
     work, span = ("work", op.names("work")), op.span
     square = Value(fresh("square"), _token(x, weight, wide(x.dtype)))
     return [

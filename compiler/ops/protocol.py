@@ -58,12 +58,10 @@ Typing = Callable[[Program, Sequence[Type], Op], Sequence[Type]]
 Adjoint = Callable[[Op, Sequence[str], Builder], Sequence[str | None]]
 Expand = Callable[[Op, Callable[[str], str], Callable[[str], Type]], list[Op]]
 
-RUNTIME, KERNELS, TORCH, FUNCTIONAL = (
-    "scalec.runtime",
-    "scalec.runtime.kernels",
-    "torch",
-    "torch.nn.functional",
-)
+RUNTIME = "scalec.runtime"
+KERNELS = "scalec.runtime.kernels"
+TORCH = "torch"
+FUNCTIONAL = "torch.nn.functional"
 """Modules that emitted programs import functions from."""
 
 ALL = -1

@@ -95,7 +95,7 @@ def _backward(local: Local) -> tuple[Message, ...]:
     ranks, count = local.program.degree(local.op.names(RING)), ring_hops(local)
     if not count:
         return ()
-    q, k, _ = (value.name for value in local.op.outputs)
+    q, k = local.op.outputs[0].name, local.op.outputs[1].name
     dtype = local.types[1].dtype
     back = 1 if count == ranks - 1 else -count
     return (
