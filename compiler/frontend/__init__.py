@@ -5,7 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import evolve
 
 from ..config.settings import Train
-from ..ir import BATCH, DATA_DIMS, MICROBATCHES, SEQUENCE, Axis, Dim, Program, Region
+from ..ir import (
+    BATCH,
+    DATA_DIMS,
+    MICROBATCHES,
+    SEQUENCE,
+    Axis,
+    Claim,
+    Dim,
+    Program,
+    Region,
+    StateAxes,
+)
 from ..ops.routers import with_padding
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
@@ -32,7 +43,7 @@ from .sharding import (
     rules_of,
     state_axes,
 )
-from .split_branches import claims_of_parts, divide, state_of_parts, train_of_parts
+from .split_branches import Divided, claims_of_parts, divide, state_of_parts, train_of_parts
 from .user_ops import user_ops
 from .validate import validate
 
@@ -40,7 +51,7 @@ SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train", "
 
 
 Further = Callable[[Program, Diagnostics], None]
-"""Adds further mistakes to those found in a program."""
+"""Adds further mistakes to the mistakes found in a program."""
 
 
 def resolve(
@@ -49,57 +60,99 @@ def resolve(
     """The program of a plan, with the sections of another text over its own as in a `use`; `read`
     opens what it uses.
 
-    Raises PlanError with all mistakes that can be told of a plan that is not lowered, and those
-    that `further` finds beside them.
+    Raises PlanError with all mistakes that can be found in a plan that is not lowered, and the
+    mistakes that `further` finds beside them.
     """
-    found = Diagnostics()
-    document = gather(source, found, over, read)
-    sections = _sections(document, found)
-    settings = read_settings(document.sections, sections, found)
+    diagnostics = Diagnostics()
+    document = gather(source, diagnostics, over, read)
+    sections = _sections(document, diagnostics)
+    settings = read_settings(document.sections, sections, diagnostics)
     program = None
-    with found.catch():
-        program = _program(document, sections, settings, found)
+    with diagnostics.catch():
+        program = _program(document, sections, settings, diagnostics)
         if settings.train:
-            check_data(document.model, program, found)
-            with found.catch():
+            check_data(document.model, program, diagnostics)
+            with diagnostics.catch():
                 program = evolve(program, train=evolve(program.train, logits=logits_for(program)))
-        if found:
-            validate(program, found)
+        if diagnostics:
+            validate(program, diagnostics)
             if further:
-                further(program, found)
-    found.check()
+                further(program, diagnostics)
+    diagnostics.check()
     assert program, "resolve: a program that was not made has no mistake"
     return program
 
 
 def _program(
-    document: Document, sections: Mapping[str, tree.Section], settings: Sections, found: Diagnostics
+    document: Document,
+    sections: Mapping[str, tree.Section],
+    settings: Sections,
+    diagnostics: Diagnostics,
 ) -> Program:
     """The program but for what depends on its data, as far as mistakes, which are added to
-    `found`, leave one.
+    `diagnostics`, leave one.
     """
-    rules = rules_of(sections["shard"], found)
-    axes = axes_of(sections["mesh"], rules, found)
+    rules = rules_of(sections["shard"], diagnostics)
+    axes = axes_of(sections["mesh"], rules, diagnostics)
     train = settings.train or standing_in(sections["train"], axes)
     if not settings.train:
-        found.doubt(section="train")
-    dims, scope = _dims(document.model, found)
-    axes = begun_at(axes, rules, train, found)
-    dims |= _data_dims(train, rules, axes, found)
-    rules = known_rules(rules, dims, axes, found)
-    check_how(rules, found)
-    check_ranges(axes, rules, found)
+        diagnostics.doubt(section="train")
+    dims, scope = _dims(document.model, diagnostics)
+    axes = begun_at(axes, rules, train, diagnostics)
+    dims |= _data_dims(train, rules, axes, diagnostics)
+    rules = known_rules(rules, dims, axes, diagnostics)
+    check_how(rules, diagnostics)
+    check_ranges(axes, rules, diagnostics)
     sizes = {axis.name: axis.size for axis in axes}
-    several = {
-        axis.name for axis in axes if axis.size > 1 or axis.within or axis.name in found.doubtful
-    }
-    laid = claims_of(rules)  # an axis that is always of size 1 shards nothing
-    claims = tuple(claim for claim in laid if claim.axis in several)
-    ops = user_ops(document.ops, document.source, found)
-    divided = divide(document.model, dims, scope, found)
-    dims |= {part.name: part for parts in divided.dims.values() for part in parts}
-    dims |= route_dims(divided.model, dims, scope, found)
-    frame = Program(
+    all_claims = claims_of(rules)
+    claims = _claims_of_several_ranks(all_claims, axes, diagnostics)
+    ops = user_ops(document.ops, document.source, diagnostics)
+    divided = divide(document.model, dims, scope, diagnostics)
+    for parts in divided.dims.values():
+        dims |= {part.name: part for part in parts}
+    dims |= route_dims(divided.model, dims, scope, diagnostics)
+    state = state_axes(sections["state"], claims, sizes, diagnostics)
+    frame = _frame(document, axes, dims, claims, train, state, settings, divided)
+    before = diagnostics.count
+    built = build(divided.model, frame, scope, ops, *element_types(train), diagnostics)
+    program = evolve(frame, region=built.region, params=built.params, buffers=built.buffers)
+    if diagnostics.count == before:
+        program = with_padding(program)
+    head, part_claims = sections["pipeline"].head, claims_of_parts(all_claims, divided.dims)
+    program = pipelined(program, settings.pipeline, head, part_claims, diagnostics)
+    check_patterns(sections["state"], program, diagnostics)
+    check_rows(program, diagnostics)
+    if "names" in document.sections and diagnostics.count == before:
+        names = stored(document.sections["names"], program, divided.copies, scope)
+        program = evolve(program, names=names)
+    return program
+
+
+def _claims_of_several_ranks(
+    claims: Sequence[Claim], axes: Sequence[Axis], diagnostics: Diagnostics
+) -> tuple[Claim, ...]:
+    """The claims over axes that may have several ranks: others shard nothing."""
+    several: set[str] = set()
+    for axis in axes:
+        if axis.size > 1 or axis.within or axis.name in diagnostics.doubtful:
+            several.add(axis.name)
+    return tuple(claim for claim in claims if claim.axis in several)
+
+
+def _frame(
+    document: Document,
+    axes: tuple[Axis, ...],
+    dims: Mapping[str, Dim],
+    claims: Sequence[Claim],
+    train: Train,
+    state: Sequence[StateAxes],
+    settings: Sections,
+    divided: Divided,
+) -> Program:
+    """The program without its ops and parameters; claims, settings and state hold for all parts of
+    what is `divided`.
+    """
+    return Program(
         document.model.name.name,
         "resolve",
         axes,
@@ -109,36 +162,17 @@ def _program(
         Region("model", (), span=document.model.span),
         train_of_parts(train, divided.copies, divided.dims),
         settings.cluster,
-        state=state_of_parts(state_axes(sections["state"], claims, sizes, found), divided.copies),
+        state=state_of_parts(state, divided.copies),
         flow=settings.flow,
         watch=settings.watch,
         sees=document.model.sees,
     )
-    before = found.count
-    built = build(divided.model, frame, scope, ops, *element_types(train), found)
-    program = evolve(frame, region=built.region, params=built.params, buffers=built.buffers)
-    if found.count == before:
-        program = with_padding(program)
-    program = pipelined(
-        program,
-        settings.pipeline,
-        sections["pipeline"].head,
-        claims_of_parts(laid, divided.dims),
-        found,
-    )
-    check_patterns(sections["state"], program, found)
-    check_rows(program, found)
-    if "names" in document.sections and found.count == before:
-        program = evolve(
-            program, names=stored(document.sections["names"], program, divided.copies, scope)
-        )
-    return program
 
 
-def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]:
+def _sections(document: Document, diagnostics: Diagnostics) -> dict[str, tree.Section]:
     for kind, section in document.sections.items():
         if kind not in SECTIONS:
-            found.error(
+            diagnostics.error(
                 "E0406",
                 f"there is no section `{kind}`",
                 section.head,
@@ -150,7 +184,9 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]
             "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … {"
             " … }  data … { … } }`"
         )
-        found.error("E0402", "this plan has no section `train`", document.source.whole(), help=help)
+        diagnostics.error(
+            "E0402", "this plan has no section `train`", document.source.whole(), help=help
+        )
     span = document.source.whole()
     empty = {kind: tree.Section(tree.Name(kind, span), None, (), span) for kind in SECTIONS}
     return empty | document.sections
@@ -166,7 +202,7 @@ def _help_for_section(kind: str) -> str:
     )
 
 
-def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[str, Scalar]]:
+def _dims(model: tree.Model, diagnostics: Diagnostics) -> tuple[dict[str, Dim], dict[str, Scalar]]:
     """The model's own dims, and the scope of dims and constants for arithmetic.
 
     Dims whose size is not known have one that all axes divide, and are not in the scope.
@@ -176,23 +212,29 @@ def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[s
     for section in model.body:
         if isinstance(section, tree.Section):
             for entry in section.entries:
-                with found.catch():
-                    _define(section, entry, dims, scope, found)
+                with diagnostics.catch():
+                    _define(section, entry, dims, scope, diagnostics)
                     continue
-                if section.kind.name not in ("dims", "const"):
-                    found.doubt(*section.span.names, section="statements")
-                elif isinstance(entry, tree.Setting):
-                    found.doubt(entry.key.name)
-                    if section.kind.name == "dims":
-                        dims.setdefault(
-                            entry.key.name, Dim(entry.key.name, UNKNOWN_SIZE, span=entry.span)
-                        )
-    if "dims" in found.in_part:
-        uses = [dim for use in declared(model.body) for dim in (*use.outs, *use.ins)]
-        for dim in uses:
-            if dim.name in found.doubtful - scope.keys():
-                dims.setdefault(dim.name, Dim(dim.name, UNKNOWN_SIZE, span=dim.span))
+                _doubt_entry(section, entry, dims, diagnostics)
+    if "dims" in diagnostics.in_part:
+        for use in declared(model.body):
+            for dim in (*use.outs, *use.ins):
+                if dim.name in diagnostics.doubtful - scope.keys():
+                    dims.setdefault(dim.name, Dim(dim.name, UNKNOWN_SIZE, span=dim.span))
     return dims, scope
+
+
+def _doubt_entry(
+    section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], diagnostics: Diagnostics
+) -> None:
+    """Puts in doubt what an entry with a mistake defines; a dim is of unknown size."""
+    if section.kind.name not in ("dims", "const"):
+        diagnostics.doubt(*section.span.names, section="statements")
+    elif isinstance(entry, tree.Setting):
+        name = entry.key.name
+        diagnostics.doubt(name)
+        if section.kind.name == "dims":
+            dims.setdefault(name, Dim(name, UNKNOWN_SIZE, span=entry.span))
 
 
 UNKNOWN_SIZE = 2**40 * 3 * 5 * 7
@@ -208,7 +250,7 @@ def _define(
     entry: tree.Entry,
     dims: dict[str, Dim],
     scope: dict[str, Scalar],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> None:
     """Adds a dim or a constant.  Raises PlanError."""
     match section.kind.name, entry:
@@ -221,7 +263,7 @@ def _define(
             size = whole(key, evaluate(value, scope), value, scope)
             dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
             scope[key.name] = size
-            found.doubtful.discard(key.name)  # whatever else is not read
+            diagnostics.doubtful.discard(key.name)  # whatever else is not read
         case "const", tree.Setting(key, value):
             scope[key.name] = evaluate(value, scope)
         case (("dims" | "const"), _):
@@ -242,7 +284,7 @@ def _padded(size: int, entry: tree.Setting) -> int:
 
 
 def _data_dims(
-    train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], found: Diagnostics
+    train: Train, rules: Sequence[tree.Rule], axes: Sequence[Axis], diagnostics: Diagnostics
 ) -> dict[str, Dim]:
     """Sequence, the batch of one microbatch over all ranks, and the number of microbatches in a
     step.
@@ -255,7 +297,7 @@ def _data_dims(
                 batch *= sizes.get(axis.name, 1)
     if train.global_batch % batch:
         ranks = batch // train.microbatch
-        found.error(
+        diagnostics.error(
             "E0310",
             "`global_batch` is not a whole number of microbatches",
             train.spans["global_batch"],
@@ -265,9 +307,10 @@ def _data_dims(
             help=f"multiples of {batch} are, for instance"
             f" {-(-train.global_batch // batch) * batch}",
         )
-    given = {
-        SEQUENCE: (train.seq, "seq"),
-        BATCH: (batch, "microbatch"),
-        MICROBATCHES: (-(-train.global_batch // batch), "global_batch"),
-    }
-    return {name: Dim(name, size, span=train.spans[key]) for name, (size, key) in given.items()}
+    spans, microbatches = train.spans, -(-train.global_batch // batch)
+    dims = (
+        Dim(SEQUENCE, train.seq, span=spans["seq"]),
+        Dim(BATCH, batch, span=spans["microbatch"]),
+        Dim(MICROBATCHES, microbatches, span=spans["global_batch"]),
+    )
+    return {dim.name: dim for dim in dims}

@@ -39,8 +39,8 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
                 )
             return math.sqrt(value)
         case tree.Name(name):
-            known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
-            help = help_for_value(name) or did_you_mean(name, scope) or f"known: {known}"
+            known_names = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
+            help = help_for_value(name) or did_you_mean(name, scope) or f"known: {known_names}"
             raise wrong(
                 "E0201",
                 f"`{name}` is neither a dim nor a constant",
@@ -49,13 +49,10 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
                 help,
             )
         case _:
-            label, is_share = (
-                "numbers, dims, `+ - * /` and `sqrt(…)` only",
-                isinstance(expr, tree.Number),
-            )
-            help = spelled(expr) or (
-                "units belong to settings; 10% is 0.1 here" if is_share else ""
-            )
+            label = "numbers, dims, `+ - * /` and `sqrt(…)` only"
+            help = spelled(expr)
+            if not help and isinstance(expr, tree.Number):  # it has a unit
+                help = "units belong to settings; 10% is 0.1 here"
             raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
 
 

@@ -1,4 +1,4 @@
-"""Names in the statements of a model: all, renamed, and those that one side of a branch lacks."""
+"""Names in the statements of a model: all, renamed, and names that one side of a branch lacks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -12,12 +12,12 @@ Item = tree.Section | tree.Init | tree.Statement
 
 
 def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
-    """All names and parameters, those of functions and keys left out."""
+    """All names and parameters; names of functions and of keys are left out."""
     pending = [expr]
     while pending:
         match pending.pop():
-            case tree.Name() | tree.ParamUse() as found:
-                yield found
+            case tree.Name() | tree.ParamUse() as mention:
+                yield mention
             case tree.Call(_, args, kwargs):
                 pending += [*args, *(setting.value for setting in kwargs)]
             case tree.Negative(value):
@@ -33,19 +33,25 @@ def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
 def statements(items: Iterable[Item]) -> Iterator[tree.Statement]:
     """All statements, at any depth."""
     for item in items:
-        if isinstance(item, tree.Statement):
-            yield item
-            inside = () if isinstance(item, tree.Bind) else item.body
-            yield from statements((*inside, *(item.others if isinstance(item, tree.If) else ())))
+        if not isinstance(item, tree.Statement):
+            continue
+        yield item
+        if not isinstance(item, tree.Bind):
+            yield from statements(item.body)
+        if isinstance(item, tree.If):
+            yield from statements(item.others)
 
 
 def names_in(items: Iterable[Item]) -> Iterator[str]:
     """All names that statements bind or mention."""
     for bind in _binds(items):
         yield from map(str, bind.names)
-        yield from (
-            str(each if isinstance(each, tree.Name) else each.name) for each in mentioned(bind.expr)
-        )
+        for mention in mentioned(bind.expr):
+            yield str(_name(mention))
+
+
+def _name(mention: tree.Name | tree.ParamUse) -> tree.Name:
+    return mention if isinstance(mention, tree.Name) else mention.name
 
 
 def declarations(items: Iterable[Item]) -> Iterator[str]:
@@ -54,37 +60,43 @@ def declarations(items: Iterable[Item]) -> Iterator[str]:
 
 
 def declared(items: Iterable[Item]) -> Iterator[tree.ParamUse]:
-    """The same with their dims."""
+    """The parameters that statements declare, with their dims."""
     for bind in _binds(items):
-        yield from (each for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))
+        for mention in mentioned(bind.expr):
+            if isinstance(mention, tree.ParamUse):
+                yield mention
 
 
 def bound_in(items: Iterable[Item]) -> Iterator[str]:
     """All names that statements bind."""
-    return (str(name) for bind in _binds(items) for name in bind.names)
+    for bind in _binds(items):
+        yield from map(str, bind.names)
 
 
 def _binds(items: Iterable[Item]) -> Iterator[tree.Bind]:
-    """At any depth."""
+    """The statements that bind names, at any depth; a route binds by its first one."""
     for item in statements(items):
-        if isinstance(item, tree.Bind | tree.Route):
-            yield item.binds[0] if isinstance(item, tree.Route) else item
+        if isinstance(item, tree.Route):
+            yield item.binds[0]
+        elif isinstance(item, tree.Bind):
+            yield item
 
 
-def one_sided(items: Iterable[Item], found: Diagnostics) -> Iterator[Item]:
-    """The items without branches: the first side of each that has an index, the names in which
+def one_sided(items: Iterable[Item], diagnostics: Diagnostics) -> Iterator[Item]:
+    """The items without branches: the first side of each; names in the other side, and indices,
     are in doubt.
     """
     for item in items:
         match item:
             case tree.If():
-                found.doubt(item.index.name, section="statements")
-                found.used.update(item.span.names)
-                found.doubt(*bound_in(item.others), *declarations(item.others))
-                yield from one_sided(item.body, found)
+                diagnostics.doubt(item.index.name, section="statements")
+                diagnostics.used.update(item.span.names)
+                diagnostics.doubt(*bound_in(item.others), *declarations(item.others))
+                yield from one_sided(item.body, diagnostics)
             case tree.Repeat():
-                found.doubt(*map(str, filter(None, [item.index])))
-                yield evolve(item, body=tuple(one_sided(item.body, found)), index=None)
+                if item.index:
+                    diagnostics.doubt(str(item.index))
+                yield evolve(item, body=tuple(one_sided(item.body, diagnostics)), index=None)
             case _:
                 yield item
 
@@ -95,15 +107,20 @@ def with_names(item: tree.Statement, names: Mapping[str, str]) -> tree.Statement
         case tree.Bind():
             return evolve(item, expr=_renamed(item.expr, names))
         case tree.If():
-            first, others = (
-                tuple(with_names(each, names) for each in side) for side in (item.body, item.others)
+            return evolve(
+                item, body=_with_names(item.body, names), others=_with_names(item.others, names)
             )
-            return evolve(item, body=first, others=others)
         case tree.Repeat():
-            return evolve(item, body=tuple(with_names(each, names) for each in item.body))
+            return evolve(item, body=_with_names(item.body, names))
         case tree.Route():
-            body = tuple(evolve(each, expr=_renamed(each.expr, names)) for each in item.body)
+            body = tuple(evolve(bind, expr=_renamed(bind.expr, names)) for bind in item.body)
             return evolve(item, by=_renamed(item.by, names), body=body)
+
+
+def _with_names(
+    body: Sequence[tree.Statement], names: Mapping[str, str]
+) -> tuple[tree.Statement, ...]:
+    return tuple(with_names(statement, names) for statement in body)
 
 
 def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
@@ -114,10 +131,11 @@ def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
         case tree.ParamUse():
             return evolve(expr, name=_rename(expr.name, names))
         case tree.Call(_, args, kwargs):
+            args = tuple(_renamed(argument, names) for argument in args)
             kwargs = tuple(
                 evolve(setting, value=_renamed(setting.value, names)) for setting in kwargs
             )
-            return evolve(expr, args=tuple(_renamed(each, names) for each in args), kwargs=kwargs)
+            return evolve(expr, args=args, kwargs=kwargs)
         case tree.Negative(value):
             return evolve(expr, value=_renamed(value, names))
         case tree.List(items):
@@ -146,17 +164,18 @@ def check_visible(model: tree.Model) -> None:
     """Raises PlanError where a name is used that only one side of a branch binds, or an index
     out of place.
     """
+    inputs = {model_input.name.name: model_input.name for model_input in model.inputs}
     statements = [item for item in model.body if isinstance(item, tree.Statement)]
-    _Walk({given.name.name: given.name for given in model.inputs}, {}, {}).body(statements)
+    _Walk(inputs, {}, {}).body(statements)
 
 
 class _Walk:
-    """A body: names `known`, those bound on one side of a branch only, and the indices of the
-    repeats around.
+    """A body: the names that are `visible` in it, the names that are bound on one side of a branch
+    only, `partly`, and the indices of the repeats around.
     """
 
-    def __init__(self, known: Names, partly: Names, indices: Names) -> None:
-        self._known, self._partly, self._indices = {**known}, {**partly}, indices
+    def __init__(self, visible: Names, partly: Names, indices: Names) -> None:
+        self._visible, self._partly, self._indices = {**visible}, {**partly}, indices
         self._bound: Names = {}
 
     def body(self, statements: Sequence[tree.Statement]) -> Names:
@@ -175,8 +194,8 @@ class _Walk:
         return self._bound
 
     def _bind(self, item: tree.Bind) -> None:
-        for each in mentioned(item.expr):
-            name = each if isinstance(each, tree.Name) else each.name
+        for mention in mentioned(item.expr):
+            name = _name(mention)
             self._check_index(name)
             if name.name in self._partly:
                 notes = (Note(self._partly[name.name].span, "bound here"),)
@@ -188,7 +207,7 @@ class _Walk:
         self._add({name.name: name for name in item.names})
 
     def _add(self, names: Names) -> None:
-        self._known |= names
+        self._visible |= names
         self._bound |= names
         for name in names:
             self._partly.pop(name, None)
@@ -196,28 +215,32 @@ class _Walk:
     def _branch(self, item: tree.If) -> None:
         if item.index.name not in self._indices:
             raise _no_index(item.index, self._indices)
-        sides = [self._inside(self._indices).body(side) for side in (item.body, item.others)]
-        self._add({name: sides[0][name] for name in sides[0].keys() & sides[1].keys()})
-        self._partly |= {
-            name: at for side in sides for name, at in side.items() if name not in self._known
-        }
+        first = self._inside(self._indices).body(item.body)
+        others = self._inside(self._indices).body(item.others)
+        self._add({name: first[name] for name in first.keys() & others.keys()})
+        for side in (first, others):
+            for name, place in side.items():
+                if name not in self._visible:
+                    self._partly[name] = place
 
     def _repeat(self, item: tree.Repeat) -> None:
-        own: Names = {}
+        indices = self._indices
         if item.index:
-            if item.index.name in {*self._indices, *self._known}:
+            if item.index.name in {*self._indices, *self._visible}:
                 raise wrong(
                     "E0219",
                     f"`{item.index}` has a meaning already",
                     item.index.span,
                     "cannot be an index",
                 )
-            own = {item.index.name: item.index}
-        bound = self._inside(self._indices | own).body(item.body)
-        self._bound |= {name: at for name, at in bound.items() if name in self._known}
+            indices = indices | {item.index.name: item.index}
+        bound = self._inside(indices).body(item.body)
+        for name, place in bound.items():
+            if name in self._visible:
+                self._bound[name] = place
 
     def _inside(self, indices: Names) -> "_Walk":
-        return _Walk(self._known, self._partly, indices)
+        return _Walk(self._visible, self._partly, indices)
 
     def _check_index(self, name: tree.Name) -> None:
         if name.name in self._indices:
@@ -235,14 +258,8 @@ def _no_index(index: tree.Name, indices: Mapping[str, tree.Name]) -> PlanError:
             "not an index",
             help,
         )
-    help = (
-        did_you_mean(index.name, indices)
-        or f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
-    )
-    return wrong(
-        "E0219",
-        f"`{index}` is the index of no repeat around this",
-        index.span,
-        "not an index",
-        help,
-    )
+    help = did_you_mean(index.name, indices)
+    if not help:
+        help = f"the index here is {' or '.join(f'`{name}`' for name in indices)}"
+    message = f"`{index}` is the index of no repeat around this"
+    return wrong("E0219", message, index.span, "not an index", help)

@@ -1,9 +1,8 @@
 """Writes the ops of a model as its statements are read."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
 
-from ..ir import Attr, Op, Program, Type
+from ..ir import Attr, Op, Program, Type, Value
 from ..ops import OPS, OpDef, TypingError
 from ..ops.builder import OpBuilder
 from ..syntax.diagnostics import Unknown, wrong
@@ -14,7 +13,7 @@ Attrs = tuple[tuple[str, Attr], ...]
 
 
 UNKNOWN = ""
-"""The name of a value that cannot be known, because of a mistake that has been told."""
+"""The name of a value that cannot be known, because of a mistake that has been reported."""
 
 
 class _Types(dict[str, Type]):
@@ -24,8 +23,8 @@ class _Types(dict[str, Type]):
 
 
 class ModelBuilder(OpBuilder):
-    """The statements of the model, or of the repeat that is being read; mistakes are those of the
-    plan's author.
+    """The statements of the model, or of the repeat that is being read; mistakes are mistakes of
+    the plan's author.
 
     Ops of values that are `UNKNOWN` raise Unknown.
     """
@@ -45,30 +44,32 @@ class ModelBuilder(OpBuilder):
 
         Raises PlanError where its operands do not fit, or its results are not as many as `like`.
         """
-        op, operands = Op(kind, inputs, (), attrs, span=span), [self.types[name] for name in inputs]
+        operands = [self.types[name] for name in inputs]
         try:
+            op = Op(kind, inputs, (), attrs, span=span)
             types = OPS[kind].infer(self.program, operands, op)
         except TypingError as error:
             raise wrong("E0307", str(error), span, _shown(OPS[kind], operands)) from None
         check_count(len(types), like, span)
         stem = f"_{OPS[kind].stem or kind}"
-        values = tuple(
-            self.value(name or stem, type) for name, type in zip(like, types, strict=True)
-        )
-        self.append(Op(kind, inputs, values, attrs, span=span))
+        values: list[Value] = []
+        for name, type in zip(like, types, strict=True):
+            values.append(self.value(name or stem, type))
+        self.append(Op(kind, inputs, tuple(values), attrs, span=span))
         return tuple(value.name for value in values)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that no value gets."""
+        """Reserves names: no value gets them."""
         for name in dict.fromkeys(names):
             self.names.fresh(name)
 
 
 def _shown(entry: OpDef, types: Sequence[Type]) -> str:
     """The dims of operands, with names where a plan calls the op by its own."""
-    names = (operand.name if entry.user_visible else "" for operand in entry.operands)
-    *first, last = (
-        f"{name}[{', '.join(type.dims)}]"
-        for name, type in zip(chain(names, repeat("")), types, strict=False)
-    )
+    operands: list[str] = []
+    for i, type in enumerate(types):
+        is_named = entry.user_visible and i < len(entry.operands)
+        name = entry.operands[i].name if is_named else ""
+        operands.append(f"{name}[{', '.join(type.dims)}]")
+    *first, last = operands
     return f"{', '.join(first)} and {last}" if first else last

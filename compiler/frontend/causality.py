@@ -22,11 +22,11 @@ PURPOSES = {
 """When a model may let such tokens in."""
 
 
-def check_causality(program: Program, found: Diagnostics) -> None:
+def check_causality(program: Program, diagnostics: Diagnostics) -> None:
     """Each op through which a loss depends on a later token or another document is a mistake."""
     for leak in leaks(program):
         help = _help(program, leak)
-        found.error(
+        diagnostics.error(
             "E0224",
             f"{MESSAGES[leak.what]}: by {_name(leak.op)}",
             leak.op.span,
@@ -39,7 +39,9 @@ def _name(op: Op) -> str:
     """The op as a plan writes it."""
     if op.kind == "contract":
         return f"a product that sums over {', '.join(f'`{dim}`' for dim in op.names('over'))}"
-    return f"`{op.get('function') if op.kind == 'call' else OPS[op.kind].plan_name}`"
+    if op.kind == "call":
+        return f"`{op.get('function')}`"
+    return f"`{OPS[op.kind].plan_name}`"
 
 
 def _example(leak: Leak) -> str:

@@ -15,19 +15,19 @@ pause.
 """
 
 
-def check_files(train: tree.Section, data: Data, found: Diagnostics) -> None:
+def check_files(train: tree.Section, data: Data, diagnostics: Diagnostics) -> None:
     """Adds a mistake for each pattern that is an address, or matches a file of another format."""
     if data.as_is == ON:
         return
     dtype = TEXT if data.kind == "text" else data.dtype
     for pattern in _patterns(train):
         if address(pattern.value):
-            found.error("E0420", address_advice(pattern.value), pattern.span)
+            diagnostics.error("E0420", address_advice(pattern.value), pattern.span)
         else:
-            _check_pattern(pattern, dtype, found)
+            _check_pattern(pattern, dtype, diagnostics)
 
 
-def _check_pattern(pattern: tree.String, dtype: str, found: Diagnostics) -> None:
+def _check_pattern(pattern: tree.String, dtype: str, diagnostics: Diagnostics) -> None:
     """Adds the mistake of the first file of another format; one that cannot be read is left to
     the run.
     """
@@ -39,7 +39,7 @@ def _check_pattern(pattern: tree.String, dtype: str, found: Diagnostics) -> None
         if mistake:
             notes = [Note(None, line) for line in mistake.remedy]
             help = "if the file is what you mean in spite of its first bytes, write `as_is = on`"
-            found.error("E0420", str(mistake), pattern.span, notes=notes, help=help)
+            diagnostics.error("E0420", str(mistake), pattern.span, notes=notes, help=help)
             return
 
 
@@ -50,6 +50,8 @@ def _patterns(section: tree.Section) -> Iterator[tree.String]:
             case tree.Section(kind=tree.Name(name=Data.SECTION | DataSet.SECTION)):
                 yield from _patterns(entry)
             case tree.Setting(key=tree.Name(name="files"), value=tree.List(items=items)):
-                yield from (item for item in items if isinstance(item, tree.String))
+                for item in items:
+                    if isinstance(item, tree.String):
+                        yield item
             case _:
                 pass

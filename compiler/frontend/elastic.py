@@ -23,9 +23,9 @@ MOST = 2**20
 """The most ranks of an axis."""
 
 
-def range_of(written: tree.Range, found: Diagnostics) -> tuple[int, int] | None:
-    """The least and the most ranks; None if there are mistakes, which are added to `found`."""
-    match written:
+def range_of(sizes_range: tree.Range, diagnostics: Diagnostics) -> tuple[int, int] | None:
+    """The least and the most ranks; None if there are mistakes, added to `diagnostics`."""
+    match sizes_range:
         case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if (
             0 < least <= most <= MOST
         ):
@@ -34,102 +34,121 @@ def range_of(written: tree.Range, found: Diagnostics) -> tuple[int, int] | None:
             0 < most < least
         ):
             help = f"write `{most}..{least}`, the least first"
-            found.error(
+            diagnostics.error(
                 "E0520",
                 "this range has no sizes",
-                written.span,
+                sizes_range.span,
                 f"{least} is more than {most}",
                 help=help,
             )
         case tree.Range(first, last):
-            help = (
-                spelled(first)
-                or spelled(last)
-                or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
-            )
-            found.error("E0501", "this is not a range of sizes", written.span, help=help)
+            help = spelled(first) or spelled(last)
+            help = help or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
+            diagnostics.error("E0501", "this is not a range of sizes", sizes_range.span, help=help)
     return None
 
 
-def check_ranges(axes: Sequence[Axis], rules: Sequence[tree.Rule], found: Diagnostics) -> None:
+def check_ranges(
+    axes: Sequence[Axis], rules: Sequence[tree.Rule], diagnostics: Diagnostics
+) -> None:
     """One axis has a range, and nothing but `batch` is sharded over it."""
     elastic = [axis for axis in axes if axis.within]
+    if not elastic:
+        return
+    first = elastic[0]
     for axis in elastic[1:]:
-        notes = [Note(elastic[0].span, "the first one")]
+        notes = [Note(first.span, "the first one")]
         help = "one axis gives up ranks where nodes are lost: write one size for the other"
-        found.error(
+        diagnostics.error(
             "E0520", "two axes have ranges", axis.span, "a second one", notes=notes, help=help
         )
-    for axis in elastic[:1]:
-        over = (rule for rule in rules if axis.name in map(str, rule.axes))
-        for dim in [dim for rule in over for dim in rule.dims if str(dim) != BATCH][:1]:
-            notes = [Note(axis.span, "may have several sizes")]
-            message = f"`{dim}` is sharded over `{axis.name}`, which has a range"
-            help = (
-                f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size,"
-                " and its work too"
-            )
-            found.error("E0520", message, dim.span, notes=notes, help=help)
+    if dim := _dim_over(first, rules):
+        notes = [Note(first.span, "may have several sizes")]
+        message = f"`{dim}` is sharded over `{first.name}`, which has a range"
+        help = (
+            f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size,"
+            " and its work too"
+        )
+        diagnostics.error("E0520", message, dim.span, notes=notes, help=help)
+
+
+def _dim_over(axis: Axis, rules: Sequence[tree.Rule]) -> tree.Name | None:
+    """The first dim besides `batch` that a rule shards over an axis."""
+    for rule in rules:
+        if axis.name not in map(str, rule.axes):
+            continue
+        for dim in rule.dims:
+            if str(dim) != BATCH:
+                return dim
+    return None
 
 
 def begun_at(
-    axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, found: Diagnostics
+    axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, diagnostics: Diagnostics
 ) -> tuple[Axis, ...]:
-    """The axes, an elastic one with the largest of its sizes at which a step is whole
+    """The axes; an elastic one has the largest of its sizes that makes a step of whole
     microbatches.
     """
-    names = {str(name) for rule in rules if BATCH in map(str, rule.dims) for name in rule.axes}
+    names: set[str] = set()
+    for rule in rules:
+        if BATCH in map(str, rule.dims):
+            names.update(map(str, rule.axes))
     others = prod(axis.size for axis in axes if axis.name in names and not axis.within)
-    return tuple(
-        _begun_at(axis, others, train, found) if axis.within and axis.name in names else axis
-        for axis in axes
-    )
+    axes_with_sizes: list[Axis] = []
+    for axis in axes:
+        if axis.within and axis.name in names:
+            axis = _begun_at(axis, others, train, diagnostics)
+        axes_with_sizes.append(axis)
+    return tuple(axes_with_sizes)
 
 
-def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis:
+def _begun_at(axis: Axis, others: int, train: Train, diagnostics: Diagnostics) -> Axis:
     least, most = axis.within or (axis.size, axis.size)
     unit = train.microbatch * others
-    fits = [size for size in range(most, least - 1, -1) if train.global_batch % (unit * size) == 0]
-    if not fits:
-        each = (
-            f"{train.microbatch} sequences × {f'{others} × ' if others > 1 else ''}{least} …"
-            f" {most} ranks"
-        )
-        whole = unit * most
-        rows = Note(train.spans["microbatch"], "sequences of a microbatch on each rank")
-        found.error(
-            "E0310",
-            f"`global_batch` is a whole number of microbatches with no size of `{axis.name}`",
-            train.spans["global_batch"],
-            f"{train.global_batch} / ({each}) is not whole",
-            notes=[Note(axis.span, "the range"), rows],
-            help=f"multiples of {whole} are with {most}, for instance"
-            f" {-(-train.global_batch // whole) * whole}",
-        )
-        found.doubt(section="mesh")
-    return evolve(axis, size=fits[0], within=axis.within) if fits else evolve(axis, within=None)
+    for size in range(most, least - 1, -1):
+        if train.global_batch % (unit * size) == 0:
+            return evolve(axis, size=size, within=axis.within)
+    ranks = f"{least} … {most} ranks"
+    if others > 1:
+        ranks = f"{others} × {ranks}"
+    whole = unit * most
+    rows = Note(train.spans["microbatch"], "sequences of a microbatch on each rank")
+    diagnostics.error(
+        "E0310",
+        f"`global_batch` is a whole number of microbatches with no size of `{axis.name}`",
+        train.spans["global_batch"],
+        f"{train.global_batch} / ({train.microbatch} sequences × {ranks}) is not whole",
+        notes=[Note(axis.span, "the range"), rows],
+        help=f"multiples of {whole} are with {most}, for instance"
+        f" {-(-train.global_batch // whole) * whole}",
+    )
+    diagnostics.doubt(section="mesh")
+    return evolve(axis, within=None)
 
 
-def check_rows(program: Program, found: Diagnostics) -> None:
+def check_rows(program: Program, diagnostics: Diagnostics) -> None:
     """A pipeline's schedule has rows for the microbatches of each size."""
     axis, pipeline = elastic_axis(program), program.pipeline
     if not axis or not pipeline or len(sizes(program)) < 2:
         return
     largest, *_, least = sizes(program)
     count, kind = program.size(MICROBATCHES), pipeline.settings.schedule.kind
-    each = f"{counted(count, 'microbatch')} with {largest}, {count * largest // least} with {least}"
     if pipeline.given or kind == AUTO:
-        of = "a file" if pipeline.given else f"`schedule = {AUTO}`"
-        message = f"rows of {of} are for one number of microbatches, and `{axis.name}` has a range"
+        origin = "a file" if pipeline.given else f"`schedule = {AUTO}`"
+        message = (
+            f"rows of {origin} are for one number of microbatches, and `{axis.name}` has a range"
+        )
+        with_least = count * largest // least
+        label = f"{counted(count, 'microbatch')} with {largest}, {with_least} with {least}"
         help = "take a schedule that has a name, such as `1f1b`, or write one size"
-        found.error("E0520", message, axis.span, each, help=help)
+        diagnostics.error("E0520", message, axis.span, label, help=help)
         return
     ranks = program.axis(pipeline.axis).size
     for size in sizes(program):
         try:
             rows(pipeline, ranks, count * largest // size)
         except ScheduleError as error:
-            found.error(
+            diagnostics.error(
                 "E0520",
                 f"`{kind}` has no rows for `{axis.name}` = {size}",
                 axis.span,

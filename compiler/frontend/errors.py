@@ -12,15 +12,18 @@ LONGEST = 64
 
 
 def check_name(name: tree.Name) -> None:
-    """Names become attributes and variables; those of unnamed values begin with `_`."""
+    """Raises PlanError unless `name` may be a name.
+
+    Names become attributes and variables; names of unnamed values begin with `_`.
+    """
     if name.name.startswith("_") or len(name.name) > LONGEST:
         help = f"names begin with a letter and have at most {LONGEST} characters"
         raise wrong("E0215", f"`{name.name[:LONGEST]}` cannot be a name", name.span, help=help)
 
 
-def check_dim(dim: tree.Name, known: Iterable[str]) -> None:
-    """The model has such a dim."""
-    if dim.name not in (names := sorted(known)):
+def check_dim(dim: tree.Name, dims: Iterable[str]) -> None:
+    """Raises PlanError where the model has no such dim."""
+    if dim.name not in (names := sorted(dims)):
         raise wrong(
             "E0201",
             f"there is no dim `{dim}`",
@@ -31,17 +34,19 @@ def check_dim(dim: tree.Name, known: Iterable[str]) -> None:
 
 
 def check_count(results: int, names: Sequence[str], span: Span) -> None:
-    """Checks that the results of a call have as many names, or one place without a name."""
+    """Raises PlanError unless the results of a call have as many names, or one place without a
+    name.
+    """
     if results == len(names):
         return
     wanted = f"bound to {len(names)} names" if len(names) > 1 else "wanted as one tensor"
-    given = f"{results} results" if results > 1 else "one result"
+    result_count = f"{results} results" if results > 1 else "one result"
     help = f"write `{', '.join('abcdefgh'[:results])} = …`" if 1 < results < 9 else ""
-    raise wrong("E0602", f"{given}, {wanted}", span, f"gives {given}", help)
+    raise wrong("E0602", f"{result_count}, {wanted}", span, f"gives {result_count}", help)
 
 
 def check_not_data(dim: tree.Name, what: str) -> None:
-    """Parameters and repeats go over dims of the model."""
+    """Raises PlanError where a dim is of the data: parameters and repeats go over the model's."""
     if dim.name in (*DATA_DIMS, MICROBATCHES):
         raise wrong(
             "E0216",

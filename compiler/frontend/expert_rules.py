@@ -38,7 +38,10 @@ def check_rows(type: Type, span: Span) -> None:
 
 def check_user_op(op: Op, experts: str) -> None:
     """Raises PlanError where a function is to see more of the tokens than a row."""
-    if {experts, *DATA_DIMS} & {dim for words in op.names("takes") for dim in words.split()}:
+    dims: set[str] = set()
+    for words in op.names("takes"):
+        dims.update(words.split())
+    if dims & {experts, *DATA_DIMS}:
         help = (
             "a signature such as `op f(x[.., d]) -> [.., d] over ..` leaves the dims of tokens"
             " to `..`"
@@ -49,7 +52,7 @@ def check_user_op(op: Op, experts: str) -> None:
 
 
 def check_declared(use: tree.ParamUse, experts: str, routed: Set[str]) -> None:
-    """Raises PlanError where a parameter names one of the dims `routed`; `experts` is that of
+    """Raises PlanError where a parameter names one of the dims `routed`, or the dim `experts` of
     the route around it.
     """
     for dim in (*use.outs, *use.ins):
@@ -67,20 +70,25 @@ def check_declared(use: tree.ParamUse, experts: str, routed: Set[str]) -> None:
             raise wrong("E0220", message, dim.span, "outside of both", help)
 
 
-def check_used(param: Param, own: Sequence[str], around: Sequence[str], span: Span) -> None:
-    """Raises PlanError where a parameter of the experts `own` is used in a route to others,
-    `around`.
+def check_used(
+    param: Param, param_experts: Sequence[str], route_experts: Sequence[str], span: Span
+) -> None:
+    """Raises PlanError where a parameter of some experts is used in a route to others.
+
+    `param_experts` and `route_experts` have one dim of experts, or none outside of routes.
     """
-    if (*own,) != (*around,):
-        where, used = (
-            f"in a route to `{dims[0]}`" if dims else "outside of routes" for dims in (own, around)
-        )
+    if (*param_experts,) == (*route_experts,):
+        return
+    help = ""
+    if not param_experts:
         help = (
-            ""
-            if own
-            else f"declare another one in the route, of which each of the `{around[0]}` has its own"
+            "declare another one in the route, of which each of the"
+            f" `{route_experts[0]}` has its own"
         )
-        notes = (Note(param.span, "declared here"),)
-        raise wrong(
-            "E0220", f"`{param.name}` is declared {where}", span, f"used {used}", help, notes=notes
-        )
+    notes = (Note(param.span, "declared here"),)
+    message = f"`{param.name}` is declared {_where(param_experts)}"
+    raise wrong("E0220", message, span, f"used {_where(route_experts)}", help, notes=notes)
+
+
+def _where(experts: Sequence[str]) -> str:
+    return f"in a route to `{experts[0]}`" if experts else "outside of routes"

@@ -22,7 +22,9 @@ MOST_OPERANDS = 256
 """The most operands of one expression."""
 
 ELEMENTWISE = {"+": "add", "-": "add", "*": "mul", "/": "div"}
-"""The ops of two tensors that operators mean, of a difference after the second one's negation."""
+"""The op of two tensors that each operator means; a difference is a sum with the negated second
+tensor.
+"""
 
 
 @frozen
@@ -33,7 +35,7 @@ class Expressions(Calls):
         """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where
         it has a mistake.
         """
-        with self._found.catch():
+        with self._diagnostics.catch():
             return self._tensor(expr, like)
         return UNKNOWN
 
@@ -54,7 +56,7 @@ class Expressions(Calls):
 
     def tensors(self, expr: tree.Expr, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, one for each name; UNKNOWN where it has a mistake."""
-        with self._found.catch():
+        with self._diagnostics.catch():
             if isinstance(expr, tree.Call):
                 return self.call(expr, like)
             value = self.tensor(expr, like[0])
@@ -69,11 +71,11 @@ class Expressions(Calls):
         yield
         self._parameters.twins = {}
 
-    def _widened(self, value: str, at: tree.Expr) -> str:
+    def _widened(self, value: str, expr: tree.Expr) -> str:
         dtype = self._builder.types[value].dtype
         if not self._parameters.twins or dtype not in FLOATS or wide(dtype) == dtype:
             return value
-        return self._builder.op("cast", (value,), (("dtype", wide(dtype)),), at.span, "")
+        return self._builder.op("cast", (value,), (("dtype", wide(dtype)),), expr.span, "")
 
     def _named(self, name: tree.Name) -> str:
         bound, params = self._scope.bound, self._parameters.all
@@ -91,10 +93,14 @@ class Expressions(Calls):
             )
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
-        given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
-        declared = f"as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
-        help = given or help_for_value(name.name) or did_you_mean(name.name, [*bound, *params])
-        help = help or f"a parameter is declared by its dims where it is first used, {declared}"
+        help = help_for_value(name.name) or did_you_mean(name.name, [*bound, *params])
+        if name.name in INPUTS:
+            help = f"add `{name}[batch, seq]` to the model's inputs"
+        elif not help:
+            help = (
+                "a parameter is declared by its dims where it is first used, as in"
+                f" `{name}[hidden]` or `{name}[hidden -> ffn]`"
+            )
         raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
 
     def _chain(self, expr: tree.Binary, like: str) -> str:
@@ -105,7 +111,7 @@ class Expressions(Calls):
         value = self._either(links[0].left)
         for link in links:
             right, left, value = self._either(link.right), value, UNKNOWN
-            with self._found.catch():
+            with self._diagnostics.catch():
                 value = self._binary(link, left, right, like if link is expr else "")
         if not isinstance(value, str):
             raise wrong("E0603", "a tensor is needed here", expr.span, "is a number")
@@ -117,7 +123,7 @@ class Expressions(Calls):
         """
         if not self._scope.is_number(expr):
             return self.tensor(expr)
-        with self._found.catch():
+        with self._diagnostics.catch():
             return evaluate(expr, self._scope.numbers)
         return UNKNOWN
 
@@ -144,9 +150,9 @@ class Expressions(Calls):
                 return self._builder.op(GROUPED.name, (left, right, *order), over, link.span, like)
             return self._builder.op("contract", (left, right), over, link.span, like)
         if experts and link.op == "+":
-            rows, own = (self._builder.types[value].dims for value in (left, right))
-            # a parameter of experts, a row of each
-            if own == tuple(dim for dim in rows if dim not in DATA_DIMS):
+            types = self._builder.types
+            row_dims = tuple(dim for dim in types[left].dims if dim not in DATA_DIMS)
+            if types[right].dims == row_dims:  # a parameter of experts, a row of each
                 return self._builder.op(BIASED.name, (left, right, *order), (), link.span, like)
         self.require_rows((right,), link.right.span)
         if link.op == "-":
@@ -195,26 +201,28 @@ class Expressions(Calls):
                     help,
                 )
 
-    def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
+    def _by(self, kind: str, value: str, by: Scalar, expr: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
-        self.require_rows((value,), at.span)
+        self.require_rows((value,), expr.span)
         if abs(by) > sys.float_info.max:
             raise wrong(
-                "E0302", "a number that is too large", at.span, "beyond 64-bit floating point"
+                "E0302", "a number that is too large", expr.span, "beyond 64-bit floating point"
             )
-        return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
+        return self._builder.op(kind, (value,), (("by", float(by)),), expr.span, like)
 
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
-        """The dims that `@` sums over: those before the arrow, or all that both operands have
+        """The dims that `@` sums over: the ones before the arrow, or all that both operands have
         but experts.
         """
         x, w = self._builder.types[left], self._builder.types[right]
         if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
-        arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
-        over = arrow or tuple(
-            dim for dim in x.dims if dim in w.dims and dim != self._parameters.experts
-        )
+        over: tuple[str, ...] = ()
+        if isinstance(link.right, tree.ParamUse):
+            over = tuple(map(str, link.right.ins))
+        if not over:
+            shared = [dim for dim in x.dims if dim in w.dims]
+            over = tuple(dim for dim in shared if dim != self._parameters.experts)
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
             return over
@@ -232,32 +240,31 @@ def _dims(x: Type, w: Type) -> str:
 
 
 def _arrow(right: tree.Expr, x: Type) -> str:
-    """Help for a product: an arrow after those dims of a parameter in which `x` ends."""
+    """Help for a product: an arrow after the dims of a parameter that `x` ends in."""
     if isinstance(right, tree.ParamUse):
         dims = tuple(map(str, (*right.outs, *right.ins)))
         over = tuple(dim for dim in x.dims if dim in dims)
-        rest = tuple(dim for dim in dims if dim not in over)
-        if over and rest and x.dims[-len(over) :] == over:
-            written = f"{right.name}[{', '.join(over)} -> {', '.join(rest)}]"
+        other_dims = tuple(dim for dim in dims if dim not in over)
+        if over and other_dims and x.dims[-len(over) :] == over:
+            written = f"{right.name}[{', '.join(over)} -> {', '.join(other_dims)}]"
             return f"write `{written}`: `@` sums over the dims before the arrow"
     return "`@` sums over the last dims of its left side, which the right side must have"
 
 
 def _activations(link: tree.Binary, x: Type, w: Type) -> PlanError:
-    """Both sides of a product have samples: a sum over these would depend on which share a
-    microbatch.
+    """The mistake that both sides of a product have samples: a sum over samples would depend on
+    which of them share a microbatch.
     """
     shared = [dim for dim in x.dims if dim in w.dims]
-    notes = (
-        Note(
-            None,
-            f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}",
-        ),
+    note = f"`@` sums over all dims that both sides have, and so over samples: {listing(shared)}"
+    help = "queries and keys are multiplied in `attention(q, k, v, mask=causal)`"
+    if x.dims == w.dims:
+        help += f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`"
+    return wrong(
+        "E0613",
+        "a product of two activations",
+        link.span,
+        _dims(x, w),
+        help,
+        notes=(Note(None, note),),
     )
-    inner = (
-        f"; a sum of products for each token is `sum(x * y, over={shared[-1]})`"
-        if x.dims == w.dims
-        else ""
-    )
-    help = f"queries and keys are multiplied in `attention(q, k, v, mask=causal)`{inner}"
-    return wrong("E0613", "a product of two activations", link.span, _dims(x, w), help, notes=notes)

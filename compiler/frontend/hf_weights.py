@@ -18,108 +18,107 @@ def stored(
     section: tree.Section, program: Program, copies: Copies, scope: Mapping[str, Scalar]
 ) -> tuple[HFWeight, ...]:
     """The entries of `section`, in the order of the program's parameters.  Raises PlanError."""
-    found = Diagnostics()
-    written = read_names(section, found, scope)
-    found.check()
-    for each in written:
-        if each.param not in copies:
-            help = did_you_mean(each.param, copies)
-            found.error("E0201", f"there is no parameter `{each.param}`", each.span, help=help)
-    names = {each.param: each for each in names_of_parts(written, copies)}
-    known = {param.name: param for param in program.stored}
-    for each in names.values():
-        _fits(each, known[each.param], program, found)
-        if each.interleaved:
-            _pairs(each, known[each.param], program, found)
-    if lacking := [name for name in copies if name not in {each.param for each in written}]:
+    diagnostics = Diagnostics()
+    entries = read_names(section, diagnostics, scope)
+    diagnostics.check()
+    for weight in entries:
+        if weight.param not in copies:
+            help = did_you_mean(weight.param, copies)
+            message = f"there is no parameter `{weight.param}`"
+            diagnostics.error("E0201", message, weight.span, help=help)
+    weights = {weight.param: weight for weight in names_of_parts(entries, copies)}
+    params_by_name = {param.name: param for param in program.stored}
+    for weight in weights.values():
+        _fits(weight, params_by_name[weight.param], program, diagnostics)
+        if weight.interleaved:
+            _pairs(weight, params_by_name[weight.param], program, diagnostics)
+    named = {weight.param for weight in entries}
+    if lacking := [name for name in copies if name not in named]:
         help = f'add `{lacking[0]} = "…"`, the tensor that holds it'
-        found.error("E0402", f"`names hf` lacks {listing(lacking)}", section.head, help=help)
-    _shared(names.values(), known, found)
-    found.check()
-    return tuple(names[name] for name in known)
+        message = f"`names hf` lacks {listing(lacking)}"
+        diagnostics.error("E0402", message, section.head, help=help)
+    _shared(weights.values(), params_by_name, diagnostics)
+    diagnostics.check()
+    return tuple(weights[name] for name in params_by_name)
 
 
-def _fits(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
+def _fits(weight: HFWeight, param: Param, program: Program, diagnostics: Diagnostics) -> None:
     """The name has the indices of the parameter's repeats and of its experts; what is
     transposed is a matrix.
     """
     outer = program.outer(param)
-    if each.indices != (wanted := (*INDICES[: param.stacked], *outer[param.stacked :])):
-        message = (
-            f"the tensor of `{param.name}` is to be named by {listing(wanted)} in braces"
-            if wanted
-            else f"`{param.name}` is not repeated"
-        )
-        inside = f"inside {param.stacked} repeats" if param.stacked else "outside of repeats"
-        note = Note(
-            param.span,
-            f"declared {inside}"
-            + "".join(f", in a route to `{it}`" for it in outer[param.stacked :]),
-        )
-        found.error("E0405", message, each.span, notes=[note])
-    if each.transposed and len(param.type.dims) - len(outer) < 2:
-        found.error(
+    experts = outer[param.stacked :]
+    wanted = (*INDICES[: param.stacked], *experts)
+    if weight.indices != wanted:
+        if wanted:
+            message = f"the tensor of `{param.name}` is to be named by {listing(wanted)} in braces"
+        else:
+            message = f"`{param.name}` is not repeated"
+        place = f"inside {param.stacked} repeats" if param.stacked else "outside of repeats"
+        for dim in experts:
+            place += f", in a route to `{dim}`"
+        note = Note(param.span, f"declared {place}")
+        diagnostics.error("E0405", message, weight.span, notes=[note])
+    if weight.transposed and len(param.type.dims) - len(outer) < 2:
+        diagnostics.error(
             "E0405",
             f"`{param.name}` is not a matrix",
-            each.span,
+            weight.span,
             "transposed",
             notes=[Note(param.span, "declared")],
         )
 
 
-def _pairs(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
-    """The parameter's rows are those of heads, or with some skipped of one, which have those
-    that are interleaved.
+def _pairs(weight: HFWeight, param: Param, program: Program, diagnostics: Diagnostics) -> None:
+    """The parameter's rows are rows of heads, or of one head if some are skipped, and each head has
+    the rows that are interleaved.
     """
     rows = param.type.dims[len(program.outer(param)) : len(param.type.dims) - param.inner]
-    if (
-        len(rows) < (1 if each.skipped else 2)
-        or SEQUENCE in rows
-        or param.name in map(base, tables(program))
-    ):
+    least = 1 if weight.skipped else 2
+    is_table = param.name in map(base, tables(program))
+    if len(rows) < least or SEQUENCE in rows or is_table:
         help = (
             "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of"
             " `bq[heads, head_dim]`"
         )
         notes = [Note(param.span, "declared")]
-        found.error(
-            "E0405",
-            f"`{param.name}` has no heads",
-            each.span,
-            "interleaved",
-            notes=notes,
-            help=help,
-        )
-    elif (last := each.skipped + each.interleaved) > (most := program.valid(rows[-1])):
+        message = f"`{param.name}` has no heads"
+        diagnostics.error("E0405", message, weight.span, "interleaved", notes=notes, help=help)
+        return
+    last, most = weight.skipped + weight.interleaved, program.valid(rows[-1])
+    if last > most:
         message = f"a head of `{param.name}` has {most} rows"
-        found.error(
-            "E0405", message, each.span, f"not {last}", notes=[Note(param.span, "declared")]
-        )
+        notes = [Note(param.span, "declared")]
+        diagnostics.error("E0405", message, weight.span, f"not {last}", notes=notes)
 
 
-def _shared(names: Iterable[HFWeight], params: dict[str, Param], found: Diagnostics) -> None:
-    """A tensor of one parameter is its alone; one of several has each of their parts once, of
-    the same inner dims.
+def _shared(
+    weights: Iterable[HFWeight], params: dict[str, Param], diagnostics: Diagnostics
+) -> None:
+    """A tensor of one parameter belongs to it alone; a tensor of several has each of their parts
+    once, of the same inner dims.
     """
-    of = defaultdict[str, list[HFWeight]](list)
-    for each in names:
-        if each.param in params:
-            of[each.tensor].append(each)
-    for tensor, (first, *others) in of.items():
-        taken = {first.part: first}
-        for each in others:
-            alike = (each.parts, each.transposed, _inner(params[each.param])) == (
-                first.parts,
-                first.transposed,
-                _inner(params[first.param]),
-            )
-            if not alike or each.part in taken:
-                note = Note(taken.get(each.part, first).span, "taken here")
-                found.error("E0403", f"`{tensor}` does not hold both", each.span, notes=[note])
-            taken[each.part] = each
-        if lacking := [part for part in range(first.parts) if part not in taken]:
+    weights_by_tensor = defaultdict[str, list[HFWeight]](list)
+    for weight in weights:
+        if weight.param in params:
+            weights_by_tensor[weight.tensor].append(weight)
+    for tensor, (first, *others) in weights_by_tensor.items():
+        layout = _layout(first, params)
+        weight_by_part = {first.part: first}
+        for weight in others:
+            if _layout(weight, params) != layout or weight.part in weight_by_part:
+                note = Note(weight_by_part.get(weight.part, first).span, "taken here")
+                message = f"`{tensor}` does not hold both"
+                diagnostics.error("E0403", message, weight.span, notes=[note])
+            weight_by_part[weight.part] = weight
+        if lacking := [part for part in range(first.parts) if part not in weight_by_part]:
             message = f"no parameter is part {lacking[0]} of `{tensor}`"
-            found.error("E0405", message, first.span, f"one of {first.parts} parts")
+            diagnostics.error("E0405", message, first.span, f"one of {first.parts} parts")
+
+
+def _layout(weight: HFWeight, params: dict[str, Param]) -> tuple[int, bool, tuple[str, ...]]:
+    """How parameters that share a tensor are alike: its parts, and how it lies in memory."""
+    return weight.parts, weight.transposed, _inner(params[weight.param])
 
 
 def _inner(param: Param) -> tuple[str, ...]:

@@ -12,6 +12,9 @@ from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
 from ..syntax.parser import read_plan
 from ..syntax.source import Source
 
+OF_MODEL = ("dims", "const")
+"""The kinds of sections that belong to a model."""
+
 DEEPEST = 8
 """How many files may use one another in a row."""
 
@@ -20,8 +23,8 @@ ONE_OF_A_KIND = ("data", "optimizer")
 """Sections that a plan has once: one of another name replaces the whole section."""
 
 EITHER = {"files": "set", "set": "files"}
-"""Entries of which a section has one kind or the other: one in the braces replaces those of the
-other kind.
+"""Entries that exclude each other in a section: one in the braces replaces all entries of the other
+kind.
 """
 
 
@@ -36,24 +39,22 @@ class Document:
 
 
 def gather(
-    source: Source, found: Diagnostics, over: Source | None = None, read: Reader = load
+    source: Source, diagnostics: Diagnostics, over: Source | None = None, read: Reader = load
 ) -> Document:
     """The document of a plan and the files that it uses, with sections `over` its own.
 
-    Raises PlanError where there is no model, or several; other mistakes are added to `found`.
+    Raises PlanError where there is no model, or several; other mistakes are added to `diagnostics`.
     """
-    models, sections, ops = _gather(source, (), found, read)
-    for section in _read(over, found).sections() if over else ():
-        _add(section, sections, found)
+    models, sections, ops = _gather(source, (), diagnostics, read)
+    if over:
+        for section in _read(over, diagnostics).sections():
+            _add(section, sections, diagnostics)
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
     if not models:
-        found.check()
-        own, used = (
-            "model NAME(tokens[batch, seq], labels[batch, seq]) { … }",
-            f'use "{SHIPPED}models/llama.scale"',
-        )
-        help = f"write `{own}`, or `{used}`"
+        diagnostics.check()
+        model = "model NAME(tokens[batch, seq], labels[batch, seq]) { … }"
+        help = f'write `{model}`, or `use "{SHIPPED}models/llama.scale"`'
         raise wrong("E0202", "this plan has no model", source.whole(), help=help)
     notes = (Note(models[0].name.span, "the first model"),)
     raise wrong("E0203", "a plan has one model", models[1].name.span, "a second one", notes=notes)
@@ -62,66 +63,74 @@ def gather(
 Gathered = tuple[list[tree.Model], dict[str, tree.Section], list[tree.UserOp]]
 
 
-def _read(source: Source, found: Diagnostics) -> tree.Plan:
+def _read(source: Source, diagnostics: Diagnostics) -> tree.Plan:
     """The syntax tree of a text, as far as it can be read."""
     read = read_plan(source)
     for mistake in read.mistakes:
-        found.tell(mistake)
-    found.doubtful |= read.doubtful
-    found.used |= read.doubtful
-    found.in_part |= read.in_part
+        diagnostics.tell(mistake)
+    diagnostics.doubtful |= read.doubtful
+    diagnostics.used |= read.doubtful
+    diagnostics.in_part |= read.in_part
     return read.plan
 
 
-def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader) -> Gathered:
-    plan = _read(source, found)
+def _gather(
+    source: Source, users: tuple[str, ...], diagnostics: Diagnostics, read: Reader
+) -> Gathered:
+    """The models, sections and ops of a file and of the files that it uses."""
+    plan = _read(source, diagnostics)
     models: list[tree.Model] = []
     ops = [item for item in plan.items if isinstance(item, tree.UserOp)]
     sections: dict[str, tree.Section] = {}
     for item in plan.items:
         if isinstance(item, tree.Use):
-            used, theirs, more = _used(item, source, (*users, source.path), found, read)
-            ops += more
-            models += [_overridden(model, item.sections) for model in used]
-            others = [
-                section for section in item.sections if section.kind.name not in ("dims", "const")
-            ]
-            sections |= theirs
-            for section in others:
-                _add(section, sections, found)
-    own: dict[str, tree.Section] = {}
-    for section in plan.sections():
-        if first := own.get(section.kind.name):
-            notes = [Note(first.head, "the first one")]
-            found.error(
-                "E0204",
-                f"section `{section.kind}` is given twice",
-                section.head,
-                "repeated",
-                notes=notes,
+            used_models, used_sections, used_ops = _used(
+                item, source, (*users, source.path), diagnostics, read
             )
-        own[section.kind.name] = section
-        _add(section, sections, found)
-    within = [s for m in models for s in m.body if isinstance(s, tree.Section)]
-    _check_forms([*sections.values(), *within], found)
-    return models + [item for item in plan.items if isinstance(item, tree.Model)], sections, ops
+            ops += used_ops
+            models += [_overridden(model, item.sections) for model in used_models]
+            sections |= used_sections
+            for section in item.sections:
+                if section.kind.name not in OF_MODEL:
+                    _add(section, sections, diagnostics)
+    _add_own_sections(plan, sections, diagnostics)
+    of_models: list[tree.Section] = []
+    for model in models:
+        of_models += [item for item in model.body if isinstance(item, tree.Section)]
+    _check_forms([*sections.values(), *of_models], diagnostics)
+    models += [item for item in plan.items if isinstance(item, tree.Model)]
+    return models, sections, ops
+
+
+def _add_own_sections(
+    plan: tree.Plan, sections: dict[str, tree.Section], diagnostics: Diagnostics
+) -> None:
+    """Merges a file's own sections over the sections of the files that it uses."""
+    own_sections: dict[str, tree.Section] = {}
+    for section in plan.sections():
+        if first := own_sections.get(section.kind.name):
+            notes = [Note(first.head, "the first one")]
+            message = f"section `{section.kind}` is given twice"
+            diagnostics.error("E0204", message, section.head, "repeated", notes=notes)
+        own_sections[section.kind.name] = section
+        _add(section, sections, diagnostics)
 
 
 def _used(
-    use: tree.Use, source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader
+    use: tree.Use, source: Source, users: tuple[str, ...], diagnostics: Diagnostics, read: Reader
 ) -> Gathered:
-    with found.catch():
-        return _gather(opened(use, source, read, users), users, found, read)
-    found.doubt(section="model")
+    with diagnostics.catch():
+        return _gather(opened(use, source, read, users), users, diagnostics, read)
+    diagnostics.doubt(section="model")
     return [], {}, []
 
 
-def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:
+def _check_forms(sections: Iterable[tree.Section], diagnostics: Diagnostics) -> None:
     """Only dims have padding, and only `watch` has numbers of steps."""
     for section in sections:
         for entry in section.entries:
             if isinstance(entry, tree.Setting) and entry.pad and section.kind.name != "dims":
-                found.error(
+                diagnostics.error(
                     "E0406",
                     "only a dim is padded",
                     entry.pad.span,
@@ -129,15 +138,19 @@ def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:
                 )
             if isinstance(entry, tree.Setting) and entry.every and section.kind.name != "watch":
                 help = f"write `{entry.key} = {entry.value.span.words}`"
-                found.error(
+                diagnostics.error(
                     "E0406", "only `watch` has settings with `every`", entry.span, help=help
                 )
-        _check_forms([entry for entry in section.entries if isinstance(entry, tree.Section)], found)
+        _check_forms(
+            [entry for entry in section.entries if isinstance(entry, tree.Section)], diagnostics
+        )
 
 
-def _add(section: tree.Section, sections: dict[str, tree.Section], found: Diagnostics) -> None:
-    """Merges a section over that of its kind, if there is one."""
-    with found.catch():
+def _add(
+    section: tree.Section, sections: dict[str, tree.Section], diagnostics: Diagnostics
+) -> None:
+    """Merges a section over the section of its kind, if there is one."""
+    with diagnostics.catch():
         base = sections.get(section.kind.name)
         sections[section.kind.name] = merge(base, section) if base else section
 
@@ -149,12 +162,15 @@ def opened(
 
     Raises PlanError where it cannot be read, or is one of its `users`.
     """
-    written, path = use.path.value, used_path(use, source)
+    file_name, path = use.path.value, used_path(use, source)
     if len(users) > DEEPEST or str(path) in users:
         help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
-        raise wrong("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)
-    found, known = read(path, use.path.span), {Path(it).name for it in (*users, source.path)}
-    return evolve(found, shown="/".join(path.parts[-2:])) if path.name in known else found
+        raise wrong("E0205", f"cannot use `{file_name}`", use.path.span, "used here", help=help)
+    file = read(path, use.path.span)
+    names_of_users = {Path(user).name for user in (*users, source.path)}
+    if path.name in names_of_users:
+        return evolve(file, shown="/".join(path.parts[-2:]))
+    return file
 
 
 def used_path(use: tree.Use, source: Source) -> Path:
@@ -162,106 +178,114 @@ def used_path(use: tree.Use, source: Source) -> Path:
 
     Raises PlanError where it is said to come with scalec, and does not.
     """
-    written = use.path.value
-    if not written.startswith(SHIPPED):
-        return Path(source.path).parent / written
-    path = shipped_file(written)
+    file = use.path.value
+    if not file.startswith(SHIPPED):
+        return Path(source.path).parent / file
+    path = shipped_file(file)
     if path is None:
         files = shipped_files()
-        help = did_you_mean(written, files) or f"there are {listing(files)}"
+        help = did_you_mean(file, files) or f"there are {listing(files)}"
         raise wrong(
-            "E0205", f"`{written}` is not part of scalec", use.path.span, "not there", help=help
+            "E0205", f"`{file}` is not part of scalec", use.path.span, "not there", help=help
         )
     return path
 
 
 def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.Model:
     """The model with `dims` and `const` of a `use` merged over its own."""
-    body = model.body
-    for over in (over for over in overrides if over.kind.name in ("dims", "const")):
-        base = next(
-            (s for s in body if isinstance(s, tree.Section) and s.kind.name == over.kind.name), None
-        )
-        body = (
-            tuple(merge(base, over) if item is base else item for item in body)
-            if base
-            else (over, *body)
-        )
-    return evolve(model, body=body)
+    body = [*model.body]
+    for over in overrides:
+        if over.kind.name not in OF_MODEL:
+            continue
+        for i, item in enumerate(body):
+            if isinstance(item, tree.Section) and item.kind.name == over.kind.name:
+                body[i] = merge(item, over)
+                break
+        else:  # the model has no such section
+            body.insert(0, over)
+    return evolve(model, body=tuple(body))
 
 
 # ---- the sections in the braces after a `use`
 
 
 def merge(base: tree.Section, over: tree.Section) -> tree.Section:
-    """`base` with the entries of `over` in the place of those of the same key, and the others of
+    """`base` with the entries of `over` in the place of entries of the same key, and the others of
     `over` after them.
 
     Sections in sections merge likewise, if they have the same name or `over` gives none.  A section
-    of a kind that there is one of replaces that of another name.  Rules of `over` replace all rules
-    of `base`, since their order is their priority; sets of data replace its files.  Axes of a mesh
-    are in an order too.  Raises PlanError where `over` leaves that open.
+    of a kind that there is one of replaces a section of another name.  Rules of `over` replace all
+    rules of `base`, since their order is their priority; sets of data replace its files.  Axes of a
+    mesh are in an order too.  Raises PlanError where `over` leaves that open.
     """
     if base.kind.name == MESH and _gives_order(base, over):
         return evolve(base, entries=over.entries)
-    rules = any(isinstance(entry, tree.Rule) for entry in over.entries)
-    replaced = {EITHER.get(_key(entry)) for entry in over.entries}
-    entries = [
-        entry
-        for entry in base.entries
-        if not (rules and isinstance(entry, tree.Rule)) and _key(entry) not in replaced
-    ]
+    entries = _entries_left(base, over)
     # each is replaced once, so that a key given twice in `over` stays visible
     unmatched = list(range(len(entries)))
     for entry in over.entries:
-        at = next((i for i in unmatched if _same(entries[i], entry)), None)
-        if at is None:
+        index = next((i for i in unmatched if _same(entries[i], entry)), None)
+        if index is None:
             entries.append(entry)
-        else:
-            unmatched.remove(at)
-            match entries[at], entry:
-                case tree.Section(name=known) as part, tree.Section(name=name) if name in (
-                    None,
-                    known,
-                ):
-                    entries[at] = merge(part, entry)
-                case _:
-                    entries[at] = entry
+            continue
+        unmatched.remove(index)
+        entries[index] = _merge_entry(entries[index], entry)
     return evolve(base, entries=tuple(entries))
 
 
+def _entries_left(base: tree.Section, over: tree.Section) -> list[tree.Entry]:
+    """The entries of `base` that stay, or are merged with entries of the same key in `over`."""
+    over_has_rules = any(isinstance(entry, tree.Rule) for entry in over.entries)
+    excluded = {EITHER.get(_key(entry)) for entry in over.entries}
+    entries: list[tree.Entry] = []
+    for entry in base.entries:
+        is_replaced_rule = over_has_rules and isinstance(entry, tree.Rule)
+        if not is_replaced_rule and _key(entry) not in excluded:
+            entries.append(entry)
+    return entries
+
+
+def _merge_entry(base: tree.Entry, over: tree.Entry) -> tree.Entry:
+    """The entry `over`; two sections are merged, unless they have different names."""
+    match base, over:
+        case tree.Section(name=base_name), tree.Section(name=name) if name in (None, base_name):
+            return merge(base, over)
+        case _:
+            return over
+
+
 def _gives_order(base: tree.Section, over: tree.Section) -> bool:
-    """Whether the order of axes is that of `over`, which names all; else it is that of `base`,
-    with no axis more.
+    """Whether the axes go in the order of `over`, which then names all of them; else they go in
+    the order of `base`, and `over` adds none.
+
+    Raises PlanError where the order is open.
     """
-    known, given = _keys(base), _keys(over)
-    if set(known) <= set(given):
+    base_axes, over_axes = _keys(base), _keys(over)
+    if set(base_axes) <= set(over_axes):
         return True
-    if given == [axis for axis in known if axis in given]:
+    if over_axes == [axis for axis in base_axes if axis in over_axes]:
         return False
-    added = [axis for axis in given if axis not in known]
-    unnamed = listing(axis for axis in known if axis not in given)
-    message = (
-        f"the mesh does not say where {' or '.join(f'`{word}`' for word in added)} goes"
-        if added
-        else "the axes go in two orders"
-    )
-    entries = (entry for entry in over.entries if isinstance(entry, tree.Setting))
-    span = next(entry.span for entry in entries if entry.key.name in (added or given))
-    note = Note(base.head, f"has {listing(known)}, outermost first")
+    added = [axis for axis in over_axes if axis not in base_axes]
+    unnamed = listing(axis for axis in base_axes if axis not in over_axes)
+    if added:
+        words = " or ".join(f"`{axis}`" for axis in added)
+        message, label = f"the mesh does not say where {words} goes", "added"
+    else:
+        message, label = "the axes go in two orders", "not in this order"
+    settings = (entry for entry in over.entries if isinstance(entry, tree.Setting))
+    span = next(entry.span for entry in settings if entry.key.name in (added or over_axes))
+    note = Note(base.head, f"has {listing(base_axes)}, outermost first")
     help = f"the order of axes matters: name {unnamed} here too, outermost first"
-    raise wrong(
-        "E0519", message, span, "added" if added else "not in this order", help, notes=(note,)
-    )
+    raise wrong("E0519", message, span, label, help, notes=(note,))
 
 
 def _keys(section: tree.Section) -> list[str]:
-    """Each key once."""
-    return list(
-        dict.fromkeys(
-            entry.key.name for entry in section.entries if isinstance(entry, tree.Setting)
-        )
-    )
+    """The keys of a section's settings, each once."""
+    keys: dict[str, None] = {}
+    for entry in section.entries:
+        if isinstance(entry, tree.Setting):
+            keys[entry.key.name] = None
+    return list(keys)
 
 
 def _key(entry: tree.Entry) -> str:

@@ -15,7 +15,7 @@ from ..ops.loss import CROSS_ENTROPY
 from ..syntax.diagnostics import wrong
 
 LARGE = 1 << 30
-"""Bytes of a microbatch's logits on a rank, from which on they are computed in chunks."""
+"""Bytes of a microbatch's logits on a rank; from this size on they are computed in chunks."""
 
 
 def logits_for(program: Program) -> str:
@@ -32,8 +32,10 @@ def logits_for(program: Program) -> str:
         return train.logits
     if train.logits != AUTO:
         return train.logits
-    logits = [program.types[op.inputs[0]] for op in program.ops if op.kind == CROSS_ENTROPY.name]
-    return SAVE if logits and not any(_in_chunks(program, type) for type in logits) else CHUNK
+    losses = [op for op in program.ops if op.kind == CROSS_ENTROPY.name]
+    if not losses or any(_in_chunks(program, program.types[op.inputs[0]]) for op in losses):
+        return CHUNK
+    return SAVE
 
 
 def _in_chunks(program: Program, type: Type) -> bool:

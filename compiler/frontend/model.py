@@ -6,7 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir import BATCH, FLOATS, Arg, Buffer, Enter, Leave, Param, Program, Region, Type, Yield, defs
+from ..ir import (
+    BATCH,
+    FLOATS,
+    Arg,
+    Buffer,
+    Enter,
+    Leave,
+    Param,
+    Program,
+    Region,
+    Type,
+    Value,
+    Yield,
+    defs,
+)
 from ..ops import roles
 from ..ops.experts import DISPATCH
 from ..syntax import tree
@@ -37,42 +51,48 @@ def build(
     user_ops: Mapping[str, UserOp],
     dtype: str,
     stored: str,
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> Built:
-    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of
-    parameters.
+    """The model as a region.
 
-    Statements with mistakes, which are added to `found`, are left out.
+    `frame` has the dims; `dtype` and `stored` are the element types of activations and of the
+    parameters' state of record. Statements with mistakes, which are added to `diagnostics`, are
+    left out.
     """
-    with found.catch():
+    with diagnostics.catch():
         check_name(model.name)
-    made = {*frame.choices.values()}  # for routes, by the compiler: a plan cannot name these
-    dims = (dim.name for dim in frame.dims if not dim.twin and dim.name not in made)
-    scope, builder = Scope(numbers, dims), ModelBuilder(frame)
+    scope, builder = Scope(numbers, _visible_dims(frame)), ModelBuilder(frame)
     builder.reserve(declarations(model.body))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
-    args = tuple(_input(given, scope, builder) for given in checked_inputs(model, found))
-    statements = _Statements(scope, parameters, builder, draws, user_ops, found)
+    inputs = checked_inputs(model, diagnostics)
+    args = tuple(_input(model_input, scope, builder) for model_input in inputs)
+    statements = _Statements(scope, parameters, builder, draws, user_ops, diagnostics)
     statements.read(model)
     results = list(statements.results())
-    with found.catch():
+    with diagnostics.catch():
         results.insert(0, _loss(model, scope, builder))
     if not results or results[0] != scope.bound.get("loss"):
-        found.doubt(section="loss")
+        diagnostics.doubt(section="loss")
     body = (*parameters.leaves.values(), *builder.body)
     ends = tuple(Yield(result, Leave.LAST) for result in results)
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     params = tuple(parameters.all.values())
-    with found.catch():
-        params = tuple(initialised(model, parameters.all, parameters.roles, numbers, found))
+    with diagnostics.catch():
+        params = tuple(initialised(model, parameters.all, parameters.roles, numbers, diagnostics))
     return Built(region, params, (*parameters.buffers.values(),))
 
 
-def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
-    value = builder.value(given.name.name, Type("i64", tuple(map(str, given.dims))))
-    scope.bound[given.name.name] = value.name
-    scope.declared[given.name.name] = given.name
+def _visible_dims(frame: Program) -> list[str]:
+    """The dims that a plan can name: not the ones that the compiler makes for routes."""
+    choice_dims = {*frame.choices.values()}
+    return [dim.name for dim in frame.dims if not dim.twin and dim.name not in choice_dims]
+
+
+def _input(model_input: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
+    value = builder.value(model_input.name.name, Type("i64", tuple(map(str, model_input.dims))))
+    scope.bound[model_input.name.name] = value.name
+    scope.declared[model_input.name.name] = model_input.name
     return Arg(value, value.name, Enter.EACH)
 
 
@@ -105,18 +125,18 @@ class _Statements(Routes):
         self, item: tree.Statement, begin: Callable[[tree.Statement], None] = lambda item: None
     ) -> None:
         body, before, bound = self._builder.body, len(self._builder.body), {**self._scope.bound}
-        with self._found.catch():
+        with self._diagnostics.catch():
             begin(item)
             self._read(item)
             return
-        del body[before:]  # what it binds and declares is unknown, but for what it would bind anew
+        # what it binds and declares is unknown, but for what it would bind anew
+        del body[before:]
         self._builder.body, self._scope.bound = body, bound
-        self._found.doubt(
-            *({*declarations([item]), *bound_in([item])} - bound.keys()), section="statements"
-        )
-        self._found.used |= item.span.names | (
-            {DISPATCH.name} if "route" in item.span.names else set[str]()
-        )
+        unknown = {*declarations([item]), *bound_in([item])} - bound.keys()
+        self._diagnostics.doubt(*unknown, section="statements")
+        self._diagnostics.used |= item.span.names
+        if "route" in item.span.names:
+            self._diagnostics.used.add(DISPATCH.name)
 
     def _read(self, item: tree.Statement) -> None:
         match item:
@@ -126,8 +146,8 @@ class _Statements(Routes):
                 self._bind(item)
             case tree.Route():
                 with self.route(item):
-                    for each in item.body:
-                        self._statement(each)
+                    for statement in item.body:
+                        self._statement(statement)
             case tree.If():
                 raise AssertionError("resolve: a branch is left")
 
@@ -145,44 +165,53 @@ class _Statements(Routes):
     def _repeat(self, item: tree.Repeat) -> None:
         outer = dict(self._scope.bound)
         outside, self._builder.body = self._builder.body, []
-        assigned: dict[str, Arg] = {}
-        for name in dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer):
-            with self._found.catch():
-                assigned[name] = self._carry(name, item)
-                continue
-            self._found.doubt(name)
+        carried = self._make_carries(item, outer)
         repeat = OpenRepeat(item.dim.name, outside)
         self._parameters.repeats.append(repeat)
         for statement in item.body:
             self._statement(statement)
         self._parameters.repeats.pop()
-        ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in assigned)
+        ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in carried)
         types = [self._builder.types[end.name] for end in ends]
-        for (name, arg), type in zip(assigned.items(), types, strict=True):
-            with self._found.catch():
-                if type != arg.value.type:
-                    before, after = (f"[{', '.join(each.dims)}]" for each in (arg.value.type, type))
-                    message = f"`{name}` changes its dims in `repeat {item.dim}`"
-                    raise wrong(
-                        "E0305", message, item.dim.span, f"enters as {before}, leaves as {after}"
-                    )
-        results = tuple(
-            self._builder.value(name.lstrip("_"), arg.value.type) for name, arg in assigned.items()
-        )
-        args = (*assigned.values(), *repeat.slices)
+        for (name, arg), type in zip(carried.items(), types, strict=True):
+            with self._diagnostics.catch():
+                _check_same_type(name, arg.value.type, type, item)
+        results: list[Value] = []
+        for name, arg in carried.items():
+            results.append(self._builder.value(name.lstrip("_"), arg.value.type))
         region = Region(
-            "repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span
+            "repeat",
+            tuple(self._builder.body),
+            (*carried.values(), *repeat.slices),
+            ends,
+            tuple(results),
+            item.dim.name,
+            span=item.span,
         )
         self._builder.body = [*outside, region]
-        self._scope.bound = outer | {
-            name: value.name for name, value in zip(assigned, results, strict=True)
-        }
+        self._scope.bound = outer
+        for name, value in zip(carried, results, strict=True):
+            self._scope.bound[name] = value.name
+
+    def _make_carries(self, item: tree.Repeat, outer: Mapping[str, str]) -> dict[str, Arg]:
+        """The values that a repeat carries from one iteration to the next, by name.
+
+        These are the values of `outer`, the names bound before it, that its body binds anew.
+        """
+        carried: dict[str, Arg] = {}
+        names = dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer)
+        for name in names:
+            with self._diagnostics.catch():
+                carried[name] = self._carry(name, item)
+                continue
+            self._diagnostics.doubt(name)
+        return carried
 
     def _carry(self, name: str, item: tree.Repeat) -> Arg:
         source = self._scope.bound[name]
         type = self._builder.types[source]
         if not name.startswith(CHOSEN) and BATCH in type.dims and type.dtype not in FLOATS:
-            bound = next(each for each in self._assigned(item) if each.name == name)
+            bound = next(target for target in self._assigned(item) if target.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong(
                 "E0607",
@@ -200,8 +229,15 @@ class _Statements(Routes):
             if isinstance(statement, tree.Bind):
                 yield from statement.names
             elif isinstance(statement, tree.Route):
-                yield from (
-                    tree.Name(name, statement.value.span) for name in self.assigned(statement)
-                )
+                for name in self.assigned(statement):
+                    yield tree.Name(name, statement.value.span)
             elif isinstance(statement, tree.Repeat):
                 yield from self._assigned(statement)
+
+
+def _check_same_type(name: str, before: Type, after: Type, item: tree.Repeat) -> None:
+    """Raises PlanError where a repeat changes the type of a value that it carries."""
+    if after != before:
+        message = f"`{name}` changes its dims in `repeat {item.dim}`"
+        label = f"enters as [{', '.join(before.dims)}], leaves as [{', '.join(after.dims)}]"
+        raise wrong("E0305", message, item.dim.span, label)

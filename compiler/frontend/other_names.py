@@ -212,7 +212,12 @@ EXAMPLES = {
 
 
 def _by_name(rows: dict[str, str]) -> dict[str, str]:
-    return {name: help for names, help in rows.items() for name in names.split()}
+    """The rows, with a row for each of the names that one is for."""
+    help_by_name: dict[str, str] = {}
+    for names, help in rows.items():
+        for name in names.split():
+            help_by_name[name] = help
+    return help_by_name
 
 
 _OP_HELP, _CHOICE_HELP, _VALUE_HELP = map(_by_name, (_OPS, _CHOICES, _VALUES))
@@ -228,19 +233,22 @@ def is_known(op: str) -> bool:
     return _folded(op) in _OP_HELP
 
 
-def help_for_op(name: str, known: Iterable[str]) -> str:
+def help_for_op(name: str, op_names: Iterable[str]) -> str:
     """How a plan writes the op that is called `name` elsewhere, or else the ops there are."""
-    plain = {_folded(op): op for op in known}
+    plain = {_folded(op): op for op in op_names}
     word = _folded(name)
     if word in plain:
         return f"did you mean `{plain[word]}`?"
     if word in _OP_HELP:
         return _OP_HELP[word].replace("{name}", name)
-    own = 'another function can be an op of your own: `op … from "my_ops:NAME"`'
-    return did_you_mean(name, plain.values()) or f"ops are {listing(sorted(plain.values()))}; {own}"
+    user_op_help = 'another function can be an op of your own: `op … from "my_ops:NAME"`'
+    return (
+        did_you_mean(name, plain.values())
+        or f"ops are {listing(sorted(plain.values()))}; {user_op_help}"
+    )
 
 
-def help_for_argument(op: str, name: str, known: Iterable[str]) -> str:
+def help_for_argument(op: str, name: str, argument_names: Iterable[str]) -> str:
     """How a plan writes the argument of `op` that is called `name` elsewhere; "" where it is
     like none.
     """
@@ -249,7 +257,7 @@ def help_for_argument(op: str, name: str, known: Iterable[str]) -> str:
         return _ATTENTION_HELP[word]
     if word == "bias":
         return _BIAS
-    return _ARGUMENT_HELP.get(word) or did_you_mean(name, known) or help_for_call(op)
+    return _ARGUMENT_HELP.get(word) or did_you_mean(name, argument_names) or help_for_call(op)
 
 
 def help_for_choice(name: str, choices: Iterable[str]) -> str:

@@ -78,7 +78,9 @@ class Parameters:
     """All parameters so far, as values of the model: `leaves` has one op for each."""
 
     def __init__(self, scope: Scope, builder: ModelBuilder, dtype: str, stored: str) -> None:
-        """`dtype` is that of activations, `stored` that of the parameters' state of record."""
+        """`dtype` is the element type of activations, `stored` the element type of parameters in
+        their state of record.
+        """
         self._scope, self._builder, self._dtype, self._stored = scope, builder, dtype, stored
         self.all: dict[str, Param] = {}
         self.buffers: dict[str, Buffer] = {}
@@ -96,17 +98,17 @@ class Parameters:
         self._check(use)
         self._scope.declared[use.name.name] = use.name
         name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
-        own = (self.twins.get(dim.name, dim.name) for dim in use.outs + use.ins)
-        dims = (*stack, *([self.experts] if self.experts else ()), *own)
+        dims = [*stack]
+        if self.experts:
+            dims.append(self.experts)
+        dims += self._param_dims((*use.outs, *use.ins))
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
             raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "repeated", help)
-        param = Param(
-            name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span
-        )
-        self.all[name] = param
-        leaf = self._builder.value(name, evolve(param.type, dtype=self._dtype))
+        type = Type(self._stored, tuple(dims))
+        self.all[name] = Param(name, type, len(stack), len(use.ins), Init(""), span=use.span)
+        leaf = self._builder.value(name, evolve(type, dtype=self._dtype))
         self.leaves[name] = Op("leaf", (name,), (leaf,), (), span=use.span)
         for repeat in self.repeats:
             slice = self._builder.value(name, leaf.type.inside(repeat.dim))
@@ -115,13 +117,16 @@ class Parameters:
             leaf = slice
         return leaf.name
 
+    def _param_dims(self, dims: Iterable[tree.Name]) -> list[str]:
+        """A parameter's dims as it has them: in logits of a route, with the twin of the experts."""
+        return [self.twins.get(dim.name, dim.name) for dim in dims]
+
     def declare_biases(self, use: tree.ParamUse, rate: float, route: int) -> str:
-        """The biases by which a router chooses: those of one layer, where a repeat is around."""
+        """A router's biases, which it chooses by: of one layer, where a repeat is around."""
         self._check(use)
         name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
         self._scope.declared[name] = use.name
-        own = (self.twins.get(dim.name, dim.name) for dim in use.outs)
-        type = Type("f32", (*stack, *own))
+        type = Type("f32", (*stack, *self._param_dims(use.outs)))
         self.buffers[name] = Buffer(
             name, type, len(stack), 0, Init("zeros"), rate=rate, route=route, span=use.span
         )
@@ -134,11 +139,9 @@ class Parameters:
 
     def use(self, param: Param, span: Span) -> str:
         """The value of a parameter declared before: its slice in the repeat that declared it."""
-        own, around = (
-            self._builder.program.outer(param)[param.stacked :],
-            (self.experts,) if self.experts else (),
-        )
-        check_used(param, own, around, span)
+        param_experts = self._builder.program.outer(param)[param.stacked :]
+        route_experts = (self.experts,) if self.experts else ()
+        check_used(param, param_experts, route_experts, span)
         for repeat in reversed(self.repeats):
             if param.name in repeat.holds:
                 return repeat.holds[param.name]
@@ -160,10 +163,12 @@ class Parameters:
 
     def make_matrix(self, right: tree.Expr, inner: int) -> None:
         """A parameter on the right side of `@` has its `inner` last dims contracted."""
-        if isinstance(right, tree.ParamUse | tree.Name):
-            name = right.name.name if isinstance(right, tree.ParamUse) else right.name
-            if param := self.all.get(name):
-                self.all[name] = evolve(param, inner=inner)
+        match right:
+            case tree.ParamUse(tree.Name(name)) | tree.Name(name):
+                if param := self.all.get(name):
+                    self.all[name] = evolve(param, inner=inner)
+            case _:
+                pass
 
     def _check(self, use: tree.ParamUse) -> None:
         name = use.name.name
@@ -196,16 +201,17 @@ def initialised(
     params: Mapping[str, Param],
     roles: Mapping[str, str],
     scope: Mapping[str, Scalar],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> Iterator[Param]:
     """The parameters with their initial values: by name, else by role, else by the model's
     `init ~ …`.
     """
-    explicit, default = _inits(model, scope, found)
+    explicit, default = _inits(model, scope, diagnostics)
     for param in params.values():
-        init = explicit.get(param.name) or (
-            Init(roles[param.name]) if param.name in roles else default
-        )
+        init = explicit.get(param.name)
+        if init is None and param.name in roles:
+            init = Init(roles[param.name])
+        init = init or default
         if init is None:
             message = f"`{param.name}` has no initial value"
             raise wrong("E0210", message, param.span, help="add `init ~ normal(0.02)`")
@@ -213,17 +219,17 @@ def initialised(
 
 
 def _inits(
-    model: tree.Model, scope: Mapping[str, Scalar], found: Diagnostics
+    model: tree.Model, scope: Mapping[str, Scalar], diagnostics: Diagnostics
 ) -> tuple[dict[str, Init], Init | None]:
     """Initial values of single parameters, and of all others; 0 in place of mistakes, which are
-    added to `found`.
+    added to `diagnostics`.
     """
     explicit: dict[str, Init] = {}
     default: Init | None = None
     for item in model.body:
         if isinstance(item, tree.Init):
             init = Init("zeros")
-            with found.catch():
+            with diagnostics.catch():
                 init = _distribution(item.dist, scope)
             for name in item.names:
                 explicit[name.name] = init
@@ -269,22 +275,26 @@ class Draws:
     def next(self, span: Span) -> tuple[str, int]:
         """The draws of the dropout that is being read, and its site."""
         if not self.inputs:
-            given = self._value(Type("i64", (BATCH,)))
-            self.inputs = (Arg(given, given.name, Enter.EACH),)
-        held = self.inputs[0].value.name
+            value = self._value(Type("i64", (BATCH,)))
+            self.inputs = (Arg(value, value.name, Enter.EACH),)
+        draws = self.inputs[0].value.name
         for repeat in self._repeats:
-            if not repeat.draws:  # those of each iteration are made before the repeat
-                type = self._builder.types[held]
-                all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
-                repeat.outside.append(
-                    Op(FORK.name, (held,), (all_,), (("repeat", repeat.dim),), span=span)
-                )
-                own = self._value(type)
-                repeat.slices.append(Arg(own, all_.name, Enter.EACH))
-                repeat.draws = own.name
-            held = repeat.draws
+            if not repeat.draws:
+                self._fork(repeat, draws, span)
+            draws = repeat.draws
         self._sites += 1
-        return held, self._sites
+        return draws, self._sites
+
+    def _fork(self, repeat: OpenRepeat, draws: str, span: Span) -> None:
+        """Writes the draws of each iteration before the repeat, which takes slices of them."""
+        type = self._builder.types[draws]
+        all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
+        repeat.outside.append(
+            Op(FORK.name, (draws,), (all_,), (("repeat", repeat.dim),), span=span)
+        )
+        slice = self._value(type)
+        repeat.slices.append(Arg(slice, all_.name, Enter.EACH))
+        repeat.draws = slice.name
 
     def _value(self, type: Type) -> Value:
         return self._builder.value(DRAWS.name, type)

@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 from ..config.settings import DROPLESS, PADDED
 from ..ir import BATCH, DATA_DIMS, FLOATS, PRECISIONS, Attr, Dim, Type
 from ..ops.experts import COMBINE, DISPATCH, SORT
-from ..ops.protocol import Attribute, wide
+from ..ops.protocol import Attribute, OpDef, wide
 from ..ops.routers import (
     ADD_CHOICES,
     ADD_LOAD,
@@ -56,15 +56,22 @@ CALL = evolve(
 capacity are ops.
 """
 
-PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.implied]
-"""Its arguments in the order in which a plan may write them without their names."""
+
+def _argument_names(entry: OpDef) -> list[str]:
+    """The arguments of an op that a plan writes, in their order."""
+    operands = [operand.name for operand in entry.operands if not operand.implied]
+    return operands + [attribute.name for attribute in entry.attributes if not attribute.implied]
+
+
+PLACES = _argument_names(CALL)
+"""The arguments of `top`, in the order that a plan has to write them in without their names."""
 
 ROUTER_LOSS = "_router_loss"
 """The name in a model's scope of the sum of its routers' losses."""
 
 SCORES, CHOSEN = "_scores_", "_choices_"
-"""The beginnings of the names in a model's scope of what routes to experts have summed for
-their auxiliary loss.
+"""The beginnings of the names in a model's scope of the sums that routes to experts have made
+for their auxiliary loss.
 """
 
 LOAD = "_load"
@@ -72,72 +79,75 @@ LOAD = "_load"
 
 
 def route_dims(
-    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics
+    model: tree.Model,
+    dims: Mapping[str, Dim],
+    numbers: Mapping[str, Scalar],
+    diagnostics: Diagnostics,
 ) -> dict[str, Dim]:
-    """The dims of experts, which now have one of choices; these; and twins: for logits, and for
-    loads of all layers.
+    """The dims that routes need besides `dims`.
 
-    Where the number of choices cannot be known it is 1.
+    Dims of experts, which now have one of choices; the dims of choices; and twins: of experts for
+    logits, and of repeats for loads of all layers.  Where the number of choices cannot be known it
+    is 1.
     """
-    made: dict[str, Dim] = {}
+    new_dims: dict[str, Dim] = {}
     for route, repeats in _routes(model.body):
-        for name in (
-            name
-            for name in repeats
-            if name in dims and name not in {dim.twin for dim in made.values()}
-        ):
-            all_ = _free(f"all_{name}", name, {*dims, *made})
-            made[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
-        with found.catch():
+        for name in repeats:
+            twinned = {dim.twin for dim in new_dims.values()}
+            if name in dims and name not in twinned:
+                all_ = _free(f"all_{name}", name, {*dims, *new_dims})
+                new_dims[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
+        with diagnostics.catch():
             check_dim(route.dim, dims)
             check_not_data(route.dim, "a route")
-            _route_dims(route, dims, numbers, made, found)
-    return made
+            _route_dims(route, dims, numbers, new_dims, diagnostics)
+    return new_dims
 
 
 def _route_dims(
     route: tree.Route,
     dims: Mapping[str, Dim],
     numbers: Mapping[str, Scalar],
-    made: dict[str, Dim],
-    found: Diagnostics,
+    new_dims: dict[str, Dim],
+    diagnostics: Diagnostics,
 ) -> None:
     experts, count = dims[route.dim.name], 1
     try:
         count = _count(route, experts.size, numbers)
     except PlanError as error:
-        found.add(error)
-        found.doubt(str(route.by))
-    if experts.name in made:
-        if made[made[experts.name].chosen].size != count:
+        diagnostics.add(error)
+        diagnostics.doubt(str(route.by))
+    if experts.name in new_dims:
+        if new_dims[new_dims[experts.name].chosen].size != count:
             help = (
                 "give the experts of one of the routes a dim of their own, as large as"
                 f" `{experts.name}`"
             )
             label = "another route to them chooses another number"
             message = f"two routes to `{experts.name}` choose different numbers"
-            found.error("E0316", message, route.span, label, help=help)
+            diagnostics.error("E0316", message, route.span, label, help=help)
         return
-    chosen, scored = (_free(name, experts.name, {*dims, *made}) for name in ("chosen", "scored"))
-    made[chosen] = Dim(chosen, count, span=experts.span)
-    made[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
-    made[experts.name] = evolve(experts, chosen=chosen)
+    chosen = _free("chosen", experts.name, {*dims, *new_dims})
+    scored = _free("scored", experts.name, {*dims, *new_dims})
+    new_dims[chosen] = Dim(chosen, count, span=experts.span)
+    new_dims[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
+    new_dims[experts.name] = evolve(experts, chosen=chosen)
 
 
 def costs(item: tree.Statement) -> bool:
     """Whether a statement has a route that adds to the loss."""
-    calls = [route.by for route, _ in _routes((item,))]
-    given = [
-        *(PLACES[: len(call.args)] for call in calls),
-        *([key.key.name for key in call.kwargs] for call in calls),
-    ]
-    return any(not {"balance", "z"}.isdisjoint(names) for names in given)
+    for route, _ in _routes((item,)):
+        names = {*PLACES[: len(route.by.args)]}
+        names.update(argument.key.name for argument in route.by.kwargs)
+        if not names.isdisjoint({"balance", "z"}):
+            return True
+    return False
 
 
 def _routes(
     body: Sequence[object], repeats: tuple[str, ...] = ()
 ) -> Iterator[tuple[tree.Route, tuple[str, ...]]]:
-    """At any depth, with the dims of the repeats around."""
+    """The routes of a body, at any depth, each with the dims of the repeats around it."""
     for item in body:
         match item:
             case tree.Route():
@@ -161,9 +171,8 @@ def _count(route: tree.Route, experts: int, numbers: Mapping[str, Scalar]) -> in
             "unknown here",
             help,
         )
-    named = (setting.value for setting in route.by.kwargs if setting.key.name == CHOICES.name)
-    given = next(named, route.by.args[1] if len(route.by.args) > 1 else None)
-    if given is None:
+    expr = _count_argument(route.by)
+    if expr is None:
         help = f"write `{TOP.name}(…, 2)`"
         raise wrong(
             "E0606",
@@ -172,18 +181,27 @@ def _count(route: tree.Route, experts: int, numbers: Mapping[str, Scalar]) -> in
             "how many experts each token has",
             help,
         )
-    count = evaluate(given, numbers)
+    count = evaluate(expr, numbers)
     if count != int(count) or not 1 <= count <= experts:
         label = f"`{route.dim}` is {experts}"
         raise wrong(
-            "E0316", f"{float(count):g} of {experts} experts cannot be chosen", given.span, label
+            "E0316", f"{float(count):g} of {experts} experts cannot be chosen", expr.span, label
         )
     return int(count)
 
 
-def _free(name: str, experts: str, taken: set[str]) -> str:
-    name = f"{name}_{experts}" if name in taken else name
-    while name in taken:
+def _count_argument(call: tree.Call) -> tree.Expr | None:
+    """The argument of `top` that says how many experts it chooses, by name or else by place."""
+    for setting in call.kwargs:
+        if setting.key.name == CHOICES.name:
+            return setting.value
+    return call.args[1] if len(call.args) > 1 else None
+
+
+def _free(name: str, experts: str, used_names: set[str]) -> str:
+    if name in used_names:
+        name = f"{name}_{experts}"
+    while name in used_names:
         name += "_"
     return name
 
@@ -216,32 +234,36 @@ class Routes(Expressions):
         first that adds to it.
         """
         for route, repeats in _routes((item,)):
-            with self._found.catch():
+            with self._diagnostics.catch():
                 self._begin_load(route, repeats)
                 if self._has_aux_loss(route):
                     self._begin_aux_loss(route)
         if costs(item) and ROUTER_LOSS not in self._scope.bound:
-            of = (
-                name
-                for name in self._scope.bound.values()
-                if self._builder.types[name].dtype in FLOATS
-            )
-            first = next(of, UNKNOWN)
             self._scope.bound[ROUTER_LOSS] = self._builder.op(
-                NO_LOSS.name, (first,), (), item.span, "router_loss"
+                NO_LOSS.name, (self._first_tensor(),), (), item.span, "router_loss"
             )
 
+    def _first_tensor(self) -> str:
+        """The first value in the scope that is of numbers; UNKNOWN if there is none."""
+        for name in self._scope.bound.values():
+            if self._builder.types[name].dtype in FLOATS:
+                return name
+        return UNKNOWN
+
+    def _tokens(self) -> str:
+        """The first value in the scope that has one number for each token."""
+        types = self._builder.types
+        return next(name for name in self._scope.bound.values() if types[name].dims == DATA_DIMS)
+
     def _begin_load(self, route: tree.Route, repeats: Sequence[str]) -> None:
-        types, dims = self._builder.types, self._builder.program.dims
         name = f"{LOAD}.{len(self._loads)}"
-        tokens = next(
-            value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS
-        )
-        twins = {dim.twin: dim.name for dim in dims if dim.twin}
-        if not twins.keys() >= {*repeats, route.dim.name}:
+        tokens = self._tokens()
+        twins = {dim.twin: dim.name for dim in self._builder.program.dims if dim.twin}
+        load_dims = (*repeats, route.dim.name)
+        if not twins.keys() >= {*load_dims}:
             raise Unknown
         self._loads[id(route)] = name
-        attrs = (("dims", tuple(twins[own] for own in (*repeats, route.dim.name))),)
+        attrs = (("dims", tuple(twins[dim] for dim in load_dims)),)
         self._scope.bound[name] = self._builder.op(
             NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem
         )
@@ -250,34 +272,38 @@ class Routes(Expressions):
         """Whether a route counts for the auxiliary loss of its experts: it has a factor that is
         not zero.
         """
-        given = dict(zip(PLACES, route.by.args, strict=False))
-        given |= {setting.key.name: setting.value for setting in route.by.kwargs}
-        factor = given.get(AUX_LOSS_FACTOR.name)
-        with suppress(PlanError, Unknown):  # which is told where the route is read
+        arguments = dict(zip(PLACES, route.by.args, strict=False))
+        arguments |= {setting.key.name: setting.value for setting in route.by.kwargs}
+        factor = arguments.get(AUX_LOSS_FACTOR.name)
+        with suppress(PlanError, Unknown):  # a mistake is reported where the route is read
             return factor is not None and evaluate(factor, self._scope.numbers) != 0
         return False
 
     def _begin_aux_loss(self, route: tree.Route) -> None:
         """Begins the sums by sequence that routes to these experts add to."""
-        experts, types, program = route.dim.name, self._builder.types, self._builder.program
+        experts, program = route.dim.name, self._builder.program
         if f"{SCORES}{experts}" in self._scope.bound:
             return
-        tokens = next(
-            value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS
-        )
-        scored = next(dim.name for dim in program.dims if dim.twin == experts)
-        dims, dtype = ("dims", (BATCH, scored)), wide(PRECISIONS[program.train.precision])
+        tokens = self._tokens()
+        dims = ("dims", (BATCH, self._logits_dim(experts)))
+        dtype = wide(PRECISIONS[program.train.precision])
         double = (("dtype", dtype),) if dtype == "f64" else ()
         for beginning, entry, attrs in (
             (SCORES, NO_SCORES, (dims, *double)),
             (CHOSEN, NO_CHOICES, (dims,)),
         ):
-            begun = self._builder.op(entry.name, (tokens,), attrs, route.by.span, entry.stem)
-            self._scope.bound[f"{beginning}{experts}"] = begun
+            zeros = self._builder.op(entry.name, (tokens,), attrs, route.by.span, entry.stem)
+            self._scope.bound[f"{beginning}{experts}"] = zeros
+
+    def _logits_dim(self, experts: str) -> str:
+        """The dim of experts in logits, which is their twin."""
+        return next(dim.name for dim in self._builder.program.dims if dim.twin == experts)
 
     def assigned(self, route: tree.Route) -> Iterator[str]:
-        """Names that a route binds anew: its value, the sum of losses if it adds to that, and
-        its load.
+        """The names that a route binds anew.
+
+        Its value, its load, and the sum of losses and the sums of scores and choices if it adds to
+        them.
         """
         yield route.value.name
         if costs(route):
@@ -285,23 +311,22 @@ class Routes(Expressions):
         if id(route) in self._loads:
             yield self._loads[id(route)]
         if self._has_aux_loss(route):
-            yield from (f"{SCORES}{route.dim.name}", f"{CHOSEN}{route.dim.name}")
+            yield f"{SCORES}{route.dim.name}"
+            yield f"{CHOSEN}{route.dim.name}"
 
     def results(self) -> tuple[str, ...]:
         """Results of a model beside its loss: the sum of its routers' losses, and loads."""
         for experts, parts in self._aux.items():
-            with self._found.catch():
+            with self._diagnostics.catch():
                 self._end_aux_loss(experts, parts)
-        return tuple(
-            self._scope.bound[name]
-            for name in (ROUTER_LOSS, *self._loads.values())
-            if name in self._scope.bound
-        )
+        bound = self._scope.bound
+        names = [name for name in (ROUTER_LOSS, *self._loads.values()) if name in bound]
+        return tuple(bound[name] for name in names)
 
     @contextmanager
     def route(self, item: tree.Route) -> Generator[None]:
-        """Within it statements are the body's, which sees what it is sent, and no value of all
-        tokens.
+        """Within it statements are the body's: they see the rows that it is sent, and no value of
+        all tokens.
         """
         if id(item) not in self._loads:
             raise Unknown
@@ -317,10 +342,11 @@ class Routes(Expressions):
         end = self._scope.bound[name]
         self._scope.bound, self._scope.elsewhere = outside, {}
         self._parameters.experts, self._parameters.order = "", ()
-        types = self._builder.types
-        if types[end].dims != types[rows].dims:
-            dims = (f"[{', '.join(types[each].dims[1:])}]" for each in (rows, end))
-            label = "enters as {}, leaves as {}".format(*dims)
+        dims_before, dims_after = self._builder.types[rows].dims, self._builder.types[end].dims
+        if dims_after != dims_before:
+            label = (
+                f"enters as {_without_first(dims_before)}, leaves as {_without_first(dims_after)}"
+            )
             raise wrong("E0305", f"`{name}` changes its dims in a route", item.value.span, label)
         outside[name] = self._builder.op(COMBINE.name, (end, gates, order), (), item.span, name)
 
@@ -350,88 +376,100 @@ class Routes(Expressions):
         return bound[name.name]
 
     def _order(self, item: tree.Route, value: Type) -> tuple[str, str]:
-        """Gates, and the order of rows; logits are made in float32, whatever the model computes
-        in.
-        """
+        """The gates, and the order of rows."""
         program, experts = self._builder.program, item.dim.name
-        scored = next(dim.name for dim in program.dims if dim.twin == experts)
-        call, biases = _without_biases(item.by)
-        if str(item.by) in self._found.doubtful:  # the number of choices is not known
-            raise Unknown
-        with self.of_logits({experts: scored}):
-            operands, given = self.arguments(call, CALL)
-            biases = self._biases(item, biases, dict(given).get(RATE.name))
-        logits = self._builder.types[operands[0]]
-        if logits.dims != (*value.dims[:-1], scored):
-            found, wanted = (
-                f"[{', '.join(dims)}]" for dims in (logits.dims, (*value.dims[:-1], experts))
-            )
-            label = f"has {found.replace(scored, experts)}, not {wanted}"
-            message = (
-                f"`{TOP.name}` takes logits of the tokens of `{item.value}`, one for each expert"
-            )
-            raise wrong("E0307", message, item.by.span, label)
-        said = {key: value for key, value in given if key != RATE.name}
-        factors = {
-            each.name: _factor(item, each, float(str(said.pop(each.name, 0)))) for each in FACTORS
-        }
-        aux = self._aux_loss(item, said)
-        attrs = tuple((key, value) for key, value in said.items() if key != CHOICES.name)
-        self._check_groups(item, dict(attrs))
-        chosen = (*attrs, ("to", program.dim(experts).chosen))
+        logits, biases, attrs = self._choice_arguments(item, value)
+        factors: dict[str, float] = {}
+        for attribute in FACTORS:
+            number = float(str(attrs.pop(attribute.name, 0)))
+            factors[attribute.name] = _factor(item, attribute, number)
+        aux_loss = self._aux_loss(item, attrs)
+        attrs.pop(CHOICES.name, None)  # it is the size of a dim
+        self._check_groups(item, attrs)
+        choice = (*attrs.items(), ("to", program.dim(experts).chosen))
         gates, ids = self._builder.several(
-            TOP.name, (*operands, *biases), chosen, item.by.span, ("gates", "ids")
+            TOP.name, (logits, *biases), choice, item.by.span, ("gates", "ids")
         )
-        self._losses(item, operands[0], ids, dict(attrs), factors)
-        if aux.factor:
-            self._add_aux_loss(experts, operands[0], ids, dict(attrs), aux)
-        train = program.train
-        if train.experts == PADDED and not factors["capacity"]:
-            help = (
-                f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}`"
-                " experts take all rows"
-            )
-            notes = (Note(train.spans["experts"], "rows of experts are padded to their capacity"),)
-            message = "padded experts need a `capacity`"
-            raise wrong(
-                "E0417",
-                message,
-                item.by.span,
-                "any number of tokens to an expert",
-                help,
-                notes=notes,
-            )
-        if capacity := factors["capacity"]:
-            limits = (("capacity", capacity), ("experts", experts))
-            ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
+        self._losses(item, logits, ids, attrs, factors)
+        if aux_loss.factor:
+            self._add_aux_loss(experts, logits, ids, attrs, aux_loss)
+        ids = self._limit_choices(item, ids, factors["capacity"])
         load = self._loads[id(item)]
         self._scope.bound[load] = self._builder.op(
             ADD_LOAD.name, (self._scope.bound[load], ids), (), item.by.span, ADD_LOAD.stem
         )
-        return gates, self._builder.op(
-            SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem
-        )
+        order = self._builder.op(SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem)
+        return gates, order
 
-    def _biases(self, item: tree.Route, given: tree.Expr | None, rate: object) -> tuple[str, ...]:
+    def _choice_arguments(
+        self, item: tree.Route, value: Type
+    ) -> tuple[str, tuple[str, ...], dict[str, Attr]]:
+        """A route's logits, its biases, and its other arguments by name.
+
+        Logits are made in float32, whatever the model computes in.  `value` is the type of the
+        route's value.
+        """
+        experts = item.dim.name
+        scored = self._logits_dim(experts)
+        call, bias = _without_biases(item.by)
+        if str(item.by) in self._diagnostics.doubtful:  # the number of choices is not known
+            raise Unknown
+        with self.of_logits({experts: scored}):
+            operands, arguments = self.arguments(call, CALL)
+            attrs = dict(arguments)
+            biases = self._biases(item, bias, attrs.get(RATE.name))
+        dims = self._builder.types[operands[0]].dims
+        tokens = value.dims[:-1]
+        if dims != (*tokens, scored):
+            actual = f"[{', '.join(dims)}]".replace(scored, experts)
+            label = f"has {actual}, not [{', '.join((*tokens, experts))}]"
+            message = (
+                f"`{TOP.name}` takes logits of the tokens of `{item.value}`, one for each expert"
+            )
+            raise wrong("E0307", message, item.by.span, label)
+        attrs.pop(RATE.name, None)
+        return operands[0], (*operands[1:], *biases), attrs
+
+    def _limit_choices(self, item: tree.Route, ids: str, capacity: float) -> str:
+        """The choices that the capacity leaves, all of them if there is none.
+
+        Raises PlanError where padded experts have no capacity.
+        """
+        train = self._builder.program.train
+        if capacity:
+            attrs = (("capacity", capacity), ("experts", item.dim.name))
+            return self._builder.op(CAPACITY.name, (ids,), attrs, item.by.span, "ids")
+        if train.experts != PADDED:
+            return ids
+        help = (
+            f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}`"
+            " experts take all rows"
+        )
+        notes = (Note(train.spans["experts"], "rows of experts are padded to their capacity"),)
+        message = "padded experts need a `capacity`"
+        label = "any number of tokens to an expert"
+        raise wrong("E0417", message, item.by.span, label, help, notes=notes)
+
+    def _biases(self, item: tree.Route, bias: tree.Expr | None, rate: object) -> tuple[str, ...]:
         """The biases of a route's experts, which choose and are moved by the load."""
-        if given is None and rate is None:
+        if bias is None and rate is None:
             return ()
-        one, other = ("rate", "bias") if given is None else ("bias", "rate")
+        one, other = ("rate", "bias") if bias is None else ("bias", "rate")
         example = f"`bias=router_bias[{item.dim}], rate=0.001`"
-        if given is None or rate is None:
+        if bias is None or rate is None:
             message = f"`{TOP.name}` has `{one}` and no `{other}`"
             raise wrong(
                 "E0606", message, item.by.span, "the one moves the other", f"write {example}"
             )
-        if not isinstance(given, tree.ParamUse):
+        if not isinstance(bias, tree.ParamUse):
             message = "biases are declared where they are used, and are of one route"
-            raise wrong("E0220", message, given.span, "not biases", f"write {example}")
-        if [*map(str, given.outs), *map(str, given.ins)] != [item.dim.name]:
-            dims = ", ".join(map(str, (*given.outs, *given.ins)))
+            raise wrong("E0220", message, bias.span, "not biases", f"write {example}")
+        if [*map(str, bias.outs), *map(str, bias.ins)] != [item.dim.name]:
+            dims = ", ".join(map(str, (*bias.outs, *bias.ins)))
             label = f"has [{dims}], not [{item.dim}]"
-            raise wrong("E0307", "each expert has one bias", given.span, label, f"write {example}")
+            raise wrong("E0307", "each expert has one bias", bias.span, label, f"write {example}")
         moved = _factor(item, RATE, float(str(rate)))
-        return (self._parameters.declare_biases(given, moved, [*self._loads].index(id(item))),)
+        return (self._parameters.declare_biases(bias, moved, [*self._loads].index(id(item))),)
 
     def _losses(
         self,
@@ -445,27 +483,26 @@ class Routes(Expressions):
         tokens.
         """
         train, terms = self._builder.program.train, list[str]()
-        score = (("score", attrs["score"]),) if "score" in attrs else ()
+        span = item.by.span
         if factor := factors["balance"]:
             by = ("by", factor / train.global_batch)
-            terms.append(
-                self._builder.op(BALANCE.name, (logits, ids), (by, *score), item.by.span, "")
-            )
+            balance_attrs = (by, *_score(attrs))
+            terms.append(self._builder.op(BALANCE.name, (logits, ids), balance_attrs, span, ""))
         if factor := factors["z"]:
             by = ("by", factor / (train.global_batch * train.seq))
-            terms.append(self._builder.op(ROUTER_Z.name, (logits,), (by,), item.by.span, ""))
+            terms.append(self._builder.op(ROUTER_Z.name, (logits,), (by,), span, ""))
         if terms:
             so_far = self._scope.bound.get(ROUTER_LOSS, UNKNOWN)
-            total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
+            total = self._builder.op("add", (so_far, *terms), (), span, "router_loss")
             self._scope.bound[ROUTER_LOSS] = total
 
-    def _aux_loss(self, item: tree.Route, said: dict[str, Attr]) -> _AuxLoss:
-        """A route's part of the auxiliary loss, by arguments that are taken out of `said`."""
-        numbers = (
-            float(str(said.pop(each.name, each.default))) for each in (AUX_LOSS_FACTOR, AUX_BATCH)
-        )
-        ranged = zip((AUX_LOSS_FACTOR, AUX_BATCH), numbers, strict=True)
-        factor, sequences = (_factor(item, each, number) for each, number in ranged)
+    def _aux_loss(self, item: tree.Route, attrs: dict[str, Attr]) -> _AuxLoss:
+        """A route's part of the auxiliary loss, by arguments that are taken out of `attrs`."""
+        numbers: list[float] = []
+        for attribute in (AUX_LOSS_FACTOR, AUX_BATCH):
+            number = float(str(attrs.pop(attribute.name, attribute.default)))
+            numbers.append(_factor(item, attribute, number))
+        factor, sequences = numbers
         program = self._builder.program
         microbatch = program.train.microbatch
         if factor and microbatch % sequences:
@@ -477,39 +514,41 @@ class Routes(Expressions):
                 f"write `microbatch = {sequences:g}` or a multiple, or an `aux_batch` that"
                 " divides it"
             )
-            self._found.doubt(section="loss")  # which lacks what the sums are for
+            self._diagnostics.doubt(section="loss")  # it lacks the loss that the sums are for
             raise wrong("E0310", message, item.by.span, label, help)
         layers = prod(program.size(repeat.dim) for repeat in self._parameters.repeats)
         return _AuxLoss(factor, int(sequences), layers, item.by.span)
 
     def _add_aux_loss(
-        self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], own: _AuxLoss
+        self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], aux_loss: _AuxLoss
     ) -> None:
         """Adds a route's scores and choices to the sums of its experts."""
-        bound, span, before = self._scope.bound, own.span, self._aux.get(experts, [own])
-        if (before[0].factor, before[0].sequences) != (own.factor, own.sequences):
+        bound, span = self._scope.bound, aux_loss.span
+        first = self._aux.get(experts, [aux_loss])[0]
+        if (first.factor, first.sequences) != (aux_loss.factor, aux_loss.sequences):
             message = f"two routes to `{experts}` have different `aux_loss` or `aux_batch`"
             help = (
                 "the loss is over all routes to these experts: write the same in both, or"
                 " other experts"
             )
-            notes = (Note(before[0].span, "the first one"),)
-            self._found.doubt(section="loss")
+            notes = (Note(first.span, "the first one"),)
+            self._diagnostics.doubt(section="loss")
             raise wrong("E0606", message, span, "another loss", help, notes=notes)
         scores, choices = f"{SCORES}{experts}", f"{CHOSEN}{experts}"
-        score = (("score", attrs["score"]),) if "score" in attrs else ()
-        of_route = self._builder.op(SUM_SCORES.name, (logits,), score, span, SUM_SCORES.stem)
+        route_scores = self._builder.op(
+            SUM_SCORES.name, (logits,), _score(attrs), span, SUM_SCORES.stem
+        )
         bound[scores] = self._builder.op(
-            "add", (bound.get(scores, UNKNOWN), of_route), (), span, "scores"
+            "add", (bound.get(scores, UNKNOWN), route_scores), (), span, "scores"
         )
         so_far = bound.get(choices, UNKNOWN)
         bound[choices] = self._builder.op(
             ADD_CHOICES.name, (so_far, ids), (), span, ADD_CHOICES.stem
         )
-        self._aux.setdefault(experts, []).append(own)
+        self._aux.setdefault(experts, []).append(aux_loss)
 
     def _end_aux_loss(self, experts: str, parts: Sequence[_AuxLoss]) -> None:
-        """Adds the loss of all routes to some experts to that of the routers."""
+        """Adds the auxiliary loss of all routes to some experts to the loss of the routers."""
         first, train = parts[0], self._builder.program.train
         rows = train.seq * first.sequences * sum(part.layers for part in parts)
         attrs = (
@@ -526,37 +565,54 @@ class Routes(Expressions):
             )
         bound[ROUTER_LOSS] = loss
 
-    def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
-        """Groups are equal, and those that are chosen from hold enough experts."""
+    def _check_groups(self, item: tree.Route, attrs: Mapping[str, object]) -> None:
+        """Groups are equal, and the groups that are chosen from hold enough experts."""
         program, experts = self._builder.program, item.dim.name
         size, count = program.size(experts), program.size(program.dim(experts).chosen)
-        groups, among = (int(str(given.get(key, 1))) for key in ("groups", "from"))
+        groups, among = int(str(attrs.get("groups", 1))), int(str(attrs.get("from", 1)))
         if groups < 1 or size % groups:
             raise _impossible(item, f"{size} experts do not make {groups} equal groups")
         if not 1 <= among <= groups:
             raise _impossible(item, f"{among} of {groups} groups cannot be chosen from")
-        if count > (left := size // groups * among):
+        available = size // groups * among
+        if count > available:
             raise _impossible(
-                item, f"{among} of {groups} groups have {left} experts: {count} cannot be chosen"
+                item,
+                f"{among} of {groups} groups have {available} experts: {count} cannot be chosen",
             )
 
 
+def _score(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
+    """The attribute that says how scores are made of logits, if a route has it."""
+    return (("score", attrs["score"]),) if "score" in attrs else ()
+
+
+def _without_first(dims: Sequence[str]) -> str:
+    """Dims as a message shows them, without the first: the experts, which plans do not write."""
+    return f"[{', '.join(dims[1:])}]"
+
+
 def _without_biases(call: tree.Call) -> tuple[tree.Call, tree.Expr | None]:
-    """A call without its argument `bias`, and that."""
-    given = [each for each in call.kwargs if each.key.name == "bias"]
-    if given[1:]:
+    """A call without its argument `bias`, and the value of that argument."""
+    biases = [argument for argument in call.kwargs if argument.key.name == "bias"]
+    if not biases:
+        return call, None
+    if len(biases) > 1:
         raise wrong(
-            "E0606", f"`{TOP.name}` takes `bias` once", given[1].key.span, "the second value"
+            "E0606", f"`{TOP.name}` takes `bias` once", biases[1].key.span, "the second value"
         )
-    rest = tuple(each for each in call.kwargs if each not in given)
-    return evolve(call, kwargs=rest), given[0].value if given else None
+    others = tuple(argument for argument in call.kwargs if argument is not biases[0])
+    return evolve(call, kwargs=others), biases[0].value
 
 
-def _factor(item: tree.Route, of: Attribute, value: float) -> float:
-    """A factor in its range."""
-    if of.range and not of.range[0](value):
+def _factor(item: tree.Route, attribute: Attribute, value: float) -> float:
+    """A factor.  Raises PlanError where it is out of its range."""
+    if attribute.range and not attribute.range[0](value):
         raise wrong(
-            "E0313", f"`{TOP.name}`'s {of.name} is {value:g}", item.by.span, help=of.range[1]
+            "E0313",
+            f"`{TOP.name}`'s {attribute.name} is {value:g}",
+            item.by.span,
+            help=attribute.range[1],
         )
     return value
 

@@ -1,4 +1,4 @@
-"""The sections of settings, each by itself and all together; what replaces those that cannot be
+"""The sections of settings, each by itself and all together; what replaces sections that cannot be
 read.
 """
 
@@ -32,8 +32,8 @@ from .sharding import read_flow
 
 @frozen
 class Sections:
-    """The settings of each; `train` is None where it cannot be read, others are as if they were
-    not there.
+    """The settings of each section; `train` is None where it cannot be read, other sections are
+    then as if they were not there.
     """
 
     train: Train | None
@@ -44,38 +44,47 @@ class Sections:
 
 
 def read_settings(
-    given: Mapping[str, tree.Section], sections: Mapping[str, tree.Section], found: Diagnostics
+    plan_sections: Mapping[str, tree.Section],
+    sections: Mapping[str, tree.Section],
+    diagnostics: Diagnostics,
 ) -> Sections:
-    """The settings; `sections` has an empty one in the place of each that is not `given`."""
-    cluster = read(Cluster, sections["cluster"], found) if "cluster" in given else None
-    train = _train(sections["train"], cluster or Cluster(), found)
+    """The settings of the plan's own sections.
+
+    `sections` has an empty section in the place of each that is not among `plan_sections`.
+    """
+    cluster = None
+    if "cluster" in plan_sections:
+        cluster = read(Cluster, sections["cluster"], diagnostics)
+    train = _train(sections["train"], cluster or Cluster(), diagnostics)
     if cluster:
-        check_gpu(cluster, found)
+        check_gpu(cluster, diagnostics)
     if cluster and cluster.hardware:
         from ..analysis.hardware import check_hardware
 
-        check_hardware(cluster, found)
-    pipeline = (
-        read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
-    )
-    flow = read_flow(sections["state"], found)
-    watch = read(Watch, sections["watch"], found, _check_skips)
-    return Sections(
-        train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline if train else None
-    )
+        check_hardware(cluster, diagnostics)
+    pipeline = None
+    if "pipeline" in plan_sections:
+        pipeline = read(Pipelining, plan_sections["pipeline"], diagnostics, check_file)
+    flow = read_flow(sections["state"], diagnostics)
+    watch = read(Watch, sections["watch"], diagnostics, _check_skips)
+    if not train:
+        pipeline = None
+    return Sections(train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline)
 
 
-def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train | None:
-    train = read(Train, section, found, element_types, check_compiled, check_rates, check_sets)
+def _train(section: tree.Section, cluster: Cluster, diagnostics: Diagnostics) -> Train | None:
+    train = read(
+        Train, section, diagnostics, element_types, check_compiled, check_rates, check_sets
+    )
     if train:
-        check_files(section, train.data, found)
-    with found.catch():
+        check_files(section, train.data, diagnostics)
+    with diagnostics.catch():
         return train and evolve(train, kernels=kernels_for(train, cluster))
     return None
 
 
 def _check_skips(watch: Watch) -> None:
-    """A rule by which steps are skipped says how many, and each of them is told."""
+    """A rule that skips steps says how many, and each skipped step is reported."""
     if watch.skips and watch.finite > 1:
         help = "leave `finite` out: a look takes some microseconds of the host"
         raise wrong(
@@ -90,15 +99,13 @@ def _check_skips(watch: Watch) -> None:
 
 
 def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
-    """Settings by which to look for mistakes of sharding where the section cannot be read: axes
-    divide their dims.
+    """Settings to look for mistakes of sharding with where the section cannot be read: axes divide
+    their dims.
 
     The sequence divides into two chunks a rank, too.
     """
-    ranks, spans = (
-        prod(axis.size for axis in axes),
-        {field.name: section.head for field in fields_of(Train)},
-    )
+    ranks = prod(axis.size for axis in axes)
+    spans = {field.name: section.head for field in fields_of(Train)}
     return Train(
         2 * ranks, ranks, 1, 1, Optimizer("sgd", 1.0), Data("text", (STDLIB,)), spans=spans
     )
@@ -107,12 +114,12 @@ def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
 def element_types(train: Train) -> tuple[str, str]:
     """Element types of activations and of parameters' state of record.
 
-    Raises PlanError where settings contradict.
+    Raises PlanError where settings contradict each other.
     """
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     master = train.master or ("fp64" if train.precision == "fp64" else "fp32")
     if master != train.precision and _bytes(master) <= _bytes(train.precision):
-        found.error(
+        diagnostics.error(
             "E0411",
             f"masters of {master} are less precise than the {train.precision} in which the"
             " model computes",
@@ -120,7 +127,7 @@ def element_types(train: Train) -> tuple[str, str]:
             help=f"leave `master` out, or compute in `precision = {master}`",
         )
     if train.reduce and train.reduce != master and _bytes(train.reduce) >= _bytes(master):
-        found.error(
+        diagnostics.error(
             "E0411",
             f"sums in {train.reduce} are no more precise than the {master} in which gradients"
             " are added up",
@@ -128,14 +135,14 @@ def element_types(train: Train) -> tuple[str, str]:
             help="leave `reduce` out",
         )
     elif train.reduce == "fp16" and train.precision != "fp16":
-        found.error(
+        diagnostics.error(
             "E0411",
             "without a loss scale gradients are too small for sums in fp16",
             train.spans["reduce"],
             help="write `reduce = bf16`, which takes as many bytes, or `precision = fp16`,"
             " which has a loss scale",
         )
-    found.check()
+    diagnostics.check()
     return PRECISIONS[train.precision], PRECISIONS[master]
 
 
@@ -145,28 +152,28 @@ def _bytes(precision: str) -> int:
 
 def check_compiled(train: Train) -> None:
     """Raises PlanError where parts of a layer are to be recomputed, and layers to be compiled."""
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     if train.compile == ON:
-        asked = Note(train.spans["compile"], "layers are compiled")
+        compile_note = Note(train.spans["compile"], "layers are compiled")
         if train.recompute.word in ("selective", AUTO):
-            found.error(
+            diagnostics.error(
                 "E0412",
                 "torch.compile itself chooses what to recompute in a layer",
                 train.spans["recompute"],
-                notes=[asked],
+                notes=[compile_note],
                 help="write `recompute = full` or `every(2, layers)` for whole layers, or leave"
                 " `compile` out",
             )
         if train.gathered == "regather":
-            found.error(
+            diagnostics.error(
                 "E0412",
                 "a compiled layer saves its gathered activations",
                 train.spans["gathered"],
-                notes=[asked],
+                notes=[compile_note],
                 help="write `recompute = full`, which also regathers in backward, or leave"
                 " `compile` out",
             )
-    found.check()
+    diagnostics.check()
 
 
 def check_rates(train: Train) -> None:
@@ -202,15 +209,15 @@ def check_sets(train: Train) -> None:
             help=help,
             notes=notes,
         )
-    whole = sum(each.weight for each in data.sets)
-    for each in data.sets:
-        if each.weight * LEAST_SHARE < whole:
-            message = f"`{each.name}` is less than one in {LEAST_SHARE:,} sequences"
+    whole = sum(data_set.weight for data_set in data.sets)
+    for data_set in data.sets:
+        if data_set.weight * LEAST_SHARE < whole:
+            message = f"`{data_set.name}` is less than one in {LEAST_SHARE:,} sequences"
             help = "leave the set out, or raise its `weight`"
             raise wrong(
                 "E0405",
                 message,
-                each.spans["weight"],
+                data_set.spans["weight"],
                 "weights are kept to that part of their sum",
                 help,
             )

@@ -20,9 +20,13 @@ from .elastic import MOST, range_of
 
 
 def axes_of(
-    section: tree.Section, rules: Sequence[tree.Rule], found: Diagnostics
+    section: tree.Section, rules: Sequence[tree.Rule], diagnostics: Diagnostics
 ) -> tuple[Axis, ...]:
-    """The axes of a mesh; one without a size, or of which only rules can be read, is of size 1."""
+    """The axes of a mesh.
+
+    An axis without a size, or one that only rules name because its own text cannot be read, is of
+    size 1.
+    """
     axes: dict[str, Axis] = {}
     for entry in section.entries:
         match entry:
@@ -31,37 +35,49 @@ def axes_of(
             ):
                 axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
             case tree.Setting(key, tree.Range() as sizes) if key.name not in axes:
-                within = range_of(sizes, found)
-                if not within:
-                    within = 1, 1
-                    found.doubt(key.name, section="mesh")
-                several = within if within[0] < within[1] else None
-                axes[key.name] = Axis(key.name, within[1], key.name, several, span=entry.span)
+                least, most = _range_or_1(key.name, sizes, diagnostics)
+                several = (least, most) if least < most else None
+                axes[key.name] = Axis(key.name, most, key.name, several, span=entry.span)
             case _:
-                help = spelled(entry.value) if isinstance(entry, tree.Setting) else ""
-                help = (
-                    help
-                    or "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes"
-                    " from 1 to 2^20"
-                )
-                found.error("E0501", "this is not an axis with its size", entry.span, help=help)
-                found.doubt(section="mesh")
+                _report_no_axis(entry, diagnostics)
                 if isinstance(entry, tree.Setting):  # rules may name it
-                    found.doubt(entry.key.name)
+                    diagnostics.doubt(entry.key.name)
                     axes.setdefault(
                         entry.key.name, Axis(entry.key.name, 1, entry.key.name, span=entry.span)
                     )
-    for axis in (axis for rule in rules for axis in rule.axes if axis.name in found.doubtful):
-        axes.setdefault(axis.name, Axis(axis.name, 1, axis.name, span=axis.span))
+    for rule in rules:
+        for axis in rule.axes:
+            if axis.name in diagnostics.doubtful:
+                axes.setdefault(axis.name, Axis(axis.name, 1, axis.name, span=axis.span))
     return tuple(axes.values())
 
 
-def rules_of(section: tree.Section, found: Diagnostics) -> tuple[tree.Rule, ...]:
+def _range_or_1(axis: str, sizes: tree.Range, diagnostics: Diagnostics) -> tuple[int, int]:
+    """The least and the most ranks of an axis, 1 and 1 where there are mistakes."""
+    least_and_most = range_of(sizes, diagnostics)
+    if least_and_most:
+        return least_and_most
+    diagnostics.doubt(axis, section="mesh")
+    return 1, 1
+
+
+def _report_no_axis(entry: tree.Entry, diagnostics: Diagnostics) -> None:
+    help = spelled(entry.value) if isinstance(entry, tree.Setting) else ""
+    help = help or (
+        "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
+    )
+    diagnostics.error("E0501", "this is not an axis with its size", entry.span, help=help)
+    diagnostics.doubt(section="mesh")
+
+
+def rules_of(section: tree.Section, diagnostics: Diagnostics) -> tuple[tree.Rule, ...]:
     """The rules of `shard`, in their order."""
     for entry in section.entries:
         if not isinstance(entry, tree.Rule):
-            found.error("E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`")
-            found.doubt(section="shard")
+            diagnostics.error(
+                "E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`"
+            )
+            diagnostics.doubt(section="shard")
     return tuple(entry for entry in section.entries if isinstance(entry, tree.Rule))
 
 
@@ -70,57 +86,61 @@ def as_rule(entry: tree.Entry) -> str:
     match entry:
         case tree.Setting(key=key, value=tree.Name() as axis):
             return f"{key} over {axis}"
-        case tree.Setting(key=key, value=tree.List(items=items)) if all(
-            isinstance(x, tree.Name) for x in items
-        ):
+        case tree.Setting(key=key, value=tree.List(items=items)) if _are_names(items):
             return f"{key} over {', '.join(map(str, items))}"
         case _:
             return "heads, ffn over tp"
 
 
+def _are_names(items: Iterable[tree.Expr]) -> bool:
+    return all(isinstance(item, tree.Name) for item in items)
+
+
 def known_rules(
-    rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], found: Diagnostics
+    rules: Sequence[tree.Rule],
+    dims: Mapping[str, Dim],
+    axes: Sequence[Axis],
+    diagnostics: Diagnostics,
 ) -> tuple[tree.Rule, ...]:
     """The rules without dims and axes that do not exist; axes that they may have meant are not
     said to be of no use.
     """
     names = [axis.name for axis in axes]
+    rules_left: list[tree.Rule] = []
     for rule in rules:
-        for dim in (dim for dim in rule.dims if dim.name not in dims):
+        dims_left: list[tree.Name] = []
+        for dim in rule.dims:
+            if dim.name in dims:
+                dims_left.append(dim)
+                continue
             help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
-            found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
-            found.used.update(map(str, rule.axes))
-            found.doubtful.update({BATCH} & {nearest(dim.name, dims)})
-        for axis in (axis for axis in rule.axes if axis.name not in names):
+            diagnostics.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
+            diagnostics.used.update(map(str, rule.axes))
+            if nearest(dim.name, dims) == BATCH:
+                diagnostics.doubtful.add(BATCH)
+        axes_left: list[tree.Name] = []
+        for axis in rule.axes:
+            if axis.name in names:
+                axes_left.append(axis)
+                continue
             help = _help_for_axis(axis.name, names)
-            found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-            found.used.update([near] if (near := nearest(axis.name, names)) else names)
-    return tuple(
-        evolve(
-            rule,
-            dims=tuple(dim for dim in rule.dims if dim.name in dims),
-            axes=tuple(axis for axis in rule.axes if axis.name in names),
-        )
-        for rule in rules
-    )
+            diagnostics.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+            near = nearest(axis.name, names)
+            diagnostics.used.update([near] if near else names)
+        rules_left.append(evolve(rule, dims=tuple(dims_left), axes=tuple(axes_left)))
+    return tuple(rules_left)
 
 
 def claims_of(rules: Sequence[tree.Rule]) -> tuple[Claim, ...]:
     """One claim for each dim and axis."""
-    return tuple(
-        Claim(
-            rank,
-            dim.name,
-            axis.name,
-            True,
-            str(rule.layout) == ZIGZAG,
-            str(rule.via) if rule.via else "",
-            span=dim.span,
-        )
-        for rank, rule in enumerate(rules)
-        for dim in rule.dims
-        for axis in rule.axes
-    )
+    claims: list[Claim] = []
+    for rank, rule in enumerate(rules):
+        zigzag, via = str(rule.layout) == ZIGZAG, str(rule.via) if rule.via else ""
+        for dim in rule.dims:
+            for axis in rule.axes:
+                claim = Claim(rank, dim.name, axis.name, True, zigzag, via, span=dim.span)
+                claims.append(claim)
+    return tuple(claims)
 
 
 HOW = {"as": ("contiguous", ZIGZAG), "via": (*STRATEGIES, AUTO)}
@@ -129,148 +149,176 @@ gets other ranks'.
 """
 
 
-def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:
+def check_how(rules: Sequence[tree.Rule], diagnostics: Diagnostics) -> None:
     """Layouts and strategies are known ones, and of the sequence alone."""
     for rule in rules:
-        for (word, known), said in zip(HOW.items(), (rule.layout, rule.via), strict=True):
-            if said and said.name not in known:
-                help = (
-                    did_you_mean(said.name, known)
-                    or f"write {listing([f'{word} {each}' for each in known])}"
-                )
-                found.error("E0518", f"there is no `{word} {said}`", said.span, help=help)
-            elif said and [*map(str, rule.dims)] != [SEQUENCE]:
-                others = ", ".join(str(dim) for dim in rule.dims if str(dim) != SEQUENCE)
-                message = f"only `{SEQUENCE}` is sharded `{word} {said}`"
-                help = f"leave `{word} {said}` out, or write `{SEQUENCE}` in a rule of its own"
-                found.error("E0518", message, said.span, f"not of `{others}`", help=help)
+        _check_how_word(rule, "as", rule.layout, diagnostics)
+        _check_how_word(rule, "via", rule.via, diagnostics)
         if rule.layout and rule.via and (str(rule.layout), str(rule.via)) == (ZIGZAG, ULYSSES):
             message = (
                 f"with `via {ULYSSES}` every rank has all positions in attention, which leaves"
                 " nothing to balance"
             )
-            found.error("E0518", message, rule.layout.span, help=f"leave `as {ZIGZAG}` out")
+            diagnostics.error("E0518", message, rule.layout.span, help=f"leave `as {ZIGZAG}` out")
+
+
+def _check_how_word(
+    rule: tree.Rule, word: str, choice: tree.Name | None, diagnostics: Diagnostics
+) -> None:
+    """The choice after a word of `HOW` in a rule is a known one, and of the sequence alone."""
+    if choice is None:
+        return
+    choices = HOW[word]
+    if choice.name not in choices:
+        help = did_you_mean(choice.name, choices)
+        if not help:
+            help = f"write {listing([f'{word} {choice}' for choice in choices])}"
+        diagnostics.error("E0518", f"there is no `{word} {choice}`", choice.span, help=help)
+    elif [*map(str, rule.dims)] != [SEQUENCE]:
+        others = ", ".join(str(dim) for dim in rule.dims if str(dim) != SEQUENCE)
+        message = f"only `{SEQUENCE}` is sharded `{word} {choice}`"
+        help = f"leave `{word} {choice}` out, or write `{SEQUENCE}` in a rule of its own"
+        diagnostics.error("E0518", message, choice.span, f"not of `{others}`", help=help)
 
 
 ZERO = "zero"
 """The word of the stages of ZeRO."""
 
 
-def read_flow(section: tree.Section, found: Diagnostics) -> Flow | None:
-    """The section's settings; None if there are mistakes, which are added to `found`."""
-    return read(Flow, _settings(section, found, tree.Setting), found)
+def read_flow(section: tree.Section, diagnostics: Diagnostics) -> Flow | None:
+    """The section's settings; None if there are mistakes, which are added to `diagnostics`."""
+    return read(Flow, _settings(section, diagnostics, tree.Setting), diagnostics)
 
 
 def state_axes(
-    section: tree.Section, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+    section: tree.Section,
+    claims: tuple[Claim, ...],
+    sizes: dict[str, int],
+    diagnostics: Diagnostics,
 ) -> tuple[StateAxes, ...]:
-    """The section's rules, those of groups first, in mesh order, without axes of one rank."""
-    states = [
-        _rules(entry, patterns, claims, sizes, found)
-        for entry, patterns, _ in _groups(section, found)
-    ]
-    states.append(_rules(section, ("*",), claims, sizes, found))
-    return tuple(
-        state for state in states if len(states) > 1 or any(getattr(state, kind) for kind in STATES)
-    )
+    """The section's rules, with groups first, in mesh order, without axes of one rank."""
+    states: list[StateAxes] = []
+    for entry, patterns, _ in _groups(section, diagnostics):
+        states.append(_rules(entry, patterns, claims, sizes, diagnostics))
+    states.append(_rules(section, ("*",), claims, sizes, diagnostics))
+    if len(states) == 1 and not any(getattr(states[0], kind) for kind in STATES):
+        return ()
+    return tuple(states)
 
 
-def check_patterns(section: tree.Section, program: Program, found: Diagnostics) -> None:
+def check_patterns(section: tree.Section, program: Program, diagnostics: Diagnostics) -> None:
     """Groups are of parameters, each in one."""
-    # whose mistakes `state_axes` has told
+    # `state_axes` has reported the mistakes in groups already
     spans = [span for *_, span in _groups(section, Diagnostics())]
-    # after them the rules for all others
+    # `strict` is off: the rules for all other parameters come last and have no span
     groups = zip((state.of for state in program.state), spans, strict=False)
-    check_groups(groups, [param.name for param in program.params], found)
+    check_groups(groups, [param.name for param in program.params], diagnostics)
 
 
 def _groups(
-    section: tree.Section, found: Diagnostics
+    section: tree.Section, diagnostics: Diagnostics
 ) -> Iterator[tuple[tree.Section, tuple[str, ...], Span]]:
     """Each `group NAME { params = ["norm*"]  zero 1 over dp }`, with its patterns and their
     place.
     """
-    for entry in (entry for entry in section.entries if isinstance(entry, tree.Section)):
+    for entry in section.entries:
+        if not isinstance(entry, tree.Section):
+            continue
         if entry.kind.name != StateGroup.SECTION:
             help = 'write `group NAME { params = ["norm*"]  zero 1 over dp }`'
-            found.error("E0406", f"`state` has no section `{entry.kind}`", entry.head, help=help)
-        elif group := read(StateGroup, _settings(entry, found, tree.Setting, tree.Section), found):
+            message = f"`state` has no section `{entry.kind}`"
+            diagnostics.error("E0406", message, entry.head, help=help)
+            continue
+        settings = _settings(entry, diagnostics, tree.Setting, tree.Section)
+        if group := read(StateGroup, settings, diagnostics):
             yield entry, group.params, group.spans["params"]
 
 
-def _settings(section: tree.Section, found: Diagnostics, *kinds: type[tree.Entry]) -> tree.Section:
+def _settings(
+    section: tree.Section, diagnostics: Diagnostics, *kinds: type[tree.Entry]
+) -> tree.Section:
     """The section with entries of these kinds alone, and without settings that are meant for
     rules.
     """
-    kept: list[tree.Entry] = []
-    for entry in (entry for entry in section.entries if isinstance(entry, kinds)):
-        if isinstance(entry, tree.Setting) and entry.key.name in (*STATES, ZERO):
+    entries: list[tree.Entry] = []
+    for entry in section.entries:
+        if not isinstance(entry, kinds):
+            continue
+        if not isinstance(entry, tree.Setting) or entry.key.name not in (*STATES, ZERO):
+            entries.append(entry)
+            continue
+        rule = as_rule(entry)
+        if entry.key.name == ZERO:
             stage = entry.value.value if isinstance(entry.value, tree.Number) else 1
-            meant = f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
-            found.error("E0502", "this is not a rule", entry.span, help=f"write `{meant}`")
-        else:
-            kept.append(entry)
-    return evolve(section, entries=tuple(kept))
+            rule = f"{ZERO} {stage} over dp"
+        diagnostics.error("E0502", "this is not a rule", entry.span, help=f"write `{rule}`")
+    return evolve(section, entries=tuple(entries))
 
 
 def _rules(
     section: tree.Section,
-    of: tuple[str, ...],
+    patterns: tuple[str, ...],
     claims: tuple[Claim, ...],
     sizes: dict[str, int],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> StateAxes:
-    said: dict[str, tree.Rule] = {}
-    for entry in (entry for entry in section.entries if isinstance(entry, tree.Rule)):
+    """The state axes of the parameters that match `patterns`, by a section's rules."""
+    rules_by_kind: dict[str, tree.Rule] = {}
+    for entry in section.entries:
+        if not isinstance(entry, tree.Rule):
+            continue
         for kind in entry.dims:
-            _kind(kind, said, found)
-            said[kind.name] = entry
+            _kind(kind, rules_by_kind, diagnostics)
+            rules_by_kind[kind.name] = entry
         for axis in entry.axes:
-            _axis(axis, claims, sizes, found)
-        _each_once(entry.axes, sizes, found)
-    named = {
-        kind: {axis.name for axis in rule.axes} for kind, rule in said.items() if kind in STATES
-    }
-    several = [axis for axis, size in sizes.items() if size > 1]
-    state = StateAxes(
-        of,
-        **{kind: tuple(axis for axis in several if axis in axes) for kind, axes in named.items()},
-    )
-    _nested(state, said, found)
+            _axis(axis, claims, sizes, diagnostics)
+        _each_once(entry.axes, sizes, diagnostics)
+    axes_by_kind: dict[str, tuple[str, ...]] = {}
+    for kind, rule in rules_by_kind.items():
+        if kind in STATES:
+            names = {axis.name for axis in rule.axes}
+            axes_by_kind[kind] = tuple(
+                axis for axis, size in sizes.items() if size > 1 and axis in names
+            )
+    state = StateAxes(patterns, **axes_by_kind)
+    _nested(state, rules_by_kind, diagnostics)
     return state
 
 
-def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> None:
+def _kind(kind: tree.Name, rules_by_kind: dict[str, tree.Rule], diagnostics: Diagnostics) -> None:
     if kind.name not in STATES:
         help = did_you_mean(kind.name, STATES) or said_elsewhere(kind.name)
         help = help or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
-        found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
-    elif kind.name in said:
-        note = Note(said[kind.name].span, "first here")
-        found.error("E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note])
+        diagnostics.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
+    elif kind.name in rules_by_kind:
+        note = Note(rules_by_kind[kind.name].span, "first here")
+        diagnostics.error(
+            "E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note]
+        )
 
 
 def _help_for_axis(name: str, names: Iterable[str]) -> str:
-    known = list(names)
-    if not known:
+    axis_names = list(names)
+    if not axis_names:
         return f"write the axis and its size in `mesh`: `mesh {{ {name} = 2 }}`"
-    return did_you_mean(name, known) or f"axes of `mesh` are {listing(known)}"
+    return did_you_mean(name, axis_names) or f"axes of `mesh` are {listing(axis_names)}"
 
 
 def _axis(
-    axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics
+    axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], diagnostics: Diagnostics
 ) -> None:
+    """An axis that shards state is one of the mesh, and data is sharded over it."""
     if axis.name not in sizes:
         help = _help_for_axis(axis.name, sizes)
-        found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-    elif sizes[axis.name] > 1 and not any(
-        claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims
-    ):
+        diagnostics.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+        return
+    data_axes = {claim.axis for claim in claims if claim.dim in DATA_DIMS}
+    if sizes[axis.name] > 1 and axis.name not in data_axes:
         help = (
             f"gradients are summed over axes with data: write `batch over {axis}` in `shard`,"
             " or another axis"
         )
-        found.error(
+        diagnostics.error(
             "E0515",
             f"no data is sharded over `{axis}`",
             axis.span,
@@ -279,37 +327,39 @@ def _axis(
         )
 
 
-def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], found: Diagnostics) -> None:
+def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], diagnostics: Diagnostics) -> None:
     first: dict[str, tree.Name] = {}
     for axis in axes:
         if axis is not first.setdefault(axis.name, axis):
             notes = [Note(first[axis.name].span, "first here")]
             help = f"leave it out: its {sizes.get(axis.name, 1)} ranks shard state only once"
-            found.error(
+            diagnostics.error(
                 "E0403", f"`{axis}` is named twice", axis.span, "repeated", notes=notes, help=help
             )
 
 
-def _nested(state: StateAxes, said: dict[str, tree.Rule], found: Diagnostics) -> None:
-    """Whoever holds a part of the parameters holds that of their gradients, and of their
-    optimizer state.
+def _nested(
+    state: StateAxes, rules_by_kind: dict[str, tree.Rule], diagnostics: Diagnostics
+) -> None:
+    """A rank that holds a part of the parameters holds the same part of their gradients, and of
+    their optimizer state.
     """
     for kind in STATES:
         axes = getattr(state, kind)
-        if axes and axes != state.optimizer:
-            span = said[kind].span
-            help = (
-                f"write `optimizer over {', '.join(axes)}` too"
-                if not state.optimizer
-                else "give them the same axes"
-            )
-            notes = [Note(said["optimizer"].span, "the other axes")] if state.optimizer else []
-            message = f"`{kind}` and `optimizer` are sharded over different axes"
-            found.error("E0516", message, span, help=help, notes=notes)
+        if not axes or axes == state.optimizer:
+            continue
+        notes: list[Note] = []
+        if state.optimizer:
+            help = "give them the same axes"
+            notes.append(Note(rules_by_kind["optimizer"].span, "the other axes"))
+        else:
+            help = f"write `optimizer over {', '.join(axes)}` too"
+        message = f"`{kind}` and `optimizer` are sharded over different axes"
+        diagnostics.error("E0516", message, rules_by_kind[kind].span, help=help, notes=notes)
 
 
 def check_groups(
-    groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[str], found: Diagnostics
+    groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[str], diagnostics: Diagnostics
 ) -> None:
     """Every pattern of a group matches a parameter, and no parameter is in two groups; spans
     are of their patterns.
@@ -318,13 +368,13 @@ def check_groups(
     for patterns, span in groups:
         for pattern in patterns:
             matched = [name for name in names if fnmatchcase(name, pattern)]
-            if not matched and not any(fnmatchcase(name, pattern) for name in found.doubtful):
+            if not matched and not any(fnmatchcase(name, pattern) for name in diagnostics.doubtful):
                 help = did_you_mean(pattern, names) or f"parameters are {listing(names)}"
-                found.error("E0407", f"`{pattern}` matches no parameter", span, help=help)
+                diagnostics.error("E0407", f"`{pattern}` matches no parameter", span, help=help)
             for name in matched:
                 if (first := owner.setdefault(name, span)) is not span:
                     notes = [Note(first, "the first group")]
-                    found.error(
+                    diagnostics.error(
                         "E0408",
                         f"parameter `{name}` is in two groups",
                         span,

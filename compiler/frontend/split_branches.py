@@ -2,7 +2,7 @@
 iterations do not.
 
 Each part has a dim of its own; a parameter that several parts declare becomes one in each.  Claims,
-groups, names and recomputation of a divided dim or parameter are those of all its parts."""
+groups, names and recomputation of a divided dim or parameter hold for all its parts."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from ..config.hf_names import HFWeight, shifted
-from ..config.settings import Train
+from ..config.settings import ParamGroup, Train
 from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, PlanError, Unknown, did_you_mean, wrong
@@ -29,7 +29,7 @@ from .branch_names import (
 from .errors import check_dim, check_not_data
 
 MOST = 8192
-"""The most statements that a model may have, those of a repeat counted once for each of its
+"""The most statements that a model may have; statements of a repeat count once for each of its
 parts.
 """
 
@@ -56,7 +56,10 @@ class Divided:
 
 
 def divide(
-    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics
+    model: tree.Model,
+    dims: Mapping[str, Dim],
+    numbers: Mapping[str, Scalar],
+    diagnostics: Diagnostics,
 ) -> Divided:
     """The model with each repeat cut where its branches part; where they cannot be told apart,
     with one side alone.
@@ -64,22 +67,24 @@ def divide(
     try:
         check_visible(model)
         divider = _Divider(model, dims, numbers)
-        body = _divided(model, divider)
+        items = _divided(model, divider)
     except (PlanError, Unknown) as error:
         if isinstance(error, PlanError):
-            found.add(error)
-        model = evolve(model, body=tuple(one_sided(model.body, found)))
+            diagnostics.add(error)
+        model = evolve(model, body=tuple(one_sided(model.body, diagnostics)))
         divider = _Divider(model, dims, numbers)
-        body = _divided(model, divider, found)
-    copies = {name: tuple(each) for name, each in divider.copies.items()}
-    body = [
-        _initialised(item, copies, found) if isinstance(item, tree.Init) else item for item in body
-    ]
+        items = _divided(model, divider, diagnostics)
+    copies = {name: tuple(parts) for name, parts in divider.copies.items()}
+    body: list[Item] = []
+    for item in items:
+        if isinstance(item, tree.Init):
+            item = _initialised(item, copies, diagnostics)
+        body.append(item)
     return Divided(evolve(model, body=tuple(body)), divider.divided(), copies)
 
 
 def _divided(
-    model: tree.Model, divider: "_Divider", found: Diagnostics | None = None
+    model: tree.Model, divider: "_Divider", diagnostics: Diagnostics | None = None
 ) -> list[Item]:
     """The items of a model without branches; statements with mistakes are left out where these
     are collected.
@@ -88,29 +93,34 @@ def _divided(
     for item in model.body:
         if isinstance(item, tree.Section | tree.Init):
             body.append(item)
-        elif found is None:
+        elif diagnostics is None:
             body += divider.statements([item], ())
         else:
-            with found.catch():
+            with diagnostics.catch():
                 body += divider.statements([item], ())
                 continue
-            found.doubt(*item.span.names, section="statements")
-            found.used.update(item.span.names)
+            diagnostics.doubt(*item.span.names, section="statements")
+            diagnostics.used.update(item.span.names)
     return body
 
 
 def _initialised(
-    item: tree.Init, copies: Mapping[str, Sequence[Copy]], found: Diagnostics
+    item: tree.Init, copies: Mapping[str, Sequence[Copy]], diagnostics: Diagnostics
 ) -> tree.Init:
-    of: dict[str, Sequence[Copy]] = {
-        copy.name: (copy,) for each in copies.values() for copy in each
-    }
-    of.update(copies)
+    """Initial values of all parts of the parameters that an `init` names, or of a single part."""
+    copies_by_name: dict[str, Sequence[Copy]] = {}
+    for parts in copies.values():
+        for copy in parts:
+            copies_by_name[copy.name] = (copy,)
+    copies_by_name.update(copies)
+    names: list[tree.Name] = []
     for name in item.names:
-        if name.name not in of:
+        if name.name not in copies_by_name:
             help = did_you_mean(name.name, copies)
-            found.error("E0201", f"there is no parameter `{name}`", name.span, help=help)
-    names = [evolve(name, name=copy.name) for name in item.names for copy in of.get(name.name, ())]
+            message = f"there is no parameter `{name}`"
+            diagnostics.error("E0201", message, name.span, help=help)
+        for copy in copies_by_name.get(name.name, ()):
+            names.append(evolve(name, name=copy.name))
     return evolve(item, names=tuple(names))
 
 
@@ -136,10 +146,11 @@ class _Divider:
         """The parts of each divided dim, and the dim itself where another repeat still goes
         over it.
         """
-        return {
-            name: (*parts.values(), *([self._dims[name]] if name in self._whole else []))
-            for name, parts in self._parts.items()
-        }
+        dims_by_name: dict[str, tuple[Dim, ...]] = {}
+        for name, parts in self._parts.items():
+            whole = (self._dims[name],) if name in self._whole else ()
+            dims_by_name[name] = (*parts.values(), *whole)
+        return dims_by_name
 
     def statements(
         self, body: Sequence[tree.Statement], starts: tuple[int, ...]
@@ -163,22 +174,23 @@ class _Divider:
     def _repeat(self, item: tree.Repeat, starts: tuple[int, ...]) -> Iterator[tree.Repeat]:
         check_dim(item.dim, self._dims)
         check_not_data(item.dim, "a repeat")
-        cuts = sorted(
-            {0, self._dims[item.dim.name].size} | self._cuts(item.body, item, self._all(item))
-        )
-        parts = [range(*pair) for pair in pairwise(cuts)]
+        cuts = self._cuts(item.body, item, self._all(item))
+        bounds = sorted({0, self._dims[item.dim.name].size} | cuts)
+        parts = [range(start, stop) for start, stop in pairwise(bounds)]
         _check_most(len(parts) * len([*statements(item.body)]), item)
         if len(parts) == 1:
             self._whole.add(item.dim.name)
             yield evolve(item, body=tuple(self.statements(item.body, (*starts, 0))), index=None)
             return
-        bodies = {
-            part: body for part in parts if (body := tuple(self._chosen(item.body, item, part)))
-        }
+        bodies: dict[range, tuple[tree.Statement, ...]] = {}
+        for part in parts:
+            if body := tuple(self._chosen(item.body, item, part)):
+                bodies[part] = body
         dims = [self._part(item, part).name for part in bodies]
-        names = self._copied(dims, [*bodies.values()])
-        for (part, body), dim, own in zip(bodies.items(), dims, names, strict=True):
-            inner = self.statements([with_names(each, own) for each in body], (*starts, part.start))
+        names_by_part = self._copied(dims, [*bodies.values()])
+        for (part, body), dim, names in zip(bodies.items(), dims, names_by_part, strict=True):
+            renamed = [with_names(statement, names) for statement in body]
+            inner = self.statements(renamed, (*starts, part.start))
             yield evolve(item, dim=evolve(item.dim, name=dim), body=tuple(inner), index=None)
 
     def _all(self, item: tree.Repeat) -> range:
@@ -187,23 +199,23 @@ class _Divider:
     # ---- where branches part
 
     def _cuts(self, body: Sequence[tree.Statement], item: tree.Repeat, within: range) -> set[int]:
-        """The indices of the repeat `item` at which a branch's other side begins; the body runs
-        for those `within`.
+        """The indices of the repeat `item` where a branch's other side begins; the body runs for
+        the indices `within`.
         """
-        found: set[int] = set()
-        for each in body:
-            match each:
+        cuts: set[int] = set()
+        for statement in body:
+            match statement:
                 case tree.If(index) if item.index and index.name == item.index.name:
-                    at = self._end(each, item, within)
-                    found |= {at} | self._cuts(each.body, item, range(within.start, at))
-                    found |= self._cuts(each.others, item, range(at, within.stop))
+                    end = self._end(statement, item, within)
+                    cuts |= {end} | self._cuts(statement.body, item, range(within.start, end))
+                    cuts |= self._cuts(statement.others, item, range(end, within.stop))
                 case tree.If():
-                    found |= self._cuts((*each.body, *each.others), item, within)
+                    cuts |= self._cuts((*statement.body, *statement.others), item, within)
                 case tree.Repeat():
-                    found |= self._cuts(each.body, item, within)
+                    cuts |= self._cuts(statement.body, item, within)
                 case tree.Bind() | tree.Route():
                     pass
-        return found
+        return cuts
 
     def _end(self, branch: tree.If, item: tree.Repeat, within: range) -> int:
         value = evaluate(branch.end, self._numbers)
@@ -228,22 +240,21 @@ class _Divider:
         self, body: Sequence[tree.Statement], item: tree.Repeat, part: range
     ) -> Iterator[tree.Statement]:
         """The statements of a body that run in a part of the repeat `item`."""
-        for each in body:
-            match each:
+        for statement in body:
+            match statement:
                 case tree.If(index, end, first, others) if (
                     item.index and index.name == item.index.name
                 ):
                     side = first if part.stop <= evaluate(end, self._numbers) else others
                     yield from self._chosen(side, item, part)
                 case tree.If():
-                    first, others = (
-                        tuple(self._chosen(side, item, part)) for side in (each.body, each.others)
-                    )
-                    yield evolve(each, body=first, others=others)
+                    first = tuple(self._chosen(statement.body, item, part))
+                    others = tuple(self._chosen(statement.others, item, part))
+                    yield evolve(statement, body=first, others=others)
                 case tree.Repeat():
-                    yield evolve(each, body=tuple(self._chosen(each.body, item, part)))
+                    yield evolve(statement, body=tuple(self._chosen(statement.body, item, part)))
                 case tree.Bind() | tree.Route():
-                    yield each
+                    yield statement
 
     # ---- names
 
@@ -261,14 +272,20 @@ class _Divider:
         as its dim is.
         """
         declared = [dict.fromkeys(declarations(body)) for body in bodies]
-        times = Counter(name for names in declared for name in names)
-        found: list[dict[str, str]] = []
+        times: Counter[str] = Counter()
+        for names in declared:
+            times.update(names.keys())
+        names_by_part: list[dict[str, str]] = []
         for dim, names in zip(dims, declared, strict=True):
             number = dim.rstrip("_").rpartition("_")[2]
-            own = {name: self._free(f"{name}_{number}") for name in names if times[name] > 1}
-            self._origin |= {new: self._origin.get(old, old) for old, new in own.items()}
-            found.append(own)
-        return found
+            new_names: dict[str, str] = {}
+            for name in names:
+                if times[name] > 1:
+                    new_names[name] = self._free(f"{name}_{number}")
+            for name, new_name in new_names.items():
+                self._origin[new_name] = self._origin.get(name, name)
+            names_by_part.append(new_names)
+        return names_by_part
 
     def _free(self, name: str) -> str:
         while name in self._taken:
@@ -284,56 +301,61 @@ def claims_of_parts(
     claims: Sequence[Claim], dims: Mapping[str, Sequence[Dim]]
 ) -> tuple[Claim, ...]:
     """A claim for each part of a divided dim."""
-    return tuple(
-        evolve(claim, dim=name)
-        for claim in claims
-        for name in ([dim.name for dim in dims[claim.dim]] if claim.dim in dims else [claim.dim])
-    )
+    claims_by_part: list[Claim] = []
+    for claim in claims:
+        if claim.dim not in dims:
+            claims_by_part.append(claim)
+            continue
+        for dim in dims[claim.dim]:
+            claims_by_part.append(evolve(claim, dim=dim.name))
+    return tuple(claims_by_part)
 
 
 def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim]]) -> Train:
     """The settings with groups that hold all parts of the parameters that they name, and with
     recomputed parts.
     """
-    groups = tuple(
-        evolve(group, params=_all_meant(group.params, copies)) for group in train.optimizer.groups
-    )
+    groups: list[ParamGroup] = []
+    for group in train.optimizer.groups:
+        groups.append(evolve(group, params=_all_meant(group.params, copies)))
     recompute = train.recompute
     if recompute.word == "every":
-        parts = ([part.name for part in dims.get(name, ())] or [name] for name in recompute.names)
-        recompute = evolve(recompute, names=tuple(name for each in parts for name in each))
-    return evolve(train, optimizer=evolve(train.optimizer, groups=groups), recompute=recompute)
+        names: list[str] = []
+        for name in recompute.names:
+            parts = [part.name for part in dims.get(name, ())]
+            names += parts or [name]
+        recompute = evolve(recompute, names=tuple(names))
+    optimizer = evolve(train.optimizer, groups=tuple(groups))
+    return evolve(train, optimizer=optimizer, recompute=recompute)
 
 
 def state_of_parts(state: Sequence[StateAxes], copies: Copies) -> tuple[StateAxes, ...]:
     """State of all parts of the parameters that it names."""
-    return tuple(evolve(each, of=_all_meant(each.of, copies)) for each in state)
+    return tuple(evolve(group, of=_all_meant(group.of, copies)) for group in state)
 
 
 def _all_meant(patterns: Sequence[str], copies: Copies) -> tuple[str, ...]:
-    """Each pattern where it matches what it means, else the names of that."""
-    found: list[str] = []
+    """Each pattern, if it matches just the parts of the parameters that it means; otherwise the
+    names of these parts.
+    """
+    names: list[str] = []
     for pattern in patterns:
-        meant = [
-            copy.name
-            for name, parts in copies.items()
-            if fnmatchcase(name, pattern)
-            for copy in parts
-        ]
-        matched = [
-            copy.name
-            for parts in copies.values()
-            for copy in parts
-            if fnmatchcase(copy.name, pattern)
-        ]
-        found += [pattern] if not meant or meant == matched else meant
-    return tuple(found)
+        wanted: list[str] = []
+        matched: list[str] = []
+        for name, parts in copies.items():
+            part_names = [copy.name for copy in parts]
+            if fnmatchcase(name, pattern):
+                wanted += part_names
+            matched += [part for part in part_names if fnmatchcase(part, pattern)]
+        if not wanted or wanted == matched:
+            names.append(pattern)
+        else:
+            names += wanted
+    return tuple(names)
 
 
 def names_of_parts(names: Sequence[HFWeight], copies: Copies) -> Iterator[HFWeight]:
-    """An entry for each part of a parameter, whose index goes on where that of the part before
-    ends.
-    """
-    for each in names:
-        for copy in copies.get(each.param, ()):
-            yield evolve(shifted(each, copy.starts), param=copy.name)
+    """An entry for each part of a parameter; its index goes on where the part before ends."""
+    for weight in names:
+        for copy in copies.get(weight.param, ()):
+            yield evolve(shifted(weight, copy.starts), param=copy.name)

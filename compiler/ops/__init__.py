@@ -22,10 +22,14 @@ def _entries() -> Iterator[OpDef]:
     """Every entry that is a constant of a module, or in a tuple of entries that is one;
     `builder` reads the table.
     """
-    for module in (each for each in iter_modules(__path__) if each.name != "builder"):
+    for module in iter_modules(__path__):
+        if module.name == "builder":
+            continue
         for value in vars(import_module(f"{__name__}.{module.name}")).values():
-            several = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
-            yield from (each for each in several if isinstance(each, OpDef))
+            constants = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+            for constant in constants:
+                if isinstance(constant, OpDef):
+                    yield constant
 
 
 OPS: dict[str, OpDef] = {entry.name: entry for entry in _entries()}
@@ -34,11 +38,15 @@ OPS["vjp"] = VJPS.entry()
 
 
 def messages(program: Program, op: Op, types: Mapping[str, Type]) -> tuple[Message, ...]:
-    """The messages that a rank sends each time it does an op, in order; `types` are those of
-    all values.
+    """The messages that a rank sends each time it does an op, in order.
+
+    `types` are the types of all values.
     """
-    make = (entry := OPS.get(op.kind)) and entry.communicates
-    return make(Local(program, op, tuple(types[name] for name in op.inputs))) if make else ()
+    entry = OPS.get(op.kind)
+    if not entry or not entry.communicates:
+        return ()
+    operands = tuple(types[name] for name in op.inputs)
+    return entry.communicates(Local(program, op, operands))
 
 
 NO_ROLES = Roles()
@@ -46,12 +54,14 @@ NO_ROLES = Roles()
 
 
 def roles(op: Op, types: Mapping[str, Type]) -> Roles:
-    """The dims of an op by what they mean to it; `types` are those of all values.
+    """The dims of an op by what they mean to it; `types` are the types of all values.
 
     An unknown op has none.
     """
-    make = (entry := OPS.get(op.kind)) and entry.roles
-    return make([types[name] for name in op.inputs], op) if make else NO_ROLES
+    entry = OPS.get(op.kind)
+    if not entry or not entry.roles:
+        return NO_ROLES
+    return entry.roles([types[name] for name in op.inputs], op)
 
 
 def moves_positions(op: Op) -> bool:

@@ -10,16 +10,15 @@ from .work import product
 
 
 def _same_numbers(types: Sequence[Type], op: Op) -> None:
-    if len({type.dtype for type in types}) != 1 or types[0].dtype not in FLOATS:
-        raise TypingError(
-            f"{op.kind} takes numbers of one element type, not {', '.join(t.dtype for t in types)}"
-        )
+    dtypes = [type.dtype for type in types]
+    if len({*dtypes}) != 1 or dtypes[0] not in FLOATS:
+        raise TypingError(f"{op.kind} takes numbers of one element type, not {', '.join(dtypes)}")
 
 
 def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
-    """All operands' dims are among those of the widest operand, in its order."""
+    """The dims of the widest operand, which has all dims of the others in its order."""
     _same_numbers(types, op)
-    widest = max(types, key=lambda t: len(t.dims))
+    widest = max(types, key=lambda type: len(type.dims))
     for type in types:
         if type.dims != tuple(dim for dim in widest.dims if dim in type.dims):
             raise TypingError(
@@ -29,18 +28,20 @@ def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
-    """The dims of both operands, in order, less those that are summed over."""
+    """The dims of both operands, in order, without the dims that are summed over."""
     _same_numbers(types, op)
-    over = op.names("over")
-    left, right = ([dim for dim in type.dims if dim not in over] for type in types)
-    if shared := [dim for dim in left if dim in right]:
-        raise TypingError(f"{shared[0]} is in both operands of a product but not summed over")
-    return [(types[0].dtype, (*left, *right))]
+    over, (x, w) = op.names("over"), types
+    left = [dim for dim in x.dims if dim not in over]
+    right = [dim for dim in w.dims if dim not in over]
+    for dim in left:
+        if dim in right:
+            raise TypingError(f"{dim} is in both operands of a product but not summed over")
+    return [(x.dtype, (*left, *right))]
 
 
 def narrowed(grad: str, name: str, full: Sequence[str], b: Builder) -> str:
-    """The gradient of an operand that was broadcast to the dims `full`: summed over those that
-    it lacks.
+    """The gradient of an operand that was broadcast to the dims `full`: summed over the dims that
+    the operand lacks.
     """
     over = tuple(dim for dim in full if dim not in b.type(name).dims)
     return b.emit("sum", [grad], [name], over=over)[0] if over else grad
@@ -48,20 +49,22 @@ def narrowed(grad: str, name: str, full: Sequence[str], b: Builder) -> str:
 
 def _add_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (grad,), full = grads, op.outputs[0].type.dims
-    return [narrowed(grad, name, full, b) if b.wanted(name) else None for name in op.inputs]
+    terms: list[str | None] = []
+    for name in op.inputs:
+        terms.append(narrowed(grad, name, full, b) if b.wanted(name) else None)
+    return terms
 
 
 def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (grad,), (x, y), full = grads, op.inputs, op.outputs[0].type.dims
 
-    def part(of: str, other: str) -> str | None:
-        return (
-            narrowed(b.emit("mul", [grad, b.saved(other)], [of])[0], of, full, b)
-            if b.wanted(of)
-            else None
-        )
+    def gradient(factor: str, other: str) -> str | None:
+        if not b.wanted(factor):
+            return None
+        (product,) = b.emit("mul", [grad, b.saved(other)], [factor])
+        return narrowed(product, factor, full, b)
 
-    return [part(x, y), part(y, x)]
+    return [gradient(x, y), gradient(y, x)]
 
 
 def _div_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
@@ -80,11 +83,15 @@ def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     """y = x·w: the input's gradient is dy·w over w's own dims, the weight's is dy·x over x's
     own dims.
     """
-    (grad,), (x, w), over = grads, op.inputs, op.names("over")
-    outer = {name: tuple(dim for dim in b.type(name).dims if dim not in over) for name in (x, w)}
-    dx = b.emit("contract", [grad, b.saved(w)], [x], over=outer[w])[0] if b.wanted(x) else None
-    dw = b.emit("contract", [grad, b.saved(x)], [w], over=outer[x])[0] if b.wanted(w) else None
-    return [dx, dw]
+    (grad,), (x, w), summed = grads, op.inputs, op.names("over")
+
+    def gradient(factor: str, other: str) -> str | None:
+        if not b.wanted(factor):
+            return None
+        outer = tuple(dim for dim in b.type(other).dims if dim not in summed)
+        return b.emit("contract", [grad, b.saved(other)], [factor], over=outer)[0]
+
+    return [gradient(x, w), gradient(w, x)]
 
 
 ADD = OpDef(
@@ -117,7 +124,7 @@ DIV = OpDef(
     linear=((0,),),
     adjoint=_div_adjoint,
     stem="y",
-    saves=lambda it: Saved(operands=(1, 0) if it.wanted[1] else (1,)),
+    saves=lambda local: Saved(operands=(1, 0) if local.wanted[1] else (1,)),
 )
 
 SCALE = OpDef(

@@ -1,7 +1,7 @@
 """Attention.
 
-Queries may be those of a part of the sequence: each rank then has the keys, values and documents of
-all of it.
+A rank may have the queries of a part of the sequence: then it has the keys, values and documents of
+the whole sequence.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ there.
 T = TypeVar("T")
 
 
-def documents_and_draws(op: Op, rest: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+def documents_and_draws(op: Op, optional: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """The optional operands after an op's others: the documents and the draws, each one or none."""
-    cut = len(rest) - ("dropout" in dict(op.attrs))
-    return rest[:cut], rest[cut:]
+    cut = len(optional) - ("dropout" in dict(op.attrs))
+    return optional[:cut], optional[cut:]
 
 
 def seen_pairs(size: int, causal: bool, window: int = 0) -> int:
@@ -56,19 +56,19 @@ def window_of(op: Op) -> int:
 
 
 def head_dims(q: Type, k: Type) -> tuple[str, str]:
-    """The dims that count query heads and key/value heads: each operand's one besides batch,
-    sequence and the last.
+    """The dims that count query heads and key/value heads: of each operand the only dim besides
+    batch, sequence and the last.
     """
     return _heads(q), _heads(k)
 
 
 def _heads(type: Type) -> str:
-    found = [dim for dim in type.dims[:-1] if dim not in DATA_DIMS]
-    if len(found) != 1 or SEQUENCE not in type.dims:
+    dims = [dim for dim in type.dims[:-1] if dim not in DATA_DIMS]
+    if len(dims) != 1 or SEQUENCE not in type.dims:
         raise TypingError(
             f"attention takes [batch, seq, heads, head_dim], not [{', '.join(type.dims)}]"
         )
-    return found[0]
+    return dims[0]
 
 
 def attention_roles(types: Sequence[Type], op: Op) -> Roles:
@@ -78,32 +78,35 @@ def attention_roles(types: Sequence[Type], op: Op) -> Roles:
 
 
 def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
-    q, k, v, *rest = types
-    documents, draws = documents_and_draws(op, rest)
+    q, k, v, *optional = types
+    documents, draws = documents_and_draws(op, optional)
     heads, kv_heads = head_dims(q, k)
-    if k.dims[:-1] != v.dims[:-1] or k.dims != tuple(
-        kv_heads if dim == heads else dim for dim in q.dims
-    ):
+    key_dims: list[str] = []
+    for dim in q.dims:
+        key_dims.append(kv_heads if dim == heads else dim)
+    if k.dims[:-1] != v.dims[:-1] or k.dims != tuple(key_dims):
         raise TypingError(
             "attention needs queries, keys and values of the same dims but for the heads and"
             " the last of values"
         )
     if v.dims[-1] in q.dims[:-1]:
         raise TypingError(f"attention's result would have `{v.dims[-1]}` twice")
-    if any(each.dims != tuple(dim for dim in q.dims[:-1] if dim != heads) for each in documents):
+    token_dims = tuple(dim for dim in q.dims[:-1] if dim != heads)
+    if any(document.dims != token_dims for document in documents):
         raise TypingError(
             "attention needs documents of the same dims as queries but for the heads and the last"
         )
     if len(documents) > 1 or len(draws) != ("dropout" in dict(op.attrs)):
         raise TypingError("attention takes draws where it has dropout, and only there")
-    for each in draws:
-        check_draws(each, q)
+    for draw in draws:
+        check_draws(draw, q)
     return [(q.dtype, (*q.dims[:-1], v.dims[-1]))]
 
 
 def attention_reach(types: Sequence[Type], op: Op) -> dict[int, Reach]:
-    """Keys and values within the window, those after the query only without a causal mask, of
-    the query's document.
+    """The reach into keys and values: within the window, and within the query's document.
+
+    Only attention without a causal mask reaches keys after the query.
     """
     documents, _ = documents_and_draws(op, range(3, len(types)))
     nearest = (window_of(op) or inf) - 1
@@ -112,7 +115,7 @@ def attention_reach(types: Sequence[Type], op: Op) -> dict[int, Reach]:
 
 
 def documents_whole(types: Sequence[Type], op: Op) -> dict[int, frozenset[str]]:
-    """Documents are those of the whole sequence."""
+    """Each rank has the documents of the whole sequence."""
     documents, _ = documents_and_draws(op, range(3, len(types)))
     return dict.fromkeys(documents, frozenset((SEQUENCE,)))
 
@@ -131,263 +134,333 @@ def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> 
 # ---- saved tensors: of torch's kernels, and all scores where torch has no kernel
 
 
-def query_rows(it: Local) -> int:
+def query_rows(local: Local) -> int:
     """The number of a rank's queries, of all heads and samples."""
-    return it.elements() // it.program.size(it.types[0].dims[-1])
+    return local.elements() // local.program.size(local.types[0].dims[-1])
 
 
-def result_elements(it: Local) -> int:
-    """The number of elements of the result on a rank, whose last dim is that of values."""
-    return query_rows(it) * it.program.size(it.types[2].dims[-1])
+def result_elements(local: Local) -> int:
+    """The number of elements of the result on a rank; its last dim is the last dim of values."""
+    return query_rows(local) * local.program.size(local.types[2].dims[-1])
 
 
-def _attention_saves(it: Local) -> Saved:
-    """Flash attention where there is a kernel; with a cap or dropout all scores.  scalec's own
-    needs no mask.
+def _attention_saves(local: Local) -> Saved:
+    """The saved tensors of flash attention where there is a kernel; with a cap or dropout, all
+    scores.
+
+    scalec's own kernel needs no mask.
     """
-    given = dict(it.op.attrs)
-    if "dropout" in given or ("softcap" in given and not it.kernels):
-        return _scores(it)
-    by_torch = not (it.kernels and is_special(it))
-    masks, padded = (_masks(it) * it.item, _padded(it)) if by_torch else (0, {})
-    others = [("mask", masks)] * bool(masks) + [("logsumexp", query_rows(it) * it.wide)]
-    others += [(f"{_NAMES[i]}, padded", size) for i, size in padded.items() if i < 3]
+    attrs = dict(local.op.attrs)
+    if "dropout" in attrs or ("softcap" in attrs and not local.kernels):
+        return _scores(local)
+    masks, padded = 0, dict[int, int]()
+    if not (local.kernels and is_special(local)):  # torch's own attention
+        masks, padded = _masks(local) * local.item, _padded(local)
+    others: list[tuple[str, int]] = []
+    if masks:
+        others.append(("mask", masks))
+    others.append(("logsumexp", query_rows(local) * local.wide))
+    for operand, size in padded.items():
+        if operand < 3:
+            others.append((f"{_NAMES[operand]}, padded", size))
     operands = tuple(i for i in range(3) if i not in padded)
-    if _chunks(it) > 1:
-        of_chunks = ("result of each chunk", padded.get(3, result_elements(it) * it.item))
-        return Saved(operands, others=(of_chunks, *others))
+    if _chunks(local) > 1:
+        size = padded.get(3, result_elements(local) * local.item)
+        return Saved(operands, others=(("result of each chunk", size), *others))
     if 3 in padded:
         return Saved(operands, others=((WIDER, padded[3]), *others))
     return Saved(operands, results=(0,), others=tuple(others))
 
 
 WIDER = "result, padded"
-"""The tensor out of which a narrower result is cut, which so is not in one piece."""
+"""The tensor that a narrower result is cut out of; so the result is not in one piece."""
 
 _NAMES = ("queries", "keys", "values")
 
 
-def _padded(it: Local) -> dict[int, int]:
-    """The bytes of those of q, k, v and the result, by number, that torch's attention for CPUs
-    has with wider rows.
+def _padded(local: Local) -> dict[int, int]:
+    """The bytes of the tensors that torch's attention for CPUs has with wider rows, by number.
+
+    Numbers 0 to 2 are q, k and v; 3 is the result.
     """
-    widths = [it.program.size(type.dims[-1]) for type in it.types[:3]]
-    counts = [it.elements(i) // width for i, width in enumerate(widths)]
-    sides = zip((*widths, widths[2]), (*counts, query_rows(it)), strict=True)
-    widest = max(widths) if it.device == "cpu" else 0
-    return {i: count * widest * it.item for i, (width, count) in enumerate(sides) if width < widest}
+    if local.device != "cpu":
+        return {}
+    widths = [local.program.size(type.dims[-1]) for type in local.types[:3]]
+    rows = [local.elements(i) // width for i, width in enumerate(widths)]
+    widest = max(widths)
+    padded: dict[int, int] = {}
+    tensors = zip((*widths, widths[2]), (*rows, query_rows(local)), strict=True)
+    for number, (width, count) in enumerate(tensors):
+        if width < widest:
+            padded[number] = count * widest * local.item
+    return padded
 
 
-def _chunks(it: Local) -> int:
+def _chunks(local: Local) -> int:
     """The number of parts of a rank's queries, each a call on the keys that it can see; 1 where
     any key can be seen.
     """
-    q = it.types[0]
-    matters = dict(it.op.attrs)["mask"] == "causal" or 0 < window_of(it.op) < it.program.size(
-        SEQUENCE
-    )
-    return max(map(len, held(it.program, q, SEQUENCE))) if q.axes_of(SEQUENCE) and matters else 1
+    q, size = local.types[0], local.program.size(SEQUENCE)
+    sees_part = dict(local.op.attrs)["mask"] == "causal" or 0 < window_of(local.op) < size
+    if not q.axes_of(SEQUENCE) or not sees_part:
+        return 1
+    return max(map(len, held(local.program, q, SEQUENCE)))
 
 
-def _masks(it: Local) -> int:
+def _masks(local: Local) -> int:
     """The elements of the masks that torch's kernel is given for all chunks of a rank's queries, on
     the rank with most.
 
     A window or documents make one, and so do keys before the first query, which the kernel for CPUs
     does not know.
     """
-    size, window, causal = (
-        it.program.size(SEQUENCE),
-        window_of(it.op),
-        dict(it.op.attrs)["mask"] == "causal",
-    )
-    documents, _ = documents_and_draws(it.op, it.types[3:])
+    size, window = local.program.size(SEQUENCE), window_of(local.op)
+    causal = dict(local.op.attrs)["mask"] == "causal"
+    documents, _ = documents_and_draws(local.op, local.types[3:])
     window = window if window < size else 0
-    if not it.types[0].axes_of(SEQUENCE):
-        return _pairs(it) if window or documents else 0
+    if not local.types[0].axes_of(SEQUENCE):
+        return _pairs(local) if window or documents else 0
 
-    def of(start: int, stop: int) -> int:
-        first = max(start + 1 - window, 0) if window else 0
-        last = min(stop if causal else stop + window - 1, size) if causal or window else size
-        masked = window or documents or (causal and start and it.device == "cpu")
-        return (stop - start) * (last - first) if masked else 0
+    def mask_elements(start: int, stop: int) -> int:
+        """The elements of the mask of the queries from `start` to `stop`, of one sample."""
+        masked = window or documents or (causal and start and local.device == "cpu")
+        if not masked:
+            return 0
+        first, last = 0, size
+        if window:
+            first = max(start + 1 - window, 0)
+        if causal:
+            last = min(stop, size)
+        elif window:
+            last = min(stop + window - 1, size)
+        return (stop - start) * (last - first)
 
-    samples = it.program.elements(documents[0]) // size if documents else 1
-    return samples * max(
-        sum(of(*run) for run in runs) for runs in held(it.program, it.types[0], SEQUENCE)
-    )
+    samples = local.program.elements(documents[0]) // size if documents else 1
+    most = 0
+    for runs in held(local.program, local.types[0], SEQUENCE):
+        most = max(most, sum(mask_elements(*run) for run in runs))
+    return samples * most
 
 
-def _scores(it: Local) -> Saved:
+def _scores(local: Local) -> Saved:
     """Keys and values repeated for each query head, their weights, and what these are made from."""
-    q, given = it.types[0], dict(it.op.attrs)
-    size, item = it.program.size(SEQUENCE), it.item
-    scores = query_rows(it) * size
-    values = result_elements(it) * item
+    q, attrs = local.types[0], dict(local.op.attrs)
+    size, item = local.program.size(SEQUENCE), local.item
+    scores = query_rows(local) * size
     others = [
-        ("keys of each head", it.bytes()),
-        ("values of each head", values),
-        ("softmax", scores * it.wide),
+        ("keys of each head", local.bytes()),
+        ("values of each head", result_elements(local) * item),
+        ("softmax", scores * local.wide),
+        ("seen", _pairs(local)),
     ]
-    others += [("seen", _pairs(it))]
-    others += [("tanh", scores * it.wide)] if "softcap" in given else []
-    others += [("weights", scores * item)] if "dropout" in given or item < it.wide else []
-    rows = [
-        n
-        for dim, n in zip(q.dims, it.program.local_shape(q), strict=True)
-        if dim not in (SEQUENCE, q.dims[-1])
-    ]
-    as_it_lies = q.dims.index(SEQUENCE) == 0 or 1 in rows or size == 1
-    others += [] if as_it_lies else [("queries by head", it.bytes())]
-    draws = (len(it.types) - 1,) if "dropout" in given else ()
-    return Saved(operands=(*((0,) if as_it_lies else ()), *draws), others=tuple(others))
+    if "softcap" in attrs:
+        others.append(("tanh", scores * local.wide))
+    if "dropout" in attrs or item < local.wide:
+        others.append(("weights", scores * item))
+    # queries lie by head without a copy where the sequence is outermost, or where it, the batch or
+    # the heads are of size 1
+    outer_sizes: list[int] = []
+    for dim, local_size in zip(q.dims, local.program.local_shape(q), strict=True):
+        if dim not in (SEQUENCE, q.dims[-1]):
+            outer_sizes.append(local_size)
+    operands: list[int] = []
+    if q.dims.index(SEQUENCE) == 0 or 1 in outer_sizes or size == 1:
+        operands.append(0)
+    else:
+        others.append(("queries by head", local.bytes()))
+    if "dropout" in attrs:
+        operands.append(len(local.types) - 1)
+    return Saved(operands=tuple(operands), others=tuple(others))
 
 
 QUERIES = 256
 """The number of queries for which scalec's own attention in plain torch has scores at a time."""
 
 
-def _attention_workspace(it: Local, back: bool = False) -> int:
+def _attention_workspace(local: Local, back: bool = False) -> int:
     """The workspace of torch's attention, or of scalec's where torch has no kernel: its kernels
     need none.
     """
-    given, size = dict(it.op.attrs), it.program.size(SEQUENCE)
-    if not it.kernels or "dropout" in given or not is_special(it):
-        queries = it.program.local_size(it.types[0], SEQUENCE) // _chunks(it)
-        return _scores_twice(it) or flash_workspace(it, back, queries, size)
-    if it.launched:
+    attrs, size = dict(local.op.attrs), local.program.size(SEQUENCE)
+    if not local.kernels or "dropout" in attrs or not is_special(local):
+        queries = local.program.local_size(local.types[0], SEQUENCE) // _chunks(local)
+        return _scores_twice(local) or flash_workspace(local, back, queries, size)
+    if local.launched:
         return 0
-    sums = sum(map(it.widened, range(3))) if back and it.is_narrow else 0
-    return scores_of_some(it, back, size) + sums
+    scores = scores_of_some(local, back, size)
+    if back and local.is_narrow:  # gradients are summed in float32
+        return scores + sum(map(local.widened, range(3)))
+    return scores
 
 
-def is_special(it: Local) -> bool:
+def is_special(local: Local) -> bool:
     """Whether an op has a mask other than a causal one, or a soft cap: torch's flash attention
     knows neither.
     """
     return (
-        "softcap" in dict(it.op.attrs)
-        or 0 < window_of(it.op) < it.program.size(SEQUENCE)
-        or len(it.types) > 3
+        "softcap" in dict(local.op.attrs)
+        or 0 < window_of(local.op) < local.program.size(SEQUENCE)
+        or len(local.types) > 3
     )
 
 
-def _in_one_order(it: Local) -> bool:
-    """Whether it is no kernel of torch's on GPUs, in whose backward blocks of keys add to dq as
+def _in_one_order(local: Local) -> bool:
+    """Whether sums always go in one order.
+
+    They do unless it is torch's kernel on GPUs: there, in backward, blocks of keys add to dq as
     they come.
     """
-    return bool({"softcap", "dropout"} & {*dict(it.op.attrs)}) or (it.kernels and is_special(it))
+    has_own_scores = bool({"softcap", "dropout"} & {*dict(local.op.attrs)})
+    return has_own_scores or (local.kernels and is_special(local))
 
 
-def scores_of_some(it: Local, back: bool, size: int) -> int:
+def scores_of_some(local: Local, back: bool, size: int) -> int:
     """The workspace where scores are computed for some queries at a time, with the results of the
     queries before.
 
     A call is of `size` queries and as many keys.
     """
-    capped, window = "softcap" in dict(it.op.attrs), window_of(it.op)
+    capped, window = "softcap" in dict(local.op.attrs), window_of(local.op)
     queries = min(size, QUERIES)
     keys = min(size, window + queries) if window else size
-    before = min(size - queries, keys)
-    now, left = (6, 1) if back else (3 + capped, 1 + capped)
-    heads = query_rows(it) // it.program.local_size(it.types[0], SEQUENCE)
-    return heads * queries * (now * keys + left * before) * it.wide
+    keys_before = min(size - queries, keys)
+    # functions of the scores that there are of these queries, and that stay of earlier queries
+    current, earlier = (6, 1) if back else (3 + capped, 1 + capped)
+    heads = query_rows(local) // local.program.local_size(local.types[0], SEQUENCE)
+    return heads * queries * (current * keys + earlier * keys_before) * local.wide
 
 
-def _scores_twice(it: Local) -> int:
+def _scores_twice(local: Local) -> int:
     """The workspace where all scores are in memory, two functions of them at a time."""
-    if not {"softcap", "dropout"} & {*dict(it.op.attrs)}:
+    if not {"softcap", "dropout"} & {*dict(local.op.attrs)}:
         return 0
-    return 2 * query_rows(it) * it.program.size(SEQUENCE) * it.wide
+    return 2 * query_rows(local) * local.program.size(SEQUENCE) * local.wide
 
 
 MULTIPROCESSORS = 148
 """Multiprocessors of a B200; an H100 has 132.
 
-In a deterministic backward those that share a head sum dq apart.
+In a deterministic backward the multiprocessors that share a head sum dq apart.
 """
 
 
-def flash_workspace(it: Local, back: bool, queries: int, keys: int) -> int:
-    """On CUDA, backward, the sums of dq in float32, a number for each of its rows, and dk and dv of
-    each query head.
+def flash_workspace(local: Local, back: bool, queries: int, keys: int) -> int:
+    """The workspace in bytes of torch's flash attention, of so many queries and keys.
 
-    As torch's copy of FlashAttention-2 allocates them
+    On CUDA, backward, it has the sums of dq in float32, a number for each of its rows, and dk and
+    dv of each query head.  torch's copy of FlashAttention-2 allocates them
     (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: dq_accum, softmax_d,
-    dk_expanded, dv_expanded), unmeasured; cuDNN's workspace is of that size.  On the CPU the scores
-    that one thread has at a time, and backward their gradients, in float32, and in what is narrower
-    once more; and a copy of the result's gradient unless it is [batch, seq, heads, d] without gaps
+    dk_expanded, dv_expanded), unmeasured; cuDNN's workspace is of the same size.
+    """
+    if local.device == "cpu":
+        return _cpu_flash_workspace(local, back, queries, keys)
+    if not back or not local.is_narrow:
+        return 0
+    repeated = 0
+    if local.elements(1) < local.elements():
+        repeated = local.bytes() + result_elements(local) * local.item
+    samples_and_heads = query_rows(local) // local.program.local_size(local.types[0], SEQUENCE)
+    sums = 1
+    if DETERMINISTIC.name in dict(local.op.attrs):
+        sums = -(-MULTIPROCESSORS // samples_and_heads)
+    return local.widened() * sums + query_rows(local) * local.wide + repeated
+
+
+def _cpu_flash_workspace(local: Local, back: bool, queries: int, keys: int) -> int:
+    """The workspace in bytes of torch's flash attention for CPUs.
+
+    It has the scores that one thread has at a time, and backward their gradients, in float32, and
+    once more in the operands' own type if that is narrower.  Backward copies the result's gradient
+    unless it is [batch, seq, heads, d] without gaps
     (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
     """
-    if it.device == "cpu":
-        rows = min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
-        item = it.wide + it.is_narrow * it.item
-        q, part = it.types[0], it.program.local_size(it.types[0], SEQUENCE)
-        as_it_lies = it.program.local_size(q, BATCH) == 1 or (
-            q.dims.index(SEQUENCE) == 1 and queries == part
-        )
-        copied = 0 if as_it_lies or not back else result_elements(it) * it.item * queries // part
-        return (1 + back) * rows * min(keys, 512) * item + copied
-    if not back or not it.is_narrow:
-        return 0
-    repeated = it.bytes() + result_elements(it) * it.item if it.elements(1) < it.elements() else 0
-    rows = query_rows(it) // it.program.local_size(it.types[0], SEQUENCE)  # samples × heads
-    sums = -(-MULTIPROCESSORS // rows) if DETERMINISTIC.name in dict(it.op.attrs) else 1
-    return it.widened() * sums + query_rows(it) * it.wide + repeated
+    if queries >= 768:
+        rows = min(queries, 256)
+    elif queries >= 192:
+        rows = min(queries, 64)
+    else:
+        rows = min(queries, 32)
+    item = local.wide + local.is_narrow * local.item
+    q = local.types[0]
+    part = local.program.local_size(q, SEQUENCE)
+    has_no_gaps = local.program.local_size(q, BATCH) == 1 or (
+        q.dims.index(SEQUENCE) == 1 and queries == part
+    )
+    copied = 0
+    if back and not has_no_gaps:
+        copied = result_elements(local) * local.item * queries // part
+    return (1 + back) * rows * min(keys, 512) * item + copied
 
 
-def _pairs(it: Local) -> int:
+def _pairs(local: Local) -> int:
     """The elements of a mask: of a rank's queries and all keys, for each sample where there are
     documents.
     """
-    documents, _ = documents_and_draws(it.op, it.types[3:])
-    queries = it.program.local_size(it.types[0], SEQUENCE)
-    return queries * (it.program.elements(documents[0]) if documents else it.program.size(SEQUENCE))
+    documents, _ = documents_and_draws(local.op, local.types[3:])
+    queries = local.program.local_size(local.types[0], SEQUENCE)
+    if documents:
+        return queries * local.program.elements(documents[0])
+    return queries * local.program.size(SEQUENCE)
 
 
-def attention_work(it: Local, backward: bool = False) -> Work:
-    """The pairs of the rank that has most; all scores are made where they are saved."""
-    q, size = it.types[0], it.program.size(SEQUENCE)
-    causal, window = it.op.get("mask") == "causal", window_of(it.op)
+def attention_work(local: Local, backward: bool = False) -> Work:
+    """The work on pairs of queries and keys, of the rank that has most of them.
+
+    All scores are made where they are saved.
+    """
+    q, size = local.types[0], local.program.size(SEQUENCE)
+    causal, window = local.op.get("mask") == "causal", window_of(local.op)
 
     def pairs(start: int, stop: int) -> int:
+        """How many pairs the queries from `start` to `stop` have."""
+        if not causal and not window:
+            return (stop - start) * size
         of_causal = seen_pairs(stop, True, window) - seen_pairs(start, True, window)
-        return (
-            of_causal
-            if causal
-            else 2 * of_causal - (stop - start)
-            if window
-            else (stop - start) * size
-        )
+        if causal:
+            return of_causal
+        return 2 * of_causal - (stop - start)  # the window reaches both ways
 
-    most = max(sum(pairs(*run) for run in runs) for runs in held(it.program, q, SEQUENCE))
-    heads = query_rows(it) // it.program.local_size(q, SEQUENCE)
-    width, value_width = it.program.size(q.dims[-1]), it.program.size(it.types[2].dims[-1])
-    # of torch's kernels FlashAttention-2 alone can
-    in_one_order = DETERMINISTIC.name in dict(it.op.attrs)
-    torch_picks = not (is_special(it) or in_one_order)
+    most = 0
+    for runs in held(local.program, q, SEQUENCE):
+        most = max(most, sum(pairs(*run) for run in runs))
+    heads = query_rows(local) // local.program.local_size(q, SEQUENCE)
+    width = local.program.size(q.dims[-1])
+    value_width = local.program.size(local.types[2].dims[-1])
+    # of torch's kernels, FlashAttention-2 alone adds in one order
+    in_one_order = DETERMINISTIC.name in dict(local.op.attrs)
+    torch_picks = not (is_special(local) or in_one_order)
     scores = Scores(heads, size, most, width, value_width, backward, torch_picks=torch_picks)
     return Work(q.dtype, scores=scores)
 
 
-def attention_call(it: Local) -> Call:
+def attention_call(local: Local) -> Call:
     """The order of dims, what differs from causal attention, and where weights are dropped the
     ranks' heads.
     """
-    q, attrs = it.types[0], dict(it.op.attrs)
-    documents, draws = documents_and_draws(it.op, range(3, len(it.types)))
-    heads = attention_roles(it.types, it.op).heads
+    q, attrs = local.types[0], dict(local.op.attrs)
+    documents, draws = documents_and_draws(local.op, range(3, len(local.types)))
+    heads = attention_roles(local.types, local.op).heads
     letters = {BATCH: "b", SEQUENCE: "s", heads: "h", q.dims[-1]: "d"}
     layout = "".join(letters[dim] for dim in q.dims)
-    options: dict[str, Argument] = {"layout": layout} if layout != "bshd" else {}
-    options |= {"causal": False} if attrs.pop("mask") == "full" else {}
-    options |= {"window": window_of(it.op)} if attrs.pop("window", 0) else {}
-    options |= attrs | {key: attrs[key] == "on" for key in {DETERMINISTIC.name} & {*attrs}}
-    last = {"documents": documents, "draws": draws}
-    options |= {name: Keyword(operands[0]) for name, operands in last.items() if operands}
-    options |= {"heads": part_of(it, q, heads)} if draws and q.axes_of(heads) else {}
-    parts = q.axes_of(SEQUENCE)
-    return Call(options=options | ({"positions": Positions(SEQUENCE, parts)} if parts else {}))
+    options: dict[str, Argument] = {}
+    if layout != "bshd":
+        options["layout"] = layout
+    if attrs.pop("mask") == "full":
+        options["causal"] = False
+    if attrs.pop("window", 0):
+        options["window"] = window_of(local.op)
+    options |= attrs
+    if DETERMINISTIC.name in attrs:
+        options[DETERMINISTIC.name] = attrs[DETERMINISTIC.name] == "on"
+    if documents:
+        options["documents"] = Keyword(documents[0])
+    if draws:
+        options["draws"] = Keyword(draws[0])
+    if draws and q.axes_of(heads):
+        options["heads"] = part_of(local, q, heads)
+    if axes := q.axes_of(SEQUENCE):
+        options["positions"] = Positions(SEQUENCE, axes)
+    return Call(options=options)
 
 
 def _at_least_0(value: float) -> bool:

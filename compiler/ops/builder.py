@@ -15,11 +15,11 @@ def retyped(program: Program, op: Op, types: Mapping[str, Type]) -> Op:
 
     Raises TypingError where the operands do not fit.
     """
-    found = OPS[op.kind].infer(program, [types[name] for name in op.inputs], op)
-    return evolve(
-        op,
-        outputs=tuple(Value(due.name, type) for due, type in zip(op.outputs, found, strict=True)),
-    )
+    result_types = OPS[op.kind].infer(program, [types[name] for name in op.inputs], op)
+    results: list[Value] = []
+    for result, type in zip(op.outputs, result_types, strict=True):
+        results.append(Value(result.name, type))
+    return evolve(op, outputs=tuple(results))
 
 
 class OpBuilder:
@@ -37,9 +37,15 @@ class OpBuilder:
         """
         self.program = program
         self.body: list[Stmt] = []
-        self.types: dict[str, Type] = outer.types if outer else dict(program.types)
-        self.names: Names = outer.names if outer else Names(program.types.keys() - {*free})
-        self.span: Span = outer.span if outer else program.region.span
+        self.types: dict[str, Type]
+        self.names: Names
+        self.span: Span
+        if outer:
+            self.types, self.names, self.span = outer.types, outer.names, outer.span
+        else:
+            self.types = dict(program.types)
+            self.names = Names(program.types.keys() - {*free})
+            self.span = program.region.span
 
     def inner(self) -> "OpBuilder":
         """The builder of another body."""
@@ -58,13 +64,14 @@ class OpBuilder:
         return op.outputs[0].name if op.outputs else ""
 
     def typed(self, op: Op) -> tuple[str, ...]:
-        """Appends an op with new results, named after those that it has and typed as its entry
+        """Appends an op with new results, named after its own results and typed as its entry
         infers.
         """
-        made = retyped(self.program, op, self.types).outputs
-        op = evolve(op, outputs=tuple(self.value(value.name, value.type) for value in made))
-        self.body.append(op)
-        return tuple(value.name for value in op.outputs)
+        results: list[Value] = []
+        for value in retyped(self.program, op, self.types).outputs:
+            results.append(self.value(value.name, value.type))
+        self.body.append(evolve(op, outputs=tuple(results)))
+        return tuple(value.name for value in results)
 
     def write(self, kind: str, inputs: Sequence[str], like: str, **attrs: Attr) -> str:
         """Appends an op of one result, named after `like`."""
@@ -80,11 +87,9 @@ class OpBuilder:
 
     def cast(self, name: str, dtype: str) -> str:
         """Appends a cast, unless the value has the element type already."""
-        return (
-            name
-            if self.types[name].dtype == dtype
-            else self.write("cast", [name], name, dtype=dtype)
-        )
+        if self.types[name].dtype == dtype:
+            return name
+        return self.write("cast", [name], name, dtype=dtype)
 
     def reduced(self, name: str) -> str:
         """The value with its pending sums done."""

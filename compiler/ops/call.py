@@ -45,7 +45,9 @@ class Positions:
 
 @frozen
 class PositionIds:
-    """The same as a tensor of whole numbers, of a dim that axes may shard: `self.position_ids`."""
+    """Such positions as a tensor of whole numbers, of a dim that axes may shard:
+    `self.position_ids`.
+    """
 
     dim: str
     axes: tuple[str, ...]
@@ -72,7 +74,7 @@ class RotaryTable:
 
 @frozen
 class Experts:
-    """The experts over some axes, of which `tokens` have parts of the tokens: `self.experts`."""
+    """The experts over some axes; the axes `tokens` have parts of the tokens: `self.experts`."""
 
     dim: str
     axes: tuple[str, ...]
@@ -81,7 +83,7 @@ class Experts:
 
 @frozen
 class Quotient:
-    """A number that a plan's number was divided to: `1e-4 / 15360`."""
+    """A number of a plan, divided by a whole number: `1e-4 / 15360`."""
 
     value: float
     divisor: int
@@ -107,7 +109,7 @@ Argument = (
 
 @frozen
 class Call:
-    """The arguments that follow the operands, and those by keyword."""
+    """The arguments that follow the operands, and arguments by keyword."""
 
     args: tuple[Argument, ...] = ()
     options: Mapping[str, Argument] = Factory(dict[str, Argument])
@@ -116,20 +118,20 @@ class Call:
 CallOf = Callable[[Local], Call]
 
 
-def part_of(it: Local, type: Type, dim: str) -> Group | Positions:
+def part_of(local: Local, type: Type, dim: str) -> Group | Positions:
     """The part of a dim that a rank holds: by the group that shards it where each of its ranks
     has one part.
     """
     axes = type.axes_of(dim)
-    in_order = [axis.name for axis in it.program.axes if axis.name in axes] == [*axes]
-    return (
-        Group(axes) if in_order and not it.program.zigzag_axes(dim, axes) else Positions(dim, axes)
-    )
+    in_order = [axis.name for axis in local.program.axes if axis.name in axes] == [*axes]
+    if in_order and not local.program.zigzag_axes(dim, axes):
+        return Group(axes)
+    return Positions(dim, axes)
 
 
-def with_attributes(it: Local) -> Call:
+def with_attributes(local: Local) -> Call:
     """All attributes, by their names."""
-    return Call(options=dict(it.op.attrs))
+    return Call(options=dict(local.op.attrs))
 
 
 def numbers(op: Op) -> dict[str, Argument]:
@@ -137,10 +139,11 @@ def numbers(op: Op) -> dict[str, Argument]:
     return {key: value for key, value in op.attrs if isinstance(value, int | float)}
 
 
-def over_classes(it: Local, dim: str, axes: tuple[str, ...], **options: Argument) -> Call:
+def over_classes(local: Local, dim: str, axes: tuple[str, ...], **options: Argument) -> Call:
     """A call that knows which of the classes `dim` this rank has, and how many are no padding;
     and its numbers.
     """
-    valid = it.program.valid(dim)
-    padding = {"classes": valid} if valid < it.program.size(dim) else {}
-    return Call((Group(axes),) if axes else (), {**options, **padding, **numbers(it.op)})
+    valid = local.program.valid(dim)
+    if valid < local.program.size(dim):
+        options["classes"] = valid
+    return Call((Group(axes),) if axes else (), options | numbers(local.op))

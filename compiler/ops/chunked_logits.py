@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ..ir import ITEM_BYTES, Op, Type
-from .call import Argument, Call, Keyword, over_classes
+from .call import Call, Keyword, over_classes
 from .protocol import Attribute, Operand, TypingError, takes
 from .roles import Roles
 from .saved_tensors import Local
@@ -21,17 +21,17 @@ PRODUCT = (*takes("x", "w", "labels"), Operand("bias", optional=True))
 
 
 def classes_of(op: Op, weight: Type) -> str:
-    """The dim of the logits that counts classes: the weight's that is not contracted."""
-    found = [dim for dim in weight.dims if dim not in op.names("inner")]
-    if len(found) != 1:
+    """The dim of the logits that counts classes: the dim of the weight that is not contracted."""
+    class_dims = [dim for dim in weight.dims if dim not in op.names("inner")]
+    if len(class_dims) != 1:
         raise TypingError(
-            f"{op.kind} takes a weight with one dim of classes, not [{', '.join(found)}]"
+            f"{op.kind} takes a weight with one dim of classes, not [{', '.join(class_dims)}]"
         )
-    return found[0]
+    return class_dims[0]
 
 
 def tokens_of(op: Op, x: Type) -> tuple[str, ...]:
-    """The dims of the operand besides those that are contracted."""
+    """The dims of the operand that are not contracted."""
     return tuple(dim for dim in x.dims if dim not in op.names("inner"))
 
 
@@ -41,15 +41,12 @@ def product_roles(types: Sequence[Type], op: Op) -> Roles:
 
 
 def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
-    """Raises TypingError unless they are those of a product and of its labels."""
-    over = op.names("inner")
-    if any((it.dtype, it.dims) != (weight.dtype, (classes_of(op, weight),)) for it in bias):
-        raise TypingError(f"{op.kind} takes a bias of [{classes_of(op, weight)}]")
-    if (
-        x.dtype != weight.dtype
-        or x.dims[-len(over) :] != over
-        or weight.dims != (classes_of(op, weight), *over)
-    ):
+    """Raises TypingError unless these are the operands of a product and its labels."""
+    over, classes = op.names("inner"), classes_of(op, weight)
+    for type in bias:
+        if (type.dtype, type.dims) != (weight.dtype, (classes,)):
+            raise TypingError(f"{op.kind} takes a bias of [{classes}]")
+    if x.dtype != weight.dtype or x.dims[-len(over) :] != over or weight.dims != (classes, *over):
         raise TypingError(
             f"{op.kind} contracts the last dims of its operand with those of its weight"
         )
@@ -57,27 +54,31 @@ def check(op: Op, x: Type, weight: Type, labels: Type, *bias: Type) -> None:
         raise TypingError(f"{op.kind} takes a label for each of [{', '.join(tokens_of(op, x))}]")
 
 
-def product_call(it: Local) -> Call:
+def product_call(local: Local) -> Call:
     """The call of a loss that computes its logits, for its own classes, with a bias if it has
     one.
     """
-    weight = it.types[1]
-    classes = classes_of(it.op, weight)
-    bias: dict[str, Argument] = {"bias": Keyword(3)} if len(it.types) > 3 else {}
-    return over_classes(it, classes, weight.axes_of(classes), **bias)
+    weight = local.types[1]
+    classes = classes_of(local.op, weight)
+    axes = weight.axes_of(classes)
+    if len(local.types) > 3:
+        return over_classes(local, classes, axes, bias=Keyword(3))
+    return over_classes(local, classes, axes)
 
 
-def logits_work(it: Local, of_x: int = 0, of_w: int = 0, made: int = 1) -> Work:
-    """The work of making logits `made` times, and of `of_x` and `of_w` products for the gradients
+def logits_work(local: Local, of_x: int = 0, of_w: int = 0, passes: int = 1) -> Work:
+    """The work of making logits `passes` times, and of `of_x` and `of_w` products for the gradients
     of x and of w.
 
-    All but the products reads the logits, and writes what takes their place.
+    Besides the products, it reads the logits and writes what takes their place.
     """
-    x = it.types[0]
-    k = prod(it.program.local_size(x, dim) for dim in it.op.names("inner"))
-    m, n = it.elements() // k, it.elements(1) // k
-    products = (Product(m, n, k),) * made + (Product(m, k, n),) * of_x + (Product(n, k, m),) * of_w
-    return Work(x.dtype, products, bytes=(1 + bool(of_x)) * made * m * n * it.item)
+    x = local.types[0]
+    k = prod(local.program.local_size(x, dim) for dim in local.op.names("inner"))
+    m, n = local.elements() // k, local.elements(1) // k
+    products = (
+        (Product(m, n, k),) * passes + (Product(m, k, n),) * of_x + (Product(n, k, m),) * of_w
+    )
+    return Work(x.dtype, products, bytes=(1 + bool(of_x)) * passes * m * n * local.item)
 
 
 # ---- a chunk of the logits
@@ -93,21 +94,22 @@ def few_tokens(columns: int) -> int:
     return 1024
 
 
-def chunk(it: Local, *, by_tokens: bool) -> tuple[int, int]:
-    """The bytes of a chunk of logits, of the first operand and the weight, and what their gradient
-    takes there.
+def chunk(local: Local, *, by_tokens: bool) -> tuple[int, int]:
+    """The bytes of a chunk of the logits of the first operand and the weight, and the bytes that
+    its gradient takes besides.
 
-    A kernel puts it in their place; plain torch makes exponentials first, of a copy in float32 of
-    what has fewer bits.
+    A kernel writes the gradient in the place of the logits; plain torch makes exponentials first,
+    of a copy in float32 if logits have fewer bits.
     """
-    type, weight = it.types[:2]
-    tokens = prod(it.program.local_size(type, dim) for dim in tokens_of(it.op, type))
-    classes = it.program.local_size(weight, classes_of(it.op, weight))
-    few = (
-        (min(tokens, few_tokens(classes)), classes)
-        if by_tokens
-        else (tokens, min(classes, few_columns(classes)))
-    )
+    type, weight = local.types[:2]
+    tokens = prod(local.program.local_size(type, dim) for dim in tokens_of(local.op, type))
+    classes = local.program.local_size(weight, classes_of(local.op, weight))
+    if by_tokens:
+        elements = min(tokens, few_tokens(classes)) * classes
+    else:
+        elements = tokens * min(classes, few_columns(classes))
     item, wide = ITEM_BYTES[type.dtype], max(4, ITEM_BYTES[type.dtype])
-    terms = 4 if "cap" in dict(it.op.attrs) else 1 + (item < wide)
-    return prod(few) * item, 0 if it.launched else prod(few) * wide * terms
+    if local.launched:
+        return elements * item, 0
+    terms = 4 if "cap" in dict(local.op.attrs) else 1 + (item < wide)
+    return elements * item, elements * wide * terms

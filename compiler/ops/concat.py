@@ -13,22 +13,24 @@ from .saved_tensors import viewed
 
 def _joined(types: Sequence[Type], op: Op) -> list[Shape]:
     dim, dtype = str(op.get("as")), types[0].dtype
-    before = max((t.dims[:-1] for t in types), key=len)
-    among = (tuple(dim for dim in before if dim in t.dims[:-1]) for t in types)
-    if any(
-        not t.dims or t.dtype != dtype or t.dims[:-1] != dims
-        for t, dims in zip(types, among, strict=True)
-    ):
-        raise TypingError(
-            "concat takes operands of the same dims, or of some of them, but for their last dims"
-        )
+    before = max((type.dims[:-1] for type in types), key=len)
+    for type in types:
+        dims = tuple(dim for dim in before if dim in type.dims[:-1])
+        if not type.dims or type.dtype != dtype or type.dims[:-1] != dims:
+            raise TypingError(
+                "concat takes operands of the same dims, or of some of them, but for their last"
+                " dims"
+            )
     if {dim, *_lasts(types)} & {*DATA_DIMS, *before}:
         raise TypingError("concat joins dims of the model, to one that its operands lack")
     return [(dtype, (*before, dim))]
 
 
 def _lasts(types: Sequence[Type]) -> tuple[str, ...]:
-    return tuple(dim for type in types for dim in type.dims[-1:])
+    lasts: list[str] = []
+    for type in types:
+        lasts += type.dims[-1:]
+    return tuple(lasts)
 
 
 def _sum_of_lasts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
@@ -38,7 +40,8 @@ def _sum_of_lasts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]
 def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """The parts of the gradient, each summed over the dims that its operand is repeated over."""
     *before, _ = op.outputs[0].type.dims
-    parts = b.emit("split", grads, op.inputs, parts=_lasts([b.type(name) for name in op.inputs]))
+    lasts = _lasts([b.type(name) for name in op.inputs])
+    parts = b.emit("split", grads, op.inputs, parts=lasts)
     return [narrowed(part, name, before, b) for part, name in zip(parts, op.inputs, strict=True)]
 
 
@@ -54,10 +57,15 @@ def _sum_of_parts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]
 
 
 def _all_of(joins: Joins) -> Dims:
-    """The dims that are made up of others, and these."""
-    return lambda types, op: frozenset(
-        dim for item in joins(types, op).items() for dim in (item[0], *item[1])
-    )
+    """The dims that are made up of others, and the dims that make them up."""
+
+    def dims(types: Sequence[Type], op: Op) -> frozenset[str]:
+        names: set[str] = set()
+        for dim, parts in joins(types, op).items():
+            names.update((dim, *parts))
+        return frozenset(names)
+
+    return dims
 
 
 CONCAT = OpDef(
@@ -75,7 +83,7 @@ CONCAT = OpDef(
     adjoint=_adjoint,
     function="concat",
     torch="concat",
-    call=lambda it: Call(),  # the dim's name is the IR's alone
+    call=lambda local: Call(),  # the dim's name is the IR's alone
     user_visible=True,
 )
 
@@ -93,7 +101,7 @@ SPLIT = OpDef(
     ),
     function="split",
     torch="split",
-    call=lambda it: Call(tuple(map(it.program.size, it.op.names("parts")))),
+    call=lambda local: Call(tuple(map(local.program.size, local.op.names("parts")))),
     views=viewed,
     user_visible=True,
 )

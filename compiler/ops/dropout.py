@@ -11,7 +11,7 @@ Non-goals: that function (`runtime.ops.dropout`; the proof has one of its own).
 from collections.abc import Sequence
 
 from ..ir import BATCH, SEQUENCE, Op, Type
-from .call import Call, Dims, Shards, part_of
+from .call import Argument, Call, Dims, Group, Positions, Shards, part_of
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local
 
@@ -43,14 +43,17 @@ def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, x.dims)]
 
 
-def _call(it: Local) -> Call:
-    """The dim of samples, and the other dims of which this rank has a part."""
-    type, (samples,) = it.types[0], it.types[1].dims
-    shards = {
-        dim: part_of(it, type, dim) for dim in type.dims if dim != samples and type.axes_of(dim)
-    }
-    split = {"split": Shards(shards)} if shards else {}
-    return Call(options={**dict(it.op.attrs), "batch": Dims((samples,)), **split})
+def _call(local: Local) -> Call:
+    """The dim of samples, and the other dims if this rank has a part of them."""
+    type, (samples,) = local.types[0], local.types[1].dims
+    shards: dict[str, Group | Positions] = {}
+    for dim in type.dims:
+        if dim != samples and type.axes_of(dim):
+            shards[dim] = part_of(local, type, dim)
+    options: dict[str, Argument] = {**dict(local.op.attrs), "batch": Dims((samples,))}
+    if shards:
+        options["split"] = Shards(shards)
+    return Call(options=options)
 
 
 DROPOUT = OpDef(
@@ -75,5 +78,5 @@ FORK = OpDef(
     attributes=(Attribute("repeat", kinds=(str,)),),
     unsharded_dims=lambda types, op: frozenset((str(op.get("repeat")),)),
     function="fork",
-    call=lambda it: Call((it.program.size(str(it.op.get("repeat"))),)),
+    call=lambda local: Call((local.program.size(str(local.op.get("repeat"))),)),
 )

@@ -19,32 +19,36 @@ def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(table.dtype, (*tokens.dims, *table.dims[1:]))]
 
 
-def _rows(it: Local) -> Saved:
-    """The tokens; for a part of the table, as it counts its rows, and which tokens it lacks."""
-    table = it.types[1]
-    if it.program.degree(table.axes_of(table.dims[0])) == 1:
+def _rows(local: Local) -> Saved:
+    """The tokens; a part of the table saves them as it counts its own rows, and which tokens it
+    lacks.
+    """
+    table = local.types[1]
+    if local.program.degree(table.axes_of(table.dims[0])) == 1:
         return Saved(operands=(0,))
-    return Saved(others=(("rows", it.bytes()), ("rows elsewhere", it.elements())))
+    return Saved(others=(("rows", local.bytes()), ("rows elsewhere", local.elements())))
 
 
-def _unmasked(it: Local) -> int:
-    """Rows of a part of the table, before those of other ranks are zeroed."""
-    table = it.types[1]
-    width = it.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
-    return 0 if it.program.degree(table.axes_of(table.dims[0])) == 1 else it.elements() * width
+def _unmasked(local: Local) -> int:
+    """Rows of a part of the table, before the rows of other ranks are zeroed."""
+    table = local.types[1]
+    if local.program.degree(table.axes_of(table.dims[0])) == 1:
+        return 0
+    width = local.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
+    return local.elements() * width
 
 
-def _call(it: Local) -> Call:
+def _call(local: Local) -> Call:
     """The group of ranks that share the rows out."""
-    axes = it.types[1].axes_of(it.types[1].dims[0])
+    axes = local.types[1].axes_of(local.types[1].dims[0])
     return Call((Group(axes),) if axes else ())
 
 
-def _gradient_work(it: Local) -> Work:
-    """The gradients of the tokens' rows, read, and added to a table of zeros."""
-    table, tokens = it.types[1], it.elements()
-    rows = tokens * it.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
-    return Work(bytes=3 * rows + size(it, table), kernels=2)
+def _gradient_work(local: Local) -> Work:
+    """The work of reading the gradients of the tokens' rows and adding them to a table of zeros."""
+    table, tokens = local.types[1], local.elements()
+    rows = tokens * local.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
+    return Work(bytes=3 * rows + size(local, table), kernels=2)
 
 
 EMBEDDING = OpDef(
@@ -61,6 +65,6 @@ EMBEDDING = OpDef(
     stem="e",
     saves=_rows,
     workspace=_unmasked,
-    work=lambda it: Work(bytes=2 * size(it, it.op.outputs[0].type)),
+    work=lambda local: Work(bytes=2 * size(local, local.op.outputs[0].type)),
     user_visible=True,
 )

@@ -3,10 +3,10 @@ weighted sum.
 
 As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batch, seq, ...]` have an
 entry for each expert that a token chose, and are zero elsewhere; in memory they are a matrix,
-expert by expert.  An `order` of rows says which there are: `[experts, batch, seq, chosen]`, one
-where a token's choice is the expert.  Where ranks have parts of the tokens and of the experts, rows
-are exchanged between them.  Padded rows are as many of each expert on all ranks, zero where there
-is none, and only the ops from tokens to rows and back know of an order.  An exchange with
+expert by expert.  An `order` of rows says which rows there are: `[experts, batch, seq, chosen]`,
+one where a token's choice is the expert.  Where ranks have parts of the tokens and of the experts,
+they exchange rows.  All ranks have the same number of padded rows of each expert, zero where there
+is no row; then only the ops from tokens to rows and back know of an order.  An exchange with
 `async_op` only begins, and `wait` gives what it brings; backward begins its inverse at the `wait`,
 and waits where forward began.  Non-goals: the choice of experts (`routers`), and what runs beside
 an exchange (`passes.overlap_exchanges`).
@@ -41,28 +41,31 @@ ASYNC = Attribute("async_op", choices=("off", "on"), default="off", implied=True
 
 
 def _sorted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Placed as the choices; over the axes `own`, on which all ranks have the same tokens,
-    those of own experts.
+    """The order of rows, placed as the choices are.
+
+    Over the axes `own`, on which all ranks have the same tokens, each rank has its own experts.
     """
     (ids,), experts = types, str(op.get("to"))
     if set(op.names("own")) & {axis for axis, _ in ids.places}:
         raise TypingError(
             f"{op.kind} picks experts over axes on which all ranks have the same tokens"
         )
-    at = dict(ids.places) | dict.fromkeys(op.names("own"), sharded(experts))
-    return [Type("i64", (experts, *ids.dims), program.places(at))]
+    places = dict(ids.places) | dict.fromkeys(op.names("own"), sharded(experts))
+    return [Type("i64", (experts, *ids.dims), program.places(places))]
 
 
 def with_own_experts(op: Op, work: Sequence[str]) -> Op:
     """An op that sorts by experts, with the axes over which it works on these; any other op as
     it is.
     """
-    own = tuple(
-        item.partition(":")[0]
-        for item in work
-        if item.partition(":")[2] == str(dict(op.attrs).get("to"))
-    )
-    return evolve(op, attrs=(*op.attrs, (OWN.name, own))) if op.kind == SORT.name and own else op
+    if op.kind != SORT.name:
+        return op
+    axes: list[str] = []
+    for item in work:
+        axis, _, dim = item.partition(":")
+        if dim == str(dict(op.attrs).get("to")):
+            axes.append(axis)
+    return evolve(op, attrs=(*op.attrs, (OWN.name, tuple(axes)))) if axes else op
 
 
 def _dispatched(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -82,20 +85,29 @@ def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _products(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Each expert's dims of both operands, in order, less those that are summed over."""
+    """Each expert's dims of both operands, in order, without the dims that are summed over."""
     (x, w, *_), experts, over = types, types[0].dims[0], op.names("over")
-    left, right = ([dim for dim in type.dims if dim not in (experts, *over)] for type in (x, w))
+    left = [dim for dim in x.dims if dim not in (experts, *over)]
+    right = [dim for dim in w.dims if dim not in (experts, *over)]
     if x.dtype != w.dtype or {*left} & {*right} or any(type.dims[0] != experts for type in types):
         raise TypingError(f"{op.kind} takes operands of each of the {experts}")
     return [(x.dtype, (experts, *left, *right))]
 
 
 def _biased(types: Sequence[Type], op: Op) -> list[Shape]:
-    """The rows, to which each expert adds one of its own."""
+    """The rows; each expert adds a row of its own to them."""
     x, b, *_ = types
     if x.dtype != b.dtype or b.dims != tuple(dim for dim in x.dims if dim not in DATA_DIMS):
         raise TypingError(f"{op.kind} takes rows, and of each expert one more")
     return [(x.dtype, x.dims)]
+
+
+def _choice_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
+    """The last dims of the orders after the first two operands: of a token's choices."""
+    dims: set[str] = set()
+    for order in types[2:]:
+        dims.update(order.dims[-1:])
+    return frozenset(dims)
 
 
 def moves(op: Op) -> Iterator[tuple[str, str]]:
@@ -107,24 +119,23 @@ def moves(op: Op) -> Iterator[tuple[str, str]]:
 
 def _moved(program: Program, type: Type, op: Op) -> Type:
     experts = program.experts_of(type)
-    at: dict[str, Placement] = dict(type.places)
+    pairs = [{experts, tokens} for tokens in DATA_DIMS]
+    places: dict[str, Placement] = dict(type.places)
     for axis, dim in moves(op):
-        if at.get(axis) is None or {at[axis].dim, dim} not in [
-            {experts, tokens} for tokens in DATA_DIMS
-        ]:
+        if places.get(axis) is None or {places[axis].dim, dim} not in pairs:
             raise TypingError(f"{op.kind} exchanges shards of tokens and of {experts} on {axis}")
-        at[axis] = sharded(dim)
-    return Type(type.dtype, type.dims, program.places(at))
+        places[axis] = sharded(dim)
+    return Type(type.dtype, type.dims, program.places(places))
 
 
 def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Rows lie as `held` says before or after they are exchanged; padded ones lie alike on all
-    ranks.
+    """Rows lie as the order `held` says before or after their exchange; padded rows lie alike on
+    all ranks.
     """
     rows, *orders = types
     result = _moved(program, rows, op)
     lie = _shards(rows if op.kind == EXCHANGE_BACK.name else result)
-    if any(_shards(held) != lie for held in orders):
+    if any(_shards(order) != lie for order in orders):
         raise TypingError(f"{op.kind} takes rows that lie as `held` says")
     return [result]
 
@@ -135,11 +146,11 @@ def begins(op: Op) -> bool:
 
 
 def is_counted_on_host(program: Program, op: Op) -> bool:
-    """Whether the host waits at an op until the GPU has counted the rows of each expert, on which
-    later sizes depend.
+    """Whether the host waits at an op until the GPU has counted the rows of each expert, since
+    later sizes depend on the counts.
 
-    Where rows are exchanged, their counts are, and the host reads both at once; else it reads them
-    for the first rows.
+    Where rows are exchanged, their counts are too, and the host reads all counts at once; else it
+    reads them for the first rows.
     """
     if op.kind not in (COUNTS.name, DISPATCH.name):
         return False
@@ -170,35 +181,39 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
 
 
 def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """Gradients go the way back: where the op only begins, they are on it."""
-    made = b.emit(WAIT.name, grads, op.inputs[:1])[0] if begins(op) else _sent_back(op, grads, b)
-    return [made, *(None for _ in op.inputs[1:])]
+    """The gradient of the rows goes the way back.
+
+    Where the op only begins, the gradient of `wait` has begun that way, and here it is awaited.
+    """
+    if begins(op):
+        (grad,) = b.emit(WAIT.name, grads, op.inputs[:1])
+    else:
+        grad = _sent_back(op, grads, b)
+    return [grad, *(None for _ in op.inputs[1:])]
 
 
 def _sent_back(op: Op, grads: Sequence[str], b: Builder) -> str:
-    rows, *held = op.inputs
-    back = tuple(f"{axis}:{b.type(rows).at(axis).dim}" for axis, _ in moves(op))
-    given = {ASYNC.name: "on"} if begins(op) else {}
-    return b.emit(
-        BACK.get(op.kind, op.kind), [grads[0], *map(b.saved, held)], [rows], to=back, **given
-    )[0]
+    rows, *orders = op.inputs
+    back: list[str] = []
+    for axis, _ in moves(op):
+        back.append(f"{axis}:{b.type(rows).at(axis).dim}")
+    options = {ASYNC.name: "on"} if begins(op) else {}
+    kind, operands = BACK.get(op.kind, op.kind), [grads[0], *map(b.saved, orders)]
+    return b.emit(kind, operands, [rows], to=tuple(back), **options)[0]
 
 
 def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """As of any product, for each expert."""
+    """The gradients of both factors, for each expert, as of any product."""
     (grad,), (x, w, *order), over = grads, op.inputs, op.names("over")
     experts = b.type(x).dims[0]
-    outer = {
-        name: tuple(dim for dim in b.type(name).dims if dim not in (experts, *over))
-        for name in (x, w)
-    }
 
-    def product(other: str, of: str) -> str | None:
-        if not b.wanted(of):
+    def product(other: str, factor: str) -> str | None:
+        """The gradient of a factor: the product with the other, over the other's own dims."""
+        if not b.wanted(factor):
             return None
-        return b.emit(
-            GROUPED.name, [grad, b.saved(other), *map(b.saved, order)], [of], over=outer[other]
-        )[0]
+        outer = tuple(dim for dim in b.type(other).dims if dim not in (experts, *over))
+        operands = [grad, b.saved(other), *map(b.saved, order)]
+        return b.emit(GROUPED.name, operands, [factor], over=outer)[0]
 
     return [product(w, x), product(x, w), *(None for _ in order)]
 
@@ -209,43 +224,50 @@ def _bias_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return [grad if b.wanted(x) else None, of_bias, *(None for _ in order)]
 
 
-def _summed_bytes(it: Local) -> int:
-    """Plain torch: rows of two choices of each token in the type of the sum, and a sum wider
-    than the result.
+def _summed_bytes(local: Local) -> int:
+    """The bytes of a sum over choices in plain torch: rows of two choices of each token in the type
+    of the sum, and a sum wider than the result.
     """
+    if local.launched:
+        return 0
     # of combine, and of the gradient of dispatch
-    tokens = it.op.outputs[0].type if it.op.outputs else it.types[0]
-    return 0 if it.launched else it.program.elements(tokens) * it.wide * (2 + it.is_narrow)
+    tokens = local.op.outputs[0].type if local.op.outputs else local.types[0]
+    return local.program.elements(tokens) * local.wide * (2 + local.is_narrow)
 
 
-def _spread_bytes(it: Local) -> int:
-    """Plain torch: of each row its token's gradient and products of it, in the element type of a
-    sum.
+def _spread_bytes(local: Local) -> int:
+    """The bytes that plain torch makes for each row: its token's gradient and products of it, in
+    the element type of a sum.
 
     A product of two element types converts an operand first, on the CPU in memory.
     """
-    if it.launched or not it.is_narrow:
-        return 0 if it.launched else it.bytes()
-    return 3 * it.widened() - it.bytes() if it.device == "cpu" else 2 * it.widened()
+    if local.launched:
+        return 0
+    if not local.is_narrow:
+        return local.bytes()
+    if local.device == "cpu":
+        return 3 * local.widened() - local.bytes()
+    return 2 * local.widened()
 
 
 def regroups(program: Program, op: Op) -> bool:
-    """Whether rows of experts are put in order, before they are sent back or when they have come:
-    in a copy.
+    """Whether a copy puts rows of experts in order, before they are sent back or when they have
+    come.
 
-    A rank that has one expert need not.
+    A rank that has one expert needs none.
     """
     rows = program.operands(op)[0] if op.kind == EXCHANGE_BACK.name else op.outputs[0].type
     return program.local_size(rows, rows.dims[0]) > 1
 
 
-def _regrouped_bytes(it: Local) -> int:
-    """The rows of experts once more; of an exchange that only begins, `_way_bytes` and the
-    result of `wait` count.
+def _regrouped_bytes(local: Local) -> int:
+    """The bytes of the copy that has rows of experts in order.
+
+    For an exchange that only begins, `_way_bytes` and the result of `wait` count the copy.
     """
-    rows = it.types[0] if it.op.kind == EXCHANGE_BACK.name else it.op.outputs[0].type
-    copied = regroups(it.program, it.op) and not begins(it.op)
-    return it.program.elements(rows) * it.item * copied
+    rows = local.types[0] if local.op.kind == EXCHANGE_BACK.name else local.op.outputs[0].type
+    copied = regroups(local.program, local.op) and not begins(local.op)
+    return local.program.elements(rows) * local.item * copied
 
 
 def _order_bytes(program: Program, op: Op) -> int:
@@ -257,8 +279,8 @@ def _order_bytes(program: Program, op: Op) -> int:
 
 
 def _held_bytes(program: Program, op: Op) -> int:
-    """For each row its place as it came, and the inverse, if a rank has several experts; their
-    numbers of rows.
+    """Bytes of each row's place as it came, and of the inverse, if a rank has several experts; and
+    of the experts' numbers of rows.
     """
     rows = op.outputs[0].type
     experts = program.local_size(rows, rows.dims[0])
@@ -266,90 +288,95 @@ def _held_bytes(program: Program, op: Op) -> int:
 
 
 def _way_bytes(program: Program, op: Op) -> int:
-    """While rows are under way, what comes, and what is sent where that is a copy; otherwise
-    rows as any other.
+    """Bytes while rows are under way: of what comes, and of what is sent where that is a copy.
+
+    0 for an exchange that does not only begin: its rows count as any others.
     """
-    sent, came = program.operands(op)[0], op.outputs[0].type
+    if not begins(op):
+        return 0
+    sent, received = program.operands(op)[0], op.outputs[0].type
     copied = op.kind == EXCHANGE_BACK.name and regroups(program, op)
-    return (
-        ITEM_BYTES[came.dtype] * (program.elements(came) + program.elements(sent) * copied)
-        if begins(op)
-        else 0
-    )
+    elements = program.elements(received) + program.elements(sent) * copied
+    return ITEM_BYTES[received.dtype] * elements
 
 
-def _grouped_work(it: Local) -> Work:
+def _grouped_work(local: Local) -> Work:
     """Work of an expert on an equal share of the rows, or on all that it has room for."""
-    (x, w), made, program = it.types[:2], it.op.outputs[0].type, it.program
+    (x, w), result, program = local.types[:2], local.op.outputs[0].type, local.program
 
     def width(type: Type) -> int:
         return prod(program.local_size(type, dim) for dim in type.dims[1:] if dim not in DATA_DIMS)
 
-    experts = program.local_size(made, made.dims[0])
+    experts = program.local_size(result, result.dims[0])
     rows = program.elements(x) // width(x) // experts
-    if program.experts_of(made):
-        return Work(made.dtype, (Product(rows, width(made), width(x), experts),))
-    return Work(made.dtype, (Product(width(x), width(w), rows, experts),))
+    if program.experts_of(result):
+        return Work(result.dtype, (Product(rows, width(result), width(x), experts),))
+    return Work(result.dtype, (Product(width(x), width(w), rows, experts),))
 
 
 # ---- messages and calls
 
 
-def _counts(it: Local) -> tuple[Message, ...]:
+def _counts(local: Local) -> tuple[Message, ...]:
     """The number of rows that each rank sends for each expert."""
-    experts = it.program.experts_of(it.types[0])
+    experts = local.program.experts_of(local.types[0])
     return (
         Message(
-            "all_to_all", it.op.outputs[0].name, _axes(it.op), "i64", (it.program.size(experts),)
+            "all_to_all",
+            local.op.outputs[0].name,
+            _axes(local.op),
+            "i64",
+            (local.program.size(experts),),
         ),
     )
 
 
-def _rows(it: Local) -> tuple[Message, ...]:
-    rows, drops = it.types[0], any(op.kind == CAPACITY.name for op in it.program.ops)
-    shape, sent = it.program.local_shape(rows), "some" if drops else "all"
+def _rows(local: Local) -> tuple[Message, ...]:
+    rows, drops = local.types[0], any(op.kind == CAPACITY.name for op in local.program.ops)
+    shape, sent = local.program.local_shape(rows), "some" if drops else "all"
     return (
-        Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=sent),
+        Message(
+            "all_to_all", local.op.outputs[0].name, _axes(local.op), rows.dtype, shape, ragged=sent
+        ),
     )
 
 
-def _padded_rows(it: Local) -> tuple[Message, ...]:
-    axes, dim = _axes(it.op), _ends(it)[1]
-    shape = pieces(it.program, it.types[0], dim, axes)
-    return (Message("all_to_all", it.op.outputs[0].name, axes, it.types[0].dtype, shape),)
+def _padded_rows(local: Local) -> tuple[Message, ...]:
+    axes, dim = _axes(local.op), _ends(local)[1]
+    shape = pieces(local.program, local.types[0], dim, axes)
+    return (Message("all_to_all", local.op.outputs[0].name, axes, local.types[0].dtype, shape),)
 
 
-def _ends(it: Local) -> tuple[str, str]:
-    """The dims that an exchange gathers and shards; if these are several of tokens, one that
-    lies with the others.
+def _ends(local: Local) -> tuple[str, str]:
+    """The dims that an exchange gathers and shards; if it gathers or shards several dims of
+    tokens, one that lies with the others.
     """
-    (axis, dim), *_ = moves(it.op)
-    return it.types[0].at(axis).dim, dim
+    (axis, dim), *_ = moves(local.op)
+    return local.types[0].at(axis).dim, dim
 
 
 def _axes(op: Op) -> tuple[str, ...]:
     return tuple(axis for axis, _ in moves(op))
 
 
-def _sort_call(it: Local) -> Call:
-    """The layout of experts: over which axes they lie, which of these have parts of the tokens;
-    the rows of each.
+def _sort_call(local: Local) -> Call:
+    """The layout of experts: the axes over which they lie, and which axes have parts of the tokens;
+    the rows of each expert if they are padded.
     """
-    experts = str(it.op.get("to"))
-    claimed = {claim.axis for claim in it.program.claims if claim.dim == experts and claim.split}
-    axes = tuple(axis.name for axis in it.program.axes if axis.name in claimed)
-    order = it.op.outputs[0].type
-    rows: dict[str, Argument] = (
-        {} if it.program.is_ragged(order) else {"padded": it.program.local_shape(order)[1]}
-    )
-    return Call(
-        (Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),), rows
-    )
+    program, experts = local.program, str(local.op.get("to"))
+    claimed = {claim.axis for claim in program.claims if claim.dim == experts and claim.split}
+    axes = tuple(axis.name for axis in program.axes if axis.name in claimed)
+    token_axes = tuple(axis for axis in axes if local.types[0].at(axis).dim)
+    order = local.op.outputs[0].type
+    options: dict[str, Argument] = {}
+    if not program.is_ragged(order):
+        options["padded"] = program.local_shape(order)[1]
+    return Call((Experts(experts, axes, token_axes),), options)
 
 
-def _padded_call(it: Local) -> Call:
-    source, target = _ends(it)
-    return Call((Group(_axes(it.op)),), {"dim_from": Dims((source,)), "dim_to": Dims((target,))})
+def _padded_call(local: Local) -> Call:
+    source, target = _ends(local)
+    return Call((Group(_axes(local.op)),), {"dim_from": Dims((source,)), "dim_to": Dims((target,))})
 
 
 SORT = OpDef(
@@ -378,7 +405,7 @@ COUNTS = OpDef(
     holds=_held_bytes,
     decides=True,
     function="exchange_counts",
-    call=lambda it: Call(),
+    call=lambda local: Call(),
     stem="held",
 )
 
@@ -393,8 +420,10 @@ DISPATCH = OpDef(
     function="dispatch",
 )
 
-EXCHANGE, EXCHANGE_BACK = (
-    OpDef(
+
+def _exchange(name: str, doc: str) -> OpDef:
+    """An exchange of ragged rows, forth or back."""
+    return OpDef(
         name,
         doc,
         operands=takes("rows", "held"),
@@ -404,16 +433,15 @@ EXCHANGE, EXCHANGE_BACK = (
         adjoint=_undone,
         communicates=_rows,
         function=name,
-        call=lambda it: Call((), {ASYNC.name: True} if begins(it.op) else {}),
-        saves=lambda it: Saved(operands=(1,)),
+        call=lambda local: Call((), {ASYNC.name: True} if begins(local.op) else {}),
+        saves=lambda local: Saved(operands=(1,)),
         workspace=_regrouped_bytes,
         holds=_way_bytes,
     )
-    for name, doc in (
-        ("exchange", "Rows to the ranks of their experts, over several axes at once."),
-        ("exchange_back", "Rows to the ranks of their tokens."),
-    )
-)
+
+
+EXCHANGE = _exchange("exchange", "Rows to the ranks of their experts, over several axes at once.")
+EXCHANGE_BACK = _exchange("exchange_back", "Rows to the ranks of their tokens.")
 
 BACK = {EXCHANGE.name: EXCHANGE_BACK.name, EXCHANGE_BACK.name: EXCHANGE.name}
 
@@ -429,7 +457,7 @@ EXCHANGE_PADDED = OpDef(
     communicates=_padded_rows,
     function="all_to_all",
     call=_padded_call,
-    saves=lambda it: Saved(),
+    saves=lambda local: Saved(),
 )
 
 WAIT = OpDef(
@@ -441,7 +469,7 @@ WAIT = OpDef(
     adjoint=lambda op, grads, b: [_sent_back(b.maker(op.inputs[0]), grads, b)],
     awaits=True,
     function="wait",
-    call=lambda it: Call(),
+    call=lambda local: Call(),
     work=no_work,
 )
 
@@ -466,14 +494,12 @@ BIASED = OpDef(
     _biased,
     operands=(*takes("x", "b"), Operand("order", optional=True)),
     linear=((0, 1),),
-    unsharded_dims=lambda types, op: frozenset(
-        dim for order in types[2:] for dim in order.dims[-1:]
-    ),
+    unsharded_dims=_choice_dims,
     adjoint=_bias_adjoint,
     function="grouped_bias",
-    call=lambda it: Call(),
+    call=lambda local: Call(),
     stem="y",
-    saves=lambda it: Saved(operands=tuple(range(2, len(it.types)))),
+    saves=lambda local: Saved(operands=tuple(range(2, len(local.types)))),
 )
 
 COMBINE = OpDef(

@@ -33,7 +33,9 @@ def _sum_and_norm(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _adjoint(op: Op, grads: Sequence[str], norm: OpDef, b: Builder) -> list[str | None]:
-    """Both terms have the gradient of their sum: its own, and what comes through the norm of it."""
+    """Both terms have the gradient of their sum: its own gradient, and what comes through its
+    norm.
+    """
     (d_sum, d_norm), (x, _, *weights), total = grads, op.inputs, op.outputs[0].name
     normed = evolve(op, kind=norm.name, inputs=(total, *weights))
     through, *_ = vjp(norm, normed, [d_norm], [0], b)
@@ -41,10 +43,10 @@ def _adjoint(op: Op, grads: Sequence[str], norm: OpDef, b: Builder) -> list[str 
     return [dx, dx, *vjp(norm, normed, [d_norm], range(1, 1 + len(weights)), b)]
 
 
-def _norm_saves(it: Local) -> Saved:
+def _norm_saves(local: Local) -> Saved:
     """The sum, the weights, and a number or two for each row."""
-    rows = it.elements(0) // it.elements(2) * it.wide
-    mean = (("mean", rows),) if it.op.kind == "add_layernorm" else ()
+    rows = local.elements(0) // local.elements(2) * local.wide
+    mean = (("mean", rows),) if local.op.kind == "add_layernorm" else ()
     return Saved(operands=(2,), results=(0,), others=(*mean, ("1 / deviation", rows)))
 
 
@@ -74,43 +76,49 @@ def _products(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """The adjoint, in which gradients of weights are products of their own."""
+    """The adjoint; gradients of weights are products of their own."""
     x, *weights = op.inputs
     outer = tuple(dim for dim in b.type(x).dims if dim not in op.names("over"))
     dx = vjp(CONTRACTS, op, grads, [0], b)[0] if b.wanted(x) else None
-    pairs = zip(grads, weights, strict=True)
-    dws = [
-        b.emit("contract", [grad, b.saved(x)], [w], over=outer)[0] if b.wanted(w) else None
-        for grad, w in pairs
-    ]
-    return [dx, *dws]
+    weight_grads: list[str | None] = []
+    for grad, weight in zip(grads, weights, strict=True):
+        dw = None
+        if b.wanted(weight):
+            (dw,) = b.emit("contract", [grad, b.saved(x)], [weight], over=outer)
+        weight_grads.append(dw)
+    return [dx, *weight_grads]
 
 
-def _products_work(it: Local, backward: bool = False) -> Work:
+def _products_work(local: Local, backward: bool = False) -> Work:
     """One product with all weights side by side; backward, of their gradients."""
-    x, *weights = it.types
-    inner = prod(it.program.local_size(x, dim) for dim in it.op.names("over"))
-    outer = sum(map(it.program.elements, weights)) // inner
+    x, *weights = local.types
+    inner = prod(local.program.local_size(x, dim) for dim in local.op.names("over"))
+    outer = sum(map(local.program.elements, weights)) // inner
     n, k = (inner, outer) if backward else (outer, inner)
-    return Work(x.dtype, (Product(it.elements() // inner, n, k),))
+    return Work(x.dtype, (Product(local.elements() // inner, n, k),))
 
 
-def _copies(it: Local) -> int:
+def _copies(local: Local) -> int:
     """The bytes of results that are copied to memory of their own."""
-    found = (it.op.outputs[int(i)].type for i in it.op.names("apart"))
-    return sum(it.program.elements(type) * ITEM_BYTES[type.dtype] for type in found)
+    copied_bytes = 0
+    for place in local.op.names("apart"):
+        type = local.op.outputs[int(place)].type
+        copied_bytes += local.program.elements(type) * ITEM_BYTES[type.dtype]
+    return copied_bytes
 
 
-def _gradients_together(it: Local) -> int:
+def _gradients_together(local: Local) -> int:
     """The results' gradients as one, where that copy saves as much memory traffic as it costs
     (`fused_linear`).
 
     Gradients that are slices of one from the start are not copied, which is not known here.
     """
-    weights, over = range(1, len(it.types)), it.op.names("over")
-    width = prod(it.program.local_size(it.types[0], dim) for dim in over)
-    rows = sum(map(it.elements, weights)) // width
-    return it.bytes() // width * rows if rows <= width * (len(weights) - 1) else 0
+    weights, over = range(1, len(local.types)), local.op.names("over")
+    width = prod(local.program.local_size(local.types[0], dim) for dim in over)
+    rows = sum(map(local.elements, weights)) // width
+    if rows > width * (len(weights) - 1):
+        return 0
+    return local.bytes() // width * rows
 
 
 CONTRACTS = OpDef(
@@ -141,14 +149,16 @@ def _alike(types: Sequence[Type], op: Op) -> list[Shape]:
     return same(types, op)
 
 
-def _function_and_slope(it: Local, results: int = 1) -> int:
-    """A kernel has them in registers; plain torch makes both, forward and backward, with two
-    terms on the way.
+def _function_and_slope(local: Local, results: int = 1) -> int:
+    """The bytes of a function and its slope.
+
+    A kernel has them in registers; plain torch makes both, forward and backward, with two terms on
+    the way.
     """
-    if it.launched:
+    if local.launched:
         return 0
-    terms = 4 + it.is_narrow + ("tanh" in dict(it.op.attrs).values())
-    return terms * it.widened() - results * it.bytes()
+    terms = 4 + local.is_narrow + ("tanh" in dict(local.op.attrs).values())
+    return terms * local.widened() - results * local.bytes()
 
 
 def _gated(function: OpDef) -> OpDef:
@@ -165,11 +175,7 @@ def _gated(function: OpDef) -> OpDef:
     )
 
 
-GATES = {
-    function.name: f"{function.name}_mul"
-    for function in FUNCTIONS
-    if function.name in ("silu", "gelu")
-}
+GATES = {name: f"{name}_mul" for name in ("gelu", "silu")}
 """The gates, by the functions that open them."""
 
 NORMS = {norm.name: f"add_{norm.name}" for norm in (RMSNORM, LAYERNORM)}

@@ -21,21 +21,21 @@ def _total(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(types[0].dtype), ())]
 
 
-def _gradients(it: Local) -> Saved:
+def _gradients(local: Local) -> Saved:
     """The saved gradients of a loss that counts once, computed with it."""
-    made = [
-        (KEPT[x.name], i)
-        for i, x in enumerate(PRODUCT)
-        if x.name in KEPT and i < len(it.types) and it.wanted[i]
-    ]
-    return Saved(others=tuple((what, it.bytes(i)) for what, i in made))
+    others: list[tuple[str, int]] = []
+    for i, operand in enumerate(PRODUCT):
+        if operand.name in KEPT and i < len(local.types) and local.wanted[i]:
+            others.append((KEPT[operand.name], local.bytes(i)))
+    return Saved(others=tuple(others))
 
 
-def _chunk(it: Local) -> int:
+def _chunk(local: Local) -> int:
     """The workspace of forward, which computes the gradients too; the bias' gradient is summed
     in float32.
     """
-    return sum(chunk(it, by_tokens=True)) + sum(it.widened(i) for i in range(3, len(it.types)))
+    biases = range(3, len(local.types))
+    return sum(chunk(local, by_tokens=True)) + sum(map(local.widened, biases))
 
 
 LINEAR_CROSS_ENTROPY = OpDef(

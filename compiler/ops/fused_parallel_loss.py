@@ -36,13 +36,13 @@ def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
     if program.size(shares) != program.degree(axes):
         raise TypingError(f"{op.kind} gives one share for each rank over which {classes} lies")
 
-    def placed(dims: Sequence[str], of_classes: Placement) -> Type:
+    def type_of(dims: Sequence[str], of_classes: Placement) -> Type:
         return Type(wide(logits.dtype), tuple(dims), _moved(program, logits, axes, of_classes))
 
     return [
-        placed(tokens, MAXIMUM),
-        placed([*tokens, shares], sharded(shares)),
-        placed(tokens, PARTIAL),
+        type_of(tokens, MAXIMUM),
+        type_of([*tokens, shares], sharded(shares)),
+        type_of(tokens, PARTIAL),
     ]
 
 
@@ -53,9 +53,9 @@ def _moved(
     return program.places(dict(type.places) | dict.fromkeys(axes, to))
 
 
-def _saves(it: Local) -> Saved:
+def _saves(local: Local) -> Saved:
     """All operands, and m."""
-    return Saved(operands=tuple(range(len(it.types))), results=(0,))
+    return Saved(operands=tuple(range(len(local.types))), results=(0,))
 
 
 # ---- of logits that are there
@@ -89,24 +89,27 @@ def _linear_softmax_stats(program: Program, types: Sequence[Type], op: Op) -> li
     return _parts(program, _logits(program, op, *types), types[2], op)
 
 
-def _chunk(it: Local) -> int:
-    return sum(chunk(it, by_tokens=False))
+def _chunk(local: Local) -> int:
+    return sum(chunk(local, by_tokens=False))
 
 
-def _sum_of_chunks(it: Local) -> int:
-    """The gradient of x adds up in float32, each part rounded first; those of weight and bias
-    are made beside it.
+def _sum_of_chunks(local: Local) -> int:
+    """The gradient of x adds up in float32, each part rounded first; the gradients of weight and
+    bias are made beside it.
     """
-    weights = (1, *range(3, len(it.types)))
-    logits, terms = chunk(it, by_tokens=False)
-    part = it.bytes() if it.is_narrow else 0
-    return it.widened() + sum(map(it.bytes, weights)) + logits + max(terms, part) - it.bytes()
+    weights = (1, *range(3, len(local.types)))
+    logits, terms = chunk(local, by_tokens=False)
+    part = local.bytes() if local.is_narrow else 0
+    gradients = local.widened() + sum(map(local.bytes, weights))
+    return gradients + logits + max(terms, part) - local.bytes()
 
 
-def _gradients_work(it: Local) -> Work:
-    """Logits are made once more, for the gradient of x; those of weights are made beside it."""
-    of_weights = all(BATCH not in value.type.dims for value in it.op.outputs)
-    return logits_work(it, of_w=1, made=0) if of_weights else logits_work(it, of_x=1)
+def _gradients_work(local: Local) -> Work:
+    """Logits are made once more, for the gradient of x; gradients of weights are made beside it."""
+    of_weights = all(BATCH not in value.type.dims for value in local.op.outputs)
+    if of_weights:
+        return logits_work(local, of_w=1, passes=0)
+    return logits_work(local, of_x=1)
 
 
 # ---- the entries
@@ -154,27 +157,20 @@ CLASSES = Attribute("classes", kinds=(str,))
 def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     m, z, t, peak, labels = types
     axes = m.axes_in(Kind.MAXIMUM)
-    summed, largest = (
-        Type(m.dtype, m.dims, _moved(program, m, axes, to)) for to in (PARTIAL, REPLICATED)
-    )
-    shared = z.dims[:-1] == m.dims and z.axes_of(z.dims[-1]) == axes
-    if (
-        not axes
-        or is_pending(m)
-        or not shared
-        or (t, peak) != (summed, largest)
-        or labels.dims != m.dims
-    ):
+    summed = Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))
+    largest = Type(m.dtype, m.dims, _moved(program, m, axes, REPLICATED))
+    has_shares = z.dims[:-1] == m.dims and z.axes_of(z.dims[-1]) == axes
+    fits = has_shares and (t, peak) == (summed, largest) and labels.dims == m.dims
+    if not axes or is_pending(m) or not fits:
         raise TypingError(f"{op.kind} takes a share of each rank, and the largest of all")
-    return [Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))] * 2
+    return [summed] * 2
 
 
-def _rescaled_call(it: Local) -> Call:
+def _rescaled_call(local: Local) -> Call:
     """How many of the classes each rank has."""
-    classes, axes = str(it.op.get("classes")), it.types[0].axes_in(Kind.MAXIMUM)
-    return over_classes(
-        it, classes, axes, columns=it.program.size(classes) // it.program.degree(axes)
-    )
+    classes, axes = str(local.op.get("classes")), local.types[0].axes_in(Kind.MAXIMUM)
+    columns = local.program.size(classes) // local.program.degree(axes)
+    return over_classes(local, classes, axes, columns=columns)
 
 
 REJOINED = OpDef(
@@ -189,5 +185,5 @@ REJOINED = OpDef(
     function="rescale_to_global_max",
     call=_rescaled_call,
     module=KERNELS,
-    saves=lambda it: Saved(others=(("exp(m - peak)", it.bytes(0)),)),
+    saves=lambda local: Saved(others=(("exp(m - peak)", local.bytes(0)),)),
 )

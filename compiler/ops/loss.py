@@ -55,109 +55,122 @@ def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type])
     invariant there.
     """
     (logits, labels), (loss,) = op.inputs, op.outputs
+    attrs, span = dict(op.attrs), op.span
     classes = type_of(logits).dims[-1]
-    work = (("work", op.names("work")),)
-    rest = (("work", tuple(item for item in op.names("work") if not item.endswith(f":{classes}"))),)
+    items = op.names("work")
+    work = ("work", items)
+    token_work = ("work", tuple(item for item in items if not item.endswith(f":{classes}")))
     token = Type(loss.type.dtype, type_of(logits).dims[:-1])
-    m, z, t = (Value(fresh(name), token) for name in ("logits_max", "sum_exp", "label_logit"))
-    smoothing = tuple((key, value) for key, value in op.attrs if key == SMOOTHING.name)
-    z_loss = tuple((Z_LOSS.name, value) for key, value in op.attrs if key == "z")
-    peak = (m.name,) if z_loss else ()
+    m = Value(fresh("logits_max"), token)
+    z = Value(fresh("sum_exp"), token)
+    t = Value(fresh("label_logit"), token)
+    parts_attrs, token_attrs = (work,), (token_work,)
+    if SMOOTHING.name in attrs:
+        parts_attrs = ((SMOOTHING.name, attrs[SMOOTHING.name]), work)
+    token_inputs = (z.name, t.name, labels)
+    if "z" in attrs:
+        token_attrs = ((Z_LOSS.name, attrs["z"]), token_work)
+        token_inputs = (*token_inputs, m.name)
     return [
-        Op("max_logit", (logits,), (m,), work, span=op.span),
-        Op(
-            "local_softmax_stats",
-            (logits, m.name, labels),
-            (z, t),
-            (*smoothing, *work),
-            span=op.span,
-        ),
-        Op("token_loss", (z.name, t.name, labels, *peak), (loss,), (*z_loss, *rest), span=op.span),
+        Op("max_logit", (logits,), (m,), (work,), span=span),
+        Op("local_softmax_stats", (logits, m.name, labels), (z, t), parts_attrs, span=span),
+        Op("token_loss", token_inputs, (loss,), token_attrs, span=span),
     ]
 
 
 # ---- what autograd keeps, and what the functions hold while they run
 
 
-def _parts_saves(it: Local) -> Saved:
+def _parts_saves(local: Local) -> Saved:
     """The logits and their peak; which logit is the label's, and where it is not of this rank."""
-    tokens = it.elements(2)
+    tokens = local.elements(2)
     return Saved(operands=(0, 1), others=(("label", 8 * tokens), ("label elsewhere", tokens)))
 
 
-def _token_saves(it: Local) -> Saved:
+def _token_saves(local: Local) -> Saved:
     """z, and which tokens have no label; with a z-loss, what is squared."""
-    squared = (("log z + peak", it.widened()),) if len(it.types) > 3 else ()
-    return Saved(operands=(0,), others=(*squared, ("no label", it.elements())))
+    squared = (("log z + peak", local.widened()),) if len(local.types) > 3 else ()
+    return Saved(operands=(0,), others=(*squared, ("no label", local.elements())))
 
 
-def _entropy_saves(it: Local) -> Saved:
+def _entropy_saves(local: Local) -> Saved:
     """torch's own: all log-probabilities, and a sum of weights; or the parts, where there are
     smoothing or a z-loss.
     """
-    tokens = it.elements(1)
-    if not (it.kernels or it.op.attrs):
-        classes = it.program.valid(it.types[0].dims[-1])
-        log = ("log softmax", tokens * classes * it.wide)
-        return Saved(others=(log, ("label", 8 * tokens), ("weight", it.wide)))
-    labels = [] if it.kernels else [("label", 8), ("label elsewhere", 1)]
-    each = [("peak", it.wide), *labels, ("z", it.wide), ("no label", 1)]
-    each += [("log z + peak", it.wide)] if "z" in dict(it.op.attrs) else []
-    return Saved(operands=(0,), others=tuple((what, size * tokens) for what, size in each))
+    tokens = local.elements(1)
+    if not (local.kernels or local.op.attrs):
+        classes = local.program.valid(local.types[0].dims[-1])
+        log = ("log softmax", tokens * classes * local.wide)
+        return Saved(others=(log, ("label", 8 * tokens), ("weight", local.wide)))
+    bytes_per_token = {"peak": local.wide}
+    if not local.kernels:
+        bytes_per_token |= {"label": 8, "label elsewhere": 1}
+    bytes_per_token |= {"z": local.wide, "no label": 1}
+    if "z" in dict(local.op.attrs):
+        bytes_per_token["log z + peak"] = local.wide
+    others = tuple((what, size * tokens) for what, size in bytes_per_token.items())
+    return Saved(operands=(0,), others=others)
 
 
-def _below(it: Local) -> int:
+def _below(local: Local) -> int:
     """The bytes of a copy of logits in few bits, or with padding; where there are parts, of
     logits − peak.
     """
-    if it.kernels:
-        return in_pass(it)
-    padded = it.program.valid(it.types[0].dims[-1]) < it.program.size(it.types[0].dims[-1])
-    return it.widened() if it.op.attrs or padded or it.bytes() < it.widened() else 0
+    if local.kernels:
+        return in_pass(local)
+    classes = local.types[0].dims[-1]
+    padded = local.program.valid(classes) < local.program.size(classes)
+    copies = local.op.attrs or padded or local.bytes() < local.widened()
+    return local.widened() if copies else 0
 
 
-def in_pass(it: Local, back: bool = False) -> int:
-    """A kernel reads logits once; its twin makes exponentials of all, in few bits of a copy,
-    and bounds them before.
+def in_pass(local: Local, back: bool = False) -> int:
+    """The bytes of a pass over the logits.
+
+    A kernel reads logits once; its twin in plain torch makes exponentials of all, of a copy if they
+    have few bits, and bounds them before.
     """
-    if it.launched:
+    if local.launched:
         return 0
-    type, narrow = it.types[0], it.is_narrow
-    classes, terms = type.dims[-1], 1 + narrow
-    if CAP.name in dict(it.op.attrs):
+    type, narrow = local.types[0], local.is_narrow
+    classes = type.dims[-1]
+    terms = 1 + narrow
+    if CAP.name in dict(local.op.attrs):
         terms = 4 if back else 2 + narrow
-    columns = it.program.local_size(type, classes)
-    return terms * it.widened() // columns * min(columns, it.program.valid(classes))
+    columns = local.program.local_size(type, classes)
+    return terms * local.widened() // columns * min(columns, local.program.valid(classes))
 
 
-def _converted(it: Local) -> int:
-    """A sum with float32 of fewer bits: on the CPU torch converts them first, on CUDA on the
-    way.
+def _converted(local: Local) -> int:
+    """The bytes of logits of fewer bits as float32, for a sum with float32: on the CPU torch
+    converts them first, on CUDA on the way.
     """
-    return it.widened() if it.device == "cpu" and it.is_narrow else 0
+    return local.widened() if local.device == "cpu" and local.is_narrow else 0
 
 
-def _gradient_wide(it: Local) -> int:
-    """The gradient before it is brought to the logits' element type, and torch's own of
-    log-probabilities.
+def _gradient_wide(local: Local) -> int:
+    """The gradient before it is brought to the logits' element type; for torch's own cross entropy
+    the gradient of log-probabilities too.
     """
-    wide, result = it.widened(), it.bytes()
-    if it.kernels and it.op.kind == CROSS_ENTROPY.name:
-        return in_pass(it, back=True)
-    if it.op.kind == CROSS_ENTROPY.name and not it.op.attrs:
+    wide, result = local.widened(), local.bytes()
+    is_whole_loss = local.op.kind == CROSS_ENTROPY.name
+    if is_whole_loss and local.kernels:
+        return in_pass(local, back=True)
+    if is_whole_loss and not local.op.attrs:
         return 2 * wide - result
-    return max(wide + _converted(it) - result, wide if result < wide else 0)
+    most = wide + _converted(local) - result
+    return max(most, wide) if result < wide else max(most, 0)
 
 
-def of_own_classes(it: Local) -> Call:
+def of_own_classes(local: Local) -> Call:
     """The call of an op on logits of this rank's classes."""
-    logits = it.types[0]
-    return over_classes(it, logits.dims[-1], logits.axes_of(logits.dims[-1]))
+    logits = local.types[0]
+    return over_classes(local, logits.dims[-1], logits.axes_of(logits.dims[-1]))
 
 
-def _largest(it: Local) -> Call:
+def _largest(local: Local) -> Call:
     """Where no class is padding, the logits alone."""
-    call = of_own_classes(it)
+    call = of_own_classes(local)
     return call if call.options else Call()
 
 
@@ -208,7 +221,7 @@ SOFTMAX_PARTS = OpDef(
     torch="local_softmax_stats",
     call=of_own_classes,
     saves=_parts_saves,
-    workspace=lambda it: it.widened() + _converted(it),
+    workspace=lambda local: local.widened() + _converted(local),
 )
 
 PEAK = Operand("peak", optional=True)

@@ -1,7 +1,7 @@
 """The messages of an op, which each rank sends while it does the op.
 
-Purpose: the entry of the op table from which the account, link traffic, memory and the read-back
-take communication.  Non-goals: how often an op is done (`analysis.communication`), and stages of a
+Purpose: the entry of the op table that the account, link traffic, memory and the read-back take
+communication from.  Non-goals: how often an op is done (`analysis.communication`), and stages of a
 pipeline, which send by their schedule.
 """
 
@@ -19,8 +19,8 @@ class Message:
     """A collective that an op begins each time it is done, as one rank sees it; or a run of them
     around a ring.
 
-    op       all_reduce, all_gather, reduce_scatter, all_to_all; or rotate, in which every rank
-             passes all of it on
+    op       all_reduce, all_gather, reduce_scatter, all_to_all; or rotate: every rank passes all
+             of it on
     what     the name of the value that comes out, or that travels
     axes     the mesh axes of the group
     dtype    of the local tensor that goes in, as is its shape
@@ -28,7 +28,7 @@ class Message:
              hops alternate
     by       how many ranks further a rotate sends
     ragged   where ranks send more or less than the first size: whether it is an even share of `all`
-             rows there are, or of those that there would be if `some` were not dropped; "" for
+             rows there are, or of the rows that there would be if `some` were not dropped; "" for
              equal sizes
     maximum  whether an all_reduce takes the maximum, not the sum
     among    the ranks of the axis that take part, if not all do
@@ -47,11 +47,12 @@ class Message:
 
 
 def pieces(program: Program, type: Type, dim: str, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """The shape in which a value is exchanged: a piece for each rank, cut along the dim that is
+    """The shape that a value has in an exchange: a piece for each rank, cut along the dim that is
     then sharded.
     """
-    shape, at, ranks = program.local_shape(type), program.place_of(type, dim), program.degree(axes)
-    return (ranks, *shape[:at], shape[at] // ranks, *shape[at + 1 :])
+    shape, place = program.local_shape(type), program.place_of(type, dim)
+    ranks = program.degree(axes)
+    return (ranks, *shape[:place], shape[place] // ranks, *shape[place + 1 :])
 
 
 Communicates = Callable[[Local], tuple[Message, ...]]

@@ -37,13 +37,13 @@ def _weight_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
 
 
 def _token(x: Type, weight: Type, dtype: str) -> Type:
-    """The type of what there is one of for each token."""
+    """The type of one number for each token: it has the dims of x before the weight's."""
     return Type(dtype, x.dims[: len(x.dims) - len(weight.dims)])
 
 
 def _expand(op: Op, fresh: Callable[[str], str], type_of: Callable[[str], Type]) -> list[Op]:
     """rmsnorm: a mean of squares, which is a sum over ranks, and the product that it goes into."""
-    x, weight = (type_of(name) for name in op.inputs[:2])
+    x, weight = type_of(op.inputs[0]), type_of(op.inputs[1])
     work, span = ("work", op.names("work")), op.span
     square = Value(fresh("square"), _token(x, weight, wide(x.dtype)))
     return [
@@ -67,28 +67,34 @@ def _expand_layernorm(
     """
     (x, weight, *bias), work, span = op.inputs, ("work", op.names("work")), op.span
     full, over = type_of(x), type_of(weight).dims
-    mean, minus = (
-        Value(fresh("_mean"), _token(full, type_of(weight), full.dtype)) for _ in range(2)
-    )
-    centred, scaled = (
-        Value(fresh("centred"), full),
-        Value(fresh("_n"), full) if bias else op.outputs[0],
-    )
-    known = {centred.name: full, weight: type_of(weight)}
+    token = _token(full, type_of(weight), full.dtype)
+    mean = Value(fresh("_mean"), token)
+    minus = Value(fresh("_mean"), token)
+    centred = Value(fresh("centred"), full)
+    scaled = Value(fresh("_n"), full) if bias else op.outputs[0]
+    types_by_name = {centred.name: full, weight: type_of(weight)}
     inner = evolve(op, inputs=(centred.name, weight), outputs=(scaled,))
-    last = [Op("add", (scaled.name, *bias), op.outputs, (work,), span=span)] if bias else []
-    return [
+    ops = [
         Op("mean", (x,), (mean,), (("over", over), work), span=span),
         Op("scale", (mean.name,), (minus,), (("by", -1.0), work), span=span),
         Op("add", (x, minus.name), (centred,), (work,), span=span),
-        *_expand(inner, fresh, known.__getitem__),
-        *last,
+        *_expand(inner, fresh, types_by_name.__getitem__),
     ]
+    if bias:
+        ops.append(Op("add", (scaled.name, *bias), op.outputs, (work,), span=span))
+    return ops
 
 
 def _square_mean(types: Sequence[Type], op: Op) -> list[Shape]:
     x = types[0]
     return [(wide(x.dtype), tuple(dim for dim in x.dims if dim not in op.names("over")))]
+
+
+def _square_mean_saves(local: Local) -> Saved:
+    """x, or the copy of it in float32 that torch makes of fewer bits."""
+    if local.widened() == local.bytes():
+        return Saved(operands=(0,))
+    return Saved(others=(("x in f32", local.widened()),))
 
 
 def _scaled_by(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -101,28 +107,33 @@ def _scaled_by(types: Sequence[Type], op: Op) -> list[Shape]:
 # ---- what autograd keeps
 
 
-def _rows(it: Local) -> int:
+def _rows(local: Local) -> int:
     """How often an op normalises."""
-    return it.elements(0) // it.elements(1)
+    return local.elements(0) // local.elements(1)
 
 
-def _rms_saves(it: Local) -> Saved:
-    """On CUDA one kernel, as Triton's; on the CPU torch composes it, of x in float32 at least."""
-    root = ("1 / rms", _rows(it) * it.wide)
-    if it.device == "cuda" or it.kernels:
+def _rms_saves(local: Local) -> Saved:
+    """On CUDA there is one kernel, as Triton's; on the CPU torch composes it, of x in float32 at
+    least.
+    """
+    root = ("1 / rms", _rows(local) * local.wide)
+    if local.device == "cuda" or local.kernels:
         return Saved(operands=(0, 1), others=(root,))
-    normed = ("x / rms", it.widened())
-    if it.widened() == it.bytes():
+    normed = ("x / rms", local.widened())
+    if local.widened() == local.bytes():
         return Saved(operands=(0, 1), others=(root, normed))
-    return Saved(operands=(1,), others=(("x in f32", it.widened()), root, normed))
+    return Saved(operands=(1,), others=(("x in f32", local.widened()), root, normed))
 
 
-def _layer_saves(it: Local) -> Saved:
+def _layer_saves(local: Local) -> Saved:
     """Mean and deviation of each row, on the CPU in x's own element type."""
-    own = it.device == "cpu" and not it.kernels
-    each = _rows(it) * (it.bytes() // it.elements() if own else it.wide)
+    item = local.wide
+    if local.device == "cpu" and not local.kernels:
+        item = local.bytes() // local.elements()
+    numbers = _rows(local) * item
     return Saved(
-        operands=tuple(range(len(it.types))), others=(("mean", each), ("1 / deviation", each))
+        operands=tuple(range(len(local.types))),
+        others=(("mean", numbers), ("1 / deviation", numbers)),
     )
 
 
@@ -132,29 +143,33 @@ tile, at most.
 """
 
 
-def norm_workspace(it: Local) -> int:
+def norm_workspace(local: Local) -> int:
     """The workspace of scalec's own norms, forward: in plain torch x, its square or its
     difference from the mean.
     """
-    if not it.kernels or it.launched:
+    if not local.kernels or local.launched:
         return 0
-    centred = it.op.kind.endswith("layernorm")
-    return (3 if centred else 2 + it.is_narrow) * it.widened() - it.bytes()
+    terms = 2 + local.is_narrow
+    if local.op.kind.endswith("layernorm"):  # of x less its mean
+        terms = 3
+    return terms * local.widened() - local.bytes()
 
 
-def norm_vjp_workspace(it: Local) -> int:
+def norm_vjp_workspace(local: Local) -> int:
     """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x
     by rows.
 
-    The RMSNorm that torch composes on the CPU has five products, where dy, x / rms and the gradient
-    of x are counted.
+    The RMSNorm that torch composes on the CPU has five products; dy, x / rms and the gradient of x
+    are counted among them.
     """
-    if not it.kernels:
-        composed = it.device == "cpu" and it.op.kind == RMSNORM.name
-        return 4 * it.widened() - 2 * it.bytes() if composed else 0
-    if it.launched:
-        return min(it.elements(), PROGRAMS) * it.wide * (2 if it.op.kind == LAYERNORM.name else 1)
-    return (5 + 2 * it.is_narrow) * it.widened() - it.bytes()
+    if not local.kernels:
+        if local.device == "cpu" and local.op.kind == RMSNORM.name:
+            return 4 * local.widened() - 2 * local.bytes()
+        return 0
+    if local.launched:
+        sums = 2 if local.op.kind == LAYERNORM.name else 1
+        return min(local.elements(), PROGRAMS) * local.wide * sums
+    return (5 + 2 * local.is_narrow) * local.widened() - local.bytes()
 
 
 # ---- the entries
@@ -209,11 +224,7 @@ MEAN_SQUARE = OpDef(
     function="mean_square",
     torch="mean_square",
     call=mean_over_dims,
-    saves=lambda it: (
-        Saved(operands=(0,))
-        if it.widened() == it.bytes()
-        else Saved(others=(("x in f32", it.widened()),))
-    ),
+    saves=_square_mean_saves,
 )
 
 RMS_SCALED = OpDef(
@@ -226,5 +237,7 @@ RMS_SCALED = OpDef(
     vjp=Vjp(),
     function="rms_scaled",
     torch="rms_scaled",
-    saves=lambda it: Saved((0, 1), others=(("1 / rms", it.bytes(2)), ("x / rms", it.widened()))),
+    saves=lambda local: Saved(
+        (0, 1), others=(("1 / rms", local.bytes(2)), ("x / rms", local.widened()))
+    ),
 )

@@ -73,7 +73,9 @@ def _bent(x: Any) -> Any:
 
 def _normal(x: Any, approximate: str) -> Any:
     """The normal distribution function, or tanh in its place."""
-    return 0.5 + 0.5 * (_tanh(_bent(x)) if approximate == "tanh" else erf(x / sqrt(2)))
+    if approximate == "tanh":
+        return 0.5 + 0.5 * _tanh(_bent(x))
+    return 0.5 + 0.5 * erf(x / sqrt(2))
 
 
 def _normal_slope(x: Any, approximate: str) -> Any:
@@ -136,7 +138,7 @@ FUNCTIONS = (
         ),
         value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
-        saves=lambda it: Saved(others=(("tanh", it.bytes()),)),
+        saves=lambda local: Saved(others=(("tanh", local.bytes()),)),
         torch="softcap",
     ),
     Pointwise(

@@ -1,7 +1,7 @@
 """The op protocol: the declarations of every op, and the typing rule that follows from them.
 
-Purpose: one entry per op, from which placement, differentiation, checks, accounts and emission are
-read.  Non-goals: the entries themselves (one module per family beside this one).
+Purpose: one entry per op, which placement, differentiation, checks, accounts and emission read.
+Non-goals: the entries themselves (one module per family beside this one).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,12 +58,10 @@ Typing = Callable[[Program, Sequence[Type], Op], Sequence[Type]]
 Adjoint = Callable[[Op, Sequence[str], Builder], Sequence[str | None]]
 Expand = Callable[[Op, Callable[[str], str], Callable[[str], Type]], list[Op]]
 
-RUNTIME, KERNELS, TORCH, FUNCTIONAL = (
-    "scalec.runtime",
-    "scalec.runtime.kernels",
-    "torch",
-    "torch.nn.functional",
-)
+RUNTIME = "scalec.runtime"
+KERNELS = "scalec.runtime.kernels"
+TORCH = "torch"
+FUNCTIONAL = "torch.nn.functional"
 """Modules that emitted programs import functions from."""
 
 ALL = -1
@@ -75,7 +73,7 @@ class Operand:
     """An operand as a plan writes it: numbers, or the input named by `given`.
 
     `init` is how a parameter first used here begins, "" for the model's `init`.  `optional`
-    operands come after those that are not; an op without it has fewer operands.  No plan writes an
+    operands come after the others; an op without one has fewer operands.  No plan writes an
     `implied` operand: the compiler gives it.
     """
 
@@ -88,23 +86,24 @@ class Operand:
 
 @frozen
 class Vjp:
-    """How ops `vjp` make the gradients of an op's operands, of the gradients of its results and of
-    what else they read.
+    """How ops `vjp` make the gradients of an op's operands, from the gradients of its results and
+    from what else they read.
 
     wrt           the operands that have gradients, () for all that are numbers
-    unread        those of them that it does not read: their shapes follow from their gradients
+    unread        the operands among them that it does not read: their shapes follow from their
+                  gradients
     result        whether it reads the first result
     workspace     bytes that the gradients of inputs hold on their way, beside operands and results
     delayed       whether the runtime may put off the gradients of weights
-    communicates  the messages that make the gradients of inputs, which are the outputs of the op
+    communicates  the messages that make the gradients of inputs; these are the outputs of the op
                   that it is given
-    work          the work of making them: of the op that it is given, whose outputs they are
+    work          the work of making them; its op has them as outputs
     """
 
     wrt: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
     result: bool = False
-    workspace: Bytes = lambda it: 0
+    workspace: Bytes = lambda local: 0
     delayed: bool = False
     communicates: Communicates | None = None
     work: WorkOf = moved
@@ -137,9 +136,13 @@ class Attribute:
     @property
     def types(self) -> tuple[type, ...]:
         """The Python types of its value."""
+        if self.dims == "any":
+            return (str,)
         if self.dims:
-            return (str,) if self.dims == "any" else (tuple,)
-        return (str,) if self.choices else self.kinds
+            return (tuple,)
+        if self.choices:
+            return (str,)
+        return self.kinds
 
 
 DETERMINISTIC = Attribute("deterministic", choices=("off", "on"), default="off", implied=True)
@@ -158,7 +161,7 @@ Unsharded = Callable[[Sequence[Type], Op], Mapping[int, frozenset[str]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 
 
-def always(it: Local) -> bool:
+def always(local: Local) -> bool:
     """True of any operands."""
     return True
 
@@ -189,14 +192,13 @@ class OpDef:
 
     shapes          element types and dims of the results, from the operands'
     variadic        whether any number of further operands may follow
-    linear          groups of operands in each of which the op is jointly linear (they may be
-                    partial)
+    linear          groups of operands; in each the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
     as_placed       operands that it takes as they are placed; by the generic rule, invariant and
                     without a gradient
-    whole_operands  operands that an axis leaves whole along some dims where it shards those of the
-                    others
+    whole_operands  operands that an axis leaves whole along some dims where it shards these dims of
+                    the others
     permutes        for an op that moves the positions along its dim `over`: where each position
                     comes from
     reach           which positions of an operand a position of the result depends on; by default
@@ -207,7 +209,7 @@ class OpDef:
     contracts       the placement of a result that lacks the dim that was sharded
     typing          replaces the generic typing rule
     vjp             how ops `vjp` make the gradients of the operands
-    adjoint         writes those gradients with ops of other kinds too
+    adjoint         writes the same gradients with ops of other kinds too
     expand          rewrites an op whose `unsharded_dims` are sharded into ops that show their
                     collectives
     function        the function in emitted programs; "" where Python has an operator for it
@@ -227,11 +229,11 @@ class OpDef:
     work            what a rank computes, by default its operands read and its results written
     decides         whether its results are decisions, or come of one: backward reads and never
                     recomputes them
-    decision        what of a decision is kept where the layer is recomputed
+    decision        the part of a decision that is kept where the layer is recomputed
     deterministic   whether its function and its gradients have the same bits each time on a GPU,
                     without being told to by the attribute DETERMINISTIC
     user_visible    whether a plan may call it by its name
-    plan_name       the name by which a plan calls it, where that is not its own
+    plan_name       the name that a plan calls it by, where that is not its own
     """
 
     name: str
@@ -260,7 +262,7 @@ class OpDef:
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None
-    workspace: Bytes = lambda it: 0
+    workspace: Bytes = lambda local: 0
     views: Views = lambda program, op: False
     holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
@@ -282,22 +284,27 @@ class OpDef:
         shapes = tuple(self.shapes(types, op))
         for dim, parts in self.joins(types, op).items():
             _require_sum(program, dim, parts)
-        at: list[dict[str, Placement]] = [{} for _ in shapes]
-        placed = {axis for type in types for axis, _ in type.places}
+        placements: list[dict[str, Placement]] = [{} for _ in shapes]
+        axes_in_use: set[str] = set()
+        for type in types:
+            axes_in_use.update(axis for axis, _ in type.places)
         for axis in program.axes:
-            if axis.name not in placed:
+            if axis.name not in axes_in_use:
                 continue  # results are invariant on it, as all operands are
-            for result, place in zip(at, self._on_axis(axis.name, types, shapes, op), strict=True):
+            for result, place in zip(
+                placements, self._on_axis(axis.name, types, shapes, op), strict=True
+            ):
                 result[axis.name] = place
-        return tuple(
-            Type(t, dims, program.places(p)) for (t, dims), p in zip(shapes, at, strict=True)
-        )
+        results: list[Type] = []
+        for (dtype, dims), places in zip(shapes, placements, strict=True):
+            results.append(Type(dtype, dims, program.places(places)))
+        return tuple(results)
 
     def get(self, op: Op, name: str) -> Attr:
         """The attribute `name` of an op, given or by default."""
-        given = dict(op.attrs)
-        if name in given:
-            return given[name]
+        attrs = dict(op.attrs)
+        if name in attrs:
+            return attrs[name]
         default = next(attribute.default for attribute in self.attributes if attribute.name == name)
         assert default is not None, f"{op.kind} lacks {name}"
         return default
@@ -312,15 +319,15 @@ class OpDef:
         """Whether it communicates, forward or backward: then all ranks do it in one order."""
         return bool(self.communicates or self.awaits or (self.vjp and self.vjp.communicates))
 
-    def saved(self, it: Local) -> Saved:
-        """The tensors that autograd saves: those the gradients are computed from, unless the op
+    def saved(self, local: Local) -> Saved:
+        """The tensors that autograd saves: the ones that gradients are computed from, unless the op
         says otherwise.
         """
         if self.saves:
-            return self.saves(it)
+            return self.saves(local)
         if not self.vjp:
             return Saved()
-        read = tuple(i for i in range(len(it.types)) if i not in self.vjp.unread)
+        read = tuple(i for i in range(len(local.types)) if i not in self.vjp.unread)
         return Saved(operands=read, results=(0,) if self.vjp.result else ())
 
     def fits(self, count: int) -> bool:
@@ -346,35 +353,48 @@ class OpDef:
             return [INVARIANT] * len(shapes)
         partial = tuple(i for i, place in enumerate(places) if place == PARTIAL)
         if partial:
-            rest = [type for i, type in enumerate(types) if i not in partial]
-            self._require(
-                partial in self._groups(len(types)), axis, types, "is not linear in what is partial"
-            )
-            self._require(
-                all(type.at(axis) in _replicated(type) for type in rest),
-                axis,
-                types,
-                "mixes partial and not",
-            )
+            self._require_linear(partial, axis, types)
             return [PARTIAL] * len(shapes)
-        whole = self.whole_operands(types, op)
-        for i, type in enumerate(types):
-            if i in self.as_placed:
-                continue
-            held = [
-                sharded(dim) for dim in type.dims if dim in split - whole.get(i, frozenset())
-            ] or _replicated(type)
-            self._require(type.at(axis) in held, axis, types, "needs its operands sharded alike")
+        self._require_alike(split, axis, types, op)
         if not split:
             return [REPLICATED] * len(shapes)
         self._require(self.allows(types, op, places), axis, types, "has no rule for operands")
         self._require(
             not split & self.unsharded_dims(types, op), axis, types, "needs that dim whole"
         )
-        return [
-            next((sharded(dim) for dim in dims if dim in split), self.contracts)
-            for _, dims in shapes
-        ]
+        return [self._sharded_result(dims, split) for _, dims in shapes]
+
+    def _require_linear(self, partial: tuple[int, ...], axis: str, types: Sequence[Type]) -> None:
+        """The op is linear in the operands `partial`, and all others are replicated on the axis."""
+        self._require(
+            partial in self._groups(len(types)), axis, types, "is not linear in what is partial"
+        )
+        others = [type for i, type in enumerate(types) if i not in partial]
+        self._require(
+            all(type.at(axis) in _replicated(type) for type in others),
+            axis,
+            types,
+            "mixes partial and not",
+        )
+
+    def _require_alike(self, split: set[str], axis: str, types: Sequence[Type], op: Op) -> None:
+        """The axis shards every operand by one of the dims `split`, if it has such a dim."""
+        whole = self.whole_operands(types, op)
+        for i, type in enumerate(types):
+            if i in self.as_placed:
+                continue
+            split_here = split - whole.get(i, frozenset())
+            allowed = [sharded(dim) for dim in type.dims if dim in split_here]
+            if not allowed:
+                allowed = _replicated(type)
+            self._require(type.at(axis) in allowed, axis, types, "needs its operands sharded alike")
+
+    def _sharded_result(self, dims: Sequence[str], split: set[str]) -> Placement:
+        """The placement of a result on an axis that shards operands by the dims `split`."""
+        for dim in dims:
+            if dim in split:
+                return sharded(dim)
+        return self.contracts
 
     def is_linear(self, count: int) -> bool:
         """Whether the op is jointly linear in all of its operands, if there are `count`."""
@@ -385,7 +405,7 @@ class OpDef:
 
     def _require(self, holds: bool, axis: str, types: Sequence[Type], what: str) -> None:
         if not holds:
-            places = ", ".join(str(t.at(axis)) for t in types)
+            places = ", ".join(str(type.at(axis)) for type in types)
             raise TypingError(f"{self.name} {what} on {axis}; its operands are {places}")
 
 

@@ -24,7 +24,7 @@ class Reach:
 
 
 ReachOf = Callable[[Sequence[Type], Op], Mapping[int, Reach]]
-"""The reach into operands, by their index, of those that it sees otherwise than all ops do."""
+"""The reach into operands, by their index; operands that an op sees as all ops do are left out."""
 
 PAST = Reach(before=inf)
 """A position and all before it."""

@@ -25,15 +25,15 @@ def _reduced(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, tuple(dim for dim in x.dims if dim not in over))]
 
 
-def over_dims(it: Local) -> Call:
+def over_dims(local: Local) -> Call:
     """The dims, by their indices."""
-    return Call(options={"dim": Dims(it.op.names("over"))})
+    return Call(options={"dim": Dims(local.op.names("over"))})
 
 
-def mean_over_dims(it: Local) -> Call:
-    """The dims, and their global size, that this rank may have a part of."""
-    dims = it.op.names("over")
-    return Call(options={"dim": Dims(dims), "size": prod(map(it.program.size, dims))})
+def mean_over_dims(local: Local) -> Call:
+    """The dims, and their global size, since a rank may have a part of them."""
+    dims = local.op.names("over")
+    return Call(options={"dim": Dims(dims), "size": prod(map(local.program.size, dims))})
 
 
 def _reduction(name: str, doc: str, module: str, call: CallOf) -> OpDef:
@@ -65,7 +65,10 @@ MEAN = _reduction(
 
 
 def along_one(types: Sequence[Type], op: Op) -> list[Shape]:
-    """The operand's, of an op that goes over one of its dims."""
+    """The operand's element type and dims.
+
+    Raises TypingError unless the op goes over one dim, which is not batch.
+    """
     over = op.names("over")
     if len(over) != 1 or over == (BATCH,):
         raise TypingError(f"{op.kind} goes over one dim, which is not batch")

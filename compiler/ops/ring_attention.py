@@ -3,8 +3,8 @@ al. 2023).
 
 Each rank has the queries, keys and values of its own part of the sequence.  At each hop it attends
 to the keys that it has, and sends them on; results are merged by their log-sum-exp.  Backward sends
-keys around a second time, with their gradients, and these one hop further, to the ranks whose keys
-they are of.
+keys around a second time, with their gradients, and the gradients one hop further: to the ranks
+that have the keys.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from .attention import (
     seen_pairs,
     window_of,
 )
-from .call import Call, Group
+from .call import Argument, Call, Group
 from .messages import Message
 from .protocol import Attribute, TypingError, wide
 from .saved_tensors import Local, Saved
@@ -43,9 +43,9 @@ def around_ring(op: Op, axis: str) -> Op:
 
 
 def _typed(program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
-    """As attention of a sequence that the ring's axis alone shards, once values are placed."""
-    placed = any(type.places for type in types)
-    for type in types[:3] if placed else ():
+    """The types of attention; once values are placed, the ring's axis alone shards the sequence."""
+    are_placed = any(type.places for type in types)
+    for type in types[:3] if are_placed else ():
         if type.axes_of(SEQUENCE) != op.names(RING):
             raise TypingError(
                 f"{op.kind} takes `{SEQUENCE}` over {', '.join(op.names(RING))} alone"
@@ -62,117 +62,135 @@ def hops(ranks: int, positions: int, window: int, causal: bool, zigzag: bool) ->
     return min(ranks - 1, -(-(window - 1) * ranks // positions))
 
 
-def ring_hops(it: Local) -> int:
+def ring_hops(local: Local) -> int:
     """How often each rank sends keys on."""
-    (axis,) = it.op.names(RING)
-    zigzag = bool(it.program.zigzag_axes(SEQUENCE, (axis,)))
-    ranks, causal = it.program.axis(axis).size, dict(it.op.attrs)["mask"] == "causal"
-    return hops(ranks, it.program.size(SEQUENCE), window_of(it.op), causal, zigzag)
+    (axis,) = local.op.names(RING)
+    zigzag = bool(local.program.zigzag_axes(SEQUENCE, (axis,)))
+    ranks, causal = local.program.axis(axis).size, dict(local.op.attrs)["mask"] == "causal"
+    return hops(ranks, local.program.size(SEQUENCE), window_of(local.op), causal, zigzag)
 
 
-def _rotate(it: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Message:
+def _rotate(local: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Message:
     """Keys and values, or their gradients, as one flat buffer."""
     return Message(
         "rotate",
         what,
-        it.op.names(RING),
+        local.op.names(RING),
         dtype,
-        (it.elements(1) + it.elements(2),),
+        (local.elements(1) + local.elements(2),),
         hops=count,
         by=by,
     )
 
 
-def _forward(it: Local) -> tuple[Message, ...]:
-    count = ring_hops(it)
-    return (_rotate(it, it.op.outputs[0].name, it.types[1].dtype, count),) if count else ()
+def _forward(local: Local) -> tuple[Message, ...]:
+    count = ring_hops(local)
+    return (_rotate(local, local.op.outputs[0].name, local.types[1].dtype, count),) if count else ()
 
 
-def _backward(it: Local) -> tuple[Message, ...]:
-    """Keys and their gradients alternate; then the gradients alone go to the ranks whose keys
-    they are of.
+def _backward(local: Local) -> tuple[Message, ...]:
+    """Keys and their gradients alternate; then the gradients alone go to the ranks that have their
+    keys.
     """
-    ranks, count = it.program.degree(it.op.names(RING)), ring_hops(it)
-    q, k, _ = (value.name for value in it.op.outputs)
+    ranks, count = local.program.degree(local.op.names(RING)), ring_hops(local)
+    if not count:
+        return ()
+    q, k = local.op.outputs[0].name, local.op.outputs[1].name
+    dtype = local.types[1].dtype
     back = 1 if count == ranks - 1 else -count
-    rotations = (
-        _rotate(it, q, it.types[1].dtype, count),
-        _rotate(it, k, wide(it.types[1].dtype), count),
+    return (
+        _rotate(local, q, dtype, count),
+        _rotate(local, k, wide(dtype), count),
+        _rotate(local, k, wide(dtype), by=back),
     )
-    return (*rotations, _rotate(it, k, wide(it.types[1].dtype), by=back)) if count else ()
 
 
-def _saves(it: Local) -> Saved:
+def _saves(local: Local) -> Saved:
     """Queries, keys and values of this rank, the result, and a number for each of its rows."""
-    lse = ("logsumexp", query_rows(it) * it.wide)
-    return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(lse,))
+    lse = ("logsumexp", query_rows(local) * local.wide)
+    return Saved(operands=tuple(range(len(local.types))), results=(0,), others=(lse,))
 
 
-def _workspace(it: Local, back: bool = False) -> int:
+def _workspace(local: Local, back: bool = False) -> int:
     """Two buffers of keys and values, sums of results or gradients, and the call that takes most.
 
-    Backward has one buffer of gradients on the first hop, then three: those that it adds to, sends
-    and receives.
+    Backward has one buffer of gradients on the first hop, then three: one that it adds to, one that
+    it sends and one that it receives.
     """
-    part, attrs = it.program.local_size(it.types[0], SEQUENCE), dict(it.op.attrs)
-    keys, gradients = (of(1) + of(2) for of in (it.bytes, it.widened))
+    part, attrs = local.program.local_size(local.types[0], SEQUENCE), dict(local.op.attrs)
+    keys = local.bytes(1) + local.bytes(2)
+    first_call = _of_call(local, back, part, part)
     if not back:
-        return 2 * keys + result_elements(it) * (it.wide - it.item) + _of_call(it, back, part, part)
-    zigzag = (
-        it.program.zigzag_axes(SEQUENCE, it.op.names(RING))
+        sums = result_elements(local) * (local.wide - local.item)
+        return 2 * keys + sums + first_call
+    gradients = local.widened(1) + local.widened(2)
+    later_sizes = [(part, part)]
+    if (
+        local.program.zigzag_axes(SEQUENCE, local.op.names(RING))
         and attrs["mask"] == "causal"
-        and not window_of(it.op)
-    )
-    later = ((part, part // 2), (part // 2, part)) if zigzag else ((part, part),)
-    most = max(2 * gradients + _of_call(it, back, *sizes) for sizes in later)
-    sums = it.widened() - it.bytes() + gradients - keys
-    return 2 * keys + sums + max(most, _of_call(it, back, part, part))
+        and not window_of(local.op)
+    ):
+        # a rank has two chunks: later hops are of all queries and half of the keys, or the reverse
+        later_sizes = [(part, part // 2), (part // 2, part)]
+    later_calls = max(_of_call(local, back, *sizes) for sizes in later_sizes)
+    sums = local.widened() - local.bytes() + gradients - keys
+    return 2 * keys + sums + max(2 * gradients + later_calls, first_call)
 
 
-def _of_call(it: Local, back: bool, queries: int, keys: int) -> int:
+def _of_call(local: Local, back: bool, queries: int, keys: int) -> int:
     """The results of some queries and keys, float32 at least, and what a call holds besides.
 
-    torch's flash attention for CPUs is given copies in float32 of what is narrower.
+    torch's flash attention for CPUs is given copies in float32 of operands in fewer bits.
     """
-    part = it.program.local_size(it.types[0], SEQUENCE)
-    of_q, of_result = (
-        it.widened() * queries // part,
-        result_elements(it) * it.wide * queries // part,
-    )
-    of_k = (it.widened(1) + it.widened(2)) * keys // part
-    made = of_q + of_k if back else of_result
-    if is_special(it) or (it.device == "cuda" and not it.is_narrow):
-        return made + (0 if it.launched else scores_of_some(it, back, max(queries, keys)))
-    copies = of_q + of_k + 2 * back * of_result if it.is_narrow and it.device == "cpu" else 0
-    return made + copies + flash_workspace(it, back, queries, keys)
+    part = local.program.local_size(local.types[0], SEQUENCE)
+    of_q = local.widened() * queries // part
+    of_k = (local.widened(1) + local.widened(2)) * keys // part
+    of_result = result_elements(local) * local.wide * queries // part
+    sums = of_q + of_k if back else of_result
+    if is_special(local) or (local.device == "cuda" and not local.is_narrow):
+        if local.launched:
+            return sums
+        return sums + scores_of_some(local, back, max(queries, keys))
+    copies = 0
+    if local.is_narrow and local.device == "cpu":
+        copies = of_q + of_k + 2 * back * of_result
+    return sums + copies + flash_workspace(local, back, queries, keys)
 
 
-def _ring_work(it: Local, backward: bool = False) -> Work:
-    """That of attention in parts, whose results are merged: sums are read and written, and parts
-    read, hop by hop.
+def _ring_work(local: Local, backward: bool = False) -> Work:
+    """The work of attention in parts, whose results are merged: sums are read and written, and
+    parts read, hop by hop.
 
-    Forward a part is multiplied into the sum; backward three gradients are added up, those of keys
-    with what comes.
+    Forward a part is multiplied into the sum; backward three gradients are added up, the gradients
+    of keys and values with what comes.
     """
-    work, blocks = attention_work(it, backward), ring_hops(it) + 1
+    work, blocks = attention_work(local, backward), ring_hops(local) + 1
     assert work.scores, "ring attention: no scores"
-    part, keys = it.program.local_size(it.types[0], SEQUENCE), it.elements(1) + it.elements(2)
-    own = seen_pairs(part, it.op.get("mask") == "causal", window_of(it.op))
-    merged = 3 * (it.elements() + 2 * keys) if backward else 5 * result_elements(it)
+    part = local.program.local_size(local.types[0], SEQUENCE)
+    own_pairs = seen_pairs(part, local.op.get("mask") == "causal", window_of(local.op))
+    if backward:
+        merged = 3 * (local.elements() + 2 * (local.elements(1) + local.elements(2)))
+    else:
+        merged = 5 * result_elements(local)
     # it calls FlashAttention-2
-    scores = evolve(work.scores, length=part, own=own, torch_picks=False)
-    return evolve(work, scores=scores, bytes=blocks * merged * it.wide, kernels=6 * blocks)
+    scores = evolve(work.scores, length=part, own=own_pairs, torch_picks=False)
+    return evolve(work, scores=scores, bytes=blocks * merged * local.wide, kernels=6 * blocks)
 
 
-def _call(it: Local) -> Call:
-    """As attention's, with the axis and its layout, from which the positions of ranks follow."""
-    axes, told = it.op.names(RING), (RING, "positions")
-    options = {key: said for key, said in attention_call(it).options.items() if key not in told}
-    return Call(
-        (Group(axes),),
-        options | ({"zigzag": True} if it.program.zigzag_axes(SEQUENCE, axes) else {}),
-    )
+def _call(local: Local) -> Call:
+    """The call of attention, with the axis and its layout, which say the positions of ranks."""
+    axes = local.op.names(RING)
+    options: dict[str, Argument] = {}
+    for name, argument in attention_call(local).options.items():
+        if name not in (RING, "positions"):
+            options[name] = argument
+    if local.program.zigzag_axes(SEQUENCE, axes):
+        options["zigzag"] = True
+    return Call((Group(axes),), options)
 
+
+_UNUSED = ("dropout", "site")
+"""Attributes of attention that ring attention does not have."""
 
 RING_ATTENTION = evolve(
     ATTENTION,
@@ -180,7 +198,7 @@ RING_ATTENTION = evolve(
     doc="attention, of which each rank of `ring` has a part of the queries, keys and values: the"
     " keys go around.",
     attributes=(
-        *(each for each in ATTENTION.attributes if each.name not in ("dropout", "site")),
+        *(attribute for attribute in ATTENTION.attributes if attribute.name not in _UNUSED),
         Attribute(RING, kinds=(tuple,), implied=True),
     ),
     typing=_typed,

@@ -26,7 +26,9 @@ ROLL = OpDef(
     permutes=_source,
     vjp=Vjp(unread=(0,)),
     function="roll",
-    call=lambda it: Call(options={"shifts": it.op.get("by"), "dims": Dims(it.op.names("over"))}),
+    call=lambda local: Call(
+        options={"shifts": local.op.get("by"), "dims": Dims(local.op.names("over"))}
+    ),
     module=TORCH,
     user_visible=True,
 )

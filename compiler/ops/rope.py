@@ -25,24 +25,31 @@ def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
     return same(types, op)
 
 
-def _turning(it: Local) -> int:
+def _turning(local: Local) -> int:
     """Two products that go into the result; a kernel has them in registers, and its twin in
     float32 at least.
     """
-    return 0 if it.launched else _turned(it, 0) - it.bytes() if it.kernels else 2 * it.bytes()
+    if local.launched:
+        return 0
+    if local.kernels:
+        return _turned(local, 0) - local.bytes()
+    return 2 * local.bytes()
 
 
-def _turning_both(it: Local) -> int:
-    """The second after the first."""
-    of_q, of_k = (0, 0) if it.launched else (_turned(it, 0), _turned(it, 1))
-    return max(of_q, it.bytes(0) + of_k, it.bytes(0) + it.bytes(1)) - it.bytes(0) - it.bytes(1)
+def _turning_both(local: Local) -> int:
+    """The products of queries, then the products of keys, while the first result is there."""
+    of_q, of_k = 0, 0
+    if not local.launched:
+        of_q, of_k = _turned(local, 0), _turned(local, 1)
+    q, k = local.bytes(0), local.bytes(1)
+    return max(of_q, q + of_k, q + k) - q - k
 
 
-def _turned(it: Local, operand: int) -> int:
-    """Two products and their sum."""
-    size = it.program.size(it.types[operand].dims[-1])
-    turned = round(float(str(dict(it.op.attrs).get("dims", size))))
-    return max(3 * it.widened(operand) * turned // size, it.bytes(operand))
+def _turned(local: Local, operand: int) -> int:
+    """The bytes of two products and their sum, over the dims that are rotated."""
+    size = local.program.size(local.types[operand].dims[-1])
+    turned = round(float(str(dict(local.op.attrs).get("dims", size))))
+    return max(3 * local.widened(operand) * turned // size, local.bytes(operand))
 
 
 _ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 10000")
@@ -73,7 +80,7 @@ ROPE = OpDef(
     vjp=Vjp(unread=(0,), workspace=_turning),
     function="rope",
     torch="rope",
-    call=lambda it: Call((RotaryTable(),)),
+    call=lambda local: Call((RotaryTable(),)),
     stem="r",
     workspace=_turning,
     user_visible=True,
@@ -81,7 +88,7 @@ ROPE = OpDef(
 
 
 def _each_rotated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """As rope types each."""
+    """The types that rope gives to each operand."""
     single = evolve(op, kind=ROPE.name)
     return [ROPE.infer(program, [type], single)[0] for type in types]
 
@@ -95,6 +102,6 @@ ROPE_PAIR = OpDef(
     roles=rope_roles,
     vjp=Vjp(unread=(0, 1), workspace=_turning_both),
     function="rope_pair",
-    call=lambda it: Call((RotaryTable(),)),
+    call=lambda local: Call((RotaryTable(),)),
     workspace=_turning_both,
 )

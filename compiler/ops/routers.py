@@ -16,6 +16,7 @@ from ..ir import (
     SEQUENCE,
     Kind,
     Op,
+    Placement,
     Program,
     Type,
     sharded,
@@ -52,7 +53,7 @@ ON = Attribute("normalise", ("off", "on"), "off")
 def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
     """Shapes of each token's gates and experts, one for each choice."""
     logits, *biases = types
-    if any(each.dims != logits.dims[-1:] for each in biases):
+    if any(bias.dims != logits.dims[-1:] for bias in biases):
         raise TypingError(f"{op.kind} takes a bias of each expert")
     if len(logits.dims) < 2:
         raise TypingError(f"{op.kind} takes logits [.., experts]")
@@ -78,7 +79,8 @@ def _loaded(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 def _begun(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """A sum over tokens that begins, placed as `pending_over_tokens` says."""
     dtype = "i64" if op.kind != NO_SCORES.name else str(NO_SCORES.get(op, "dtype"))
-    return [Type(dtype, op.names("dims"), op.outputs[0].type.places if op.outputs else ())]
+    places = op.outputs[0].type.places if op.outputs else ()
+    return [Type(dtype, op.names("dims"), places)]
 
 
 def begins_sum(op: Op) -> bool:
@@ -103,17 +105,15 @@ def pending_over_tokens(program: Program, op: Op) -> Op:
 
     A dim of tokens that the sum has is sharded there as the tokens are.
     """
-    (begun,) = op.outputs
-    over = (item.partition(":") for item in op.names("work"))
-    places = program.places(
-        {
-            axis: sharded(dim) if dim in begun.type.dims else PARTIAL
-            for axis, _, dim in over
-            if dim in DATA_DIMS
-        }
-    )
+    (result,) = op.outputs
+    place_by_axis: dict[str, Placement] = {}
+    for item in op.names("work"):
+        axis, _, dim = item.partition(":")
+        if dim in DATA_DIMS:
+            place_by_axis[axis] = sharded(dim) if dim in result.type.dims else PARTIAL
+    type = evolve(result.type, places=program.places(place_by_axis))
     attrs = tuple((key, value) for key, value in op.attrs if key != "work")
-    return evolve(op, outputs=(evolve(begun, type=evolve(begun.type, places=places)),), attrs=attrs)
+    return evolve(op, outputs=(evolve(result, type=type),), attrs=attrs)
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -121,10 +121,9 @@ def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     sequence.
     """
     counts, ids = types
-    are_alike = counts.axes_in(Kind.PARTIAL) == ids.axes_of(SEQUENCE) and counts.axes_of(
-        BATCH
-    ) == ids.axes_of(BATCH)
-    if not are_alike or BATCH not in counts.dims:
+    pending_by_sequence = counts.axes_in(Kind.PARTIAL) == ids.axes_of(SEQUENCE)
+    same_batch = counts.axes_of(BATCH) == ids.axes_of(BATCH)
+    if not pending_by_sequence or not same_batch or BATCH not in counts.dims:
         raise TypingError(
             f"{op.kind} takes counts of each sequence that are pending where a sequence is sharded"
         )
@@ -137,91 +136,107 @@ def _by_sequence(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(logits.dtype), tuple(dim for dim in logits.dims if dim != SEQUENCE))]
 
 
-def _logits_and(it: Local, what: str, numbers: int) -> Saved:
+def _logits_and(local: Local, what: str, numbers: int) -> Saved:
     """The logits, and numbers of the loss' element type."""
-    return Saved(operands=(0,), others=((what, numbers * ITEM_BYTES[it.op.outputs[0].type.dtype]),))
+    item = ITEM_BYTES[local.op.outputs[0].type.dtype]
+    return Saved(operands=(0,), others=((what, numbers * item),))
 
 
-def _balance_saves(it: Local) -> Saved:
+def _balance_saves(local: Local) -> Saved:
     """The share of each expert in each sequence, saved in place of the choices."""
-    logits = it.types[0]
-    return _logits_and(
-        it,
-        "shares of experts",
-        it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]),
-    )
+    logits = local.types[0]
+    sequences = local.program.local_size(logits, BATCH)
+    return _logits_and(local, "shares of experts", sequences * local.program.size(logits.dims[-1]))
 
 
-def _balance_decision(it: Local) -> Saved:
+def _balance_decision(local: Local) -> Saved:
     """The counts that ranks have summed, where they share sequences: the loss is made of them
     once more.
     """
-    sizes = (prod(each.shape) * ITEM_BYTES[each.dtype] for each in _counts_of_sequences(it))
-    return Saved(others=tuple(("counts of choices", size) for size in sizes))
+    others: list[tuple[str, int]] = []
+    for message in _counts_of_sequences(local):
+        others.append(("counts of choices", prod(message.shape) * ITEM_BYTES[message.dtype]))
+    return Saved(others=tuple(others))
 
 
-def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
+def _counts_of_sequences(local: Local) -> tuple[Message, ...]:
     """How many tokens of each sequence chose each expert, summed over the ranks that share the
     sequence.
     """
-    logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
-    shape = (it.program.local_size(logits, BATCH), it.program.size(logits.dims[-1]))
-    return (Message("all_reduce", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
+    logits, axes = local.types[0], local.types[0].axes_of(SEQUENCE)
+    if not axes:
+        return ()
+    shape = (local.program.local_size(logits, BATCH), local.program.size(logits.dims[-1]))
+    return (Message("all_reduce", local.op.outputs[0].name, axes, "i64", shape),)
 
 
-def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
+def _counts_of_chunks(local: Local) -> tuple[Message, ...]:
     """How many tokens of each run of positions of each sequence chose each expert, sent as one
     row.
     """
-    ids, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
-    runs = max(map(len, splits.held(it.program, ids, SEQUENCE)))
-    counts = runs * it.program.local_size(ids, BATCH) * it.program.size(str(it.op.get("experts")))
-    return (Message("all_gather", it.op.outputs[0].name, axes, "i64", (counts,)),) if axes else ()
+    program, ids = local.program, local.types[0]
+    axes = ids.axes_of(SEQUENCE)
+    if not axes:
+        return ()
+    runs = max(map(len, splits.held(program, ids, SEQUENCE)))
+    experts = program.size(str(local.op.get("experts")))
+    counts = runs * program.local_size(ids, BATCH) * experts
+    return (Message("all_gather", local.op.outputs[0].name, axes, "i64", (counts,)),)
 
 
-def _choice_call(it: Local) -> Call:
+def _choice_call(local: Local) -> Call:
     """The number of choices, and how they are made."""
-    told = {
-        "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
-        for key, value in it.op.attrs
-        if key != TO.name
-    }
-    biases = {"bias": Keyword(1)} if len(it.op.inputs) > 1 else {}
-    return Call((it.program.size(str(it.op.get("to"))),), {**told, **biases})
+    options: dict[str, Argument] = {}
+    for key, value in local.op.attrs:
+        if key == "from":
+            key = "from_groups"
+        if key == ON.name:
+            options[key] = value == "on"
+        elif key != TO.name:
+            options[key] = value
+    if len(local.op.inputs) > 1:
+        options["bias"] = Keyword(1)
+    return Call((local.program.size(str(local.op.get("to"))),), options)
 
 
-def _begun_call(it: Local) -> Call:
+def _begun_call(local: Local) -> Call:
     """The number of experts, and which dim of the tokens is the batch."""
-    is_double = dict(it.op.attrs).get("dtype") == "f64"
-    double: dict[str, Argument] = {"double": True} if is_double else {}
-    return Call((Size(it.op.names("dims")[-1]),), {"batch": Dims((BATCH,)), **double})
+    options: dict[str, Argument] = {"batch": Dims((BATCH,))}
+    if dict(local.op.attrs).get("dtype") == "f64":
+        options["double"] = True
+    return Call((Size(local.op.names("dims")[-1]),), options)
 
 
-def _scores_call(it: Local) -> Call:
-    score = {key: value for key, value in it.op.attrs if key == SCORE.name}
-    return Call((), {**score, "seq": Dims((SEQUENCE,))})
+def _scores_call(local: Local) -> Call:
+    return Call((), {**_score_option(local.op), "seq": Dims((SEQUENCE,))})
 
 
-def _counts_call(it: Local) -> Call:
+def _score_option(op: Op) -> dict[str, Argument]:
+    """How scores are made of logits, unless it is the default."""
+    return {key: value for key, value in op.attrs if key == SCORE.name}
+
+
+def _counts_call(local: Local) -> Call:
     """Which dim of the ids is the sequence: it has the place that it has among the batch and
     itself.
     """
-    ids = it.types[1]
+    ids = local.types[1]
     return Call((), {"seq": ids.dims.index(SEQUENCE)})
 
 
-def _aux_call(it: Local) -> Call:
-    """The share of a group of sequences, and what a group has."""
-    rows, sequences = (int(str(it.op.get(key))) for key in ("rows", "sequences"))
-    by = _by(it.op, it.program.train.global_batch // sequences)
+def _aux_call(local: Local) -> Call:
+    """The share of a group of sequences, and the rows and sequences of a group."""
+    rows, sequences = int(str(local.op.get("rows"))), int(str(local.op.get("sequences")))
+    by = _by(local.op, local.program.train.global_batch // sequences)
     return Call((), {"by": by, "rows": rows, "sequences": sequences})
 
 
-def _balance_call(it: Local) -> Call:
+def _balance_call(local: Local) -> Call:
     """The share of a sequence, and the ranks that share the sequence."""
-    axes, sequences = it.types[0].axes_of(SEQUENCE), it.program.train.global_batch
-    score = {key: value for key, value in it.op.attrs if key == SCORE.name}
-    return Call((), {"by": _by(it.op, sequences), **score, "seq": Dims((SEQUENCE,)), **_over(axes)})
+    axes = local.types[0].axes_of(SEQUENCE)
+    by = _by(local.op, local.program.train.global_batch)
+    score = _score_option(local.op)
+    return Call((), {"by": by, **score, "seq": Dims((SEQUENCE,)), **_over(axes)})
 
 
 def _by(op: Op, count: int) -> Quotient:
@@ -229,12 +244,14 @@ def _by(op: Op, count: int) -> Quotient:
     return Quotient(float(str(op.get("by"))), count)
 
 
-def _capacity_call(it: Local) -> Call:
+def _capacity_call(local: Local) -> Call:
     """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
-    axes, experts = it.types[0].axes_of(SEQUENCE), str(it.op.get("experts"))
-    whole = it.program.size(experts), capacity(it.program, it.op)
-    held = {"positions": Positions(SEQUENCE, axes)} if axes else {}
-    return Call(whole, {"seq": Dims((SEQUENCE,)), **held, **_over(axes)})
+    axes, experts = local.types[0].axes_of(SEQUENCE), str(local.op.get("experts"))
+    arguments = local.program.size(experts), capacity(local.program, local.op)
+    options: dict[str, Argument] = {"seq": Dims((SEQUENCE,))}
+    if axes:
+        options["positions"] = Positions(SEQUENCE, axes)
+    return Call(arguments, options | _over(axes))
 
 
 def capacity(program: Program, op: Op) -> int:
@@ -246,23 +263,20 @@ def capacity(program: Program, op: Op) -> int:
 
 
 def with_padding(program: Program) -> Program:
-    """The program in which experts, if padded at all, are padded to all rows that their capacity
+    """The program with experts that, if padded at all, are padded to all rows that their capacity
     leaves of a sequence.
 
     A rank that has a part of the sequence has no more rows for an expert than positions.
     """
-    found: dict[str, int] = {}
+    rows_by_experts: dict[str, int] = {}
     for op in program.ops if program.train.experts == PADDED else ():
         if op.kind == CAPACITY.name:
-            experts, ranks = (
-                str(op.get("experts")),
-                program.degree(program.types[op.inputs[0]].axes_of(SEQUENCE)),
-            )
-            own = min(capacity(program, op), program.size(SEQUENCE) // ranks)
-            found[experts] = max(found.get(experts, 0), ranks * own)
-    return evolve(
-        program, dims=tuple(evolve(dim, padded=found.get(dim.name, 0)) for dim in program.dims)
-    )
+            experts = str(op.get("experts"))
+            ranks = program.degree(program.types[op.inputs[0]].axes_of(SEQUENCE))
+            rows = ranks * min(capacity(program, op), program.size(SEQUENCE) // ranks)
+            rows_by_experts[experts] = max(rows_by_experts.get(experts, 0), rows)
+    dims = tuple(evolve(dim, padded=rows_by_experts.get(dim.name, 0)) for dim in program.dims)
+    return evolve(program, dims=dims)
 
 
 def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
@@ -290,7 +304,7 @@ TOP = OpDef(
     function="top_k",
     call=_choice_call,
     stem="gates",
-    saves=lambda it: Saved(operands=(0,), results=(0, 1)),
+    saves=lambda local: Saved(operands=(0,), results=(0, 1)),
 )
 
 
@@ -298,11 +312,13 @@ def limited_choices(program: Program) -> tuple[int, ...]:
     """How many experts a token chooses, for each load; () where none is dropped."""
     if not any(op.kind == CAPACITY.name for op in program.ops):
         return ()
-    loads = [program.types[end.name] for end in program.microbatches.yields][
-        program.losses : program.made
-    ]
-    experts = (program.dim(program.dim(load.dims[-1]).twin) for load in loads)
-    return tuple(program.size(it.chosen) for it in experts)
+    ends = program.microbatches.yields[program.losses : program.made]
+    choices: list[int] = []
+    for end in ends:
+        load = program.types[end.name]
+        experts = program.dim(program.dim(load.dims[-1]).twin)
+        choices.append(program.size(experts.chosen))
+    return tuple(choices)
 
 
 NO_LOSS = OpDef(
@@ -313,7 +329,7 @@ NO_LOSS = OpDef(
     adjoint=lambda op, grads, b: [None],
     function="no_loss",
     stem="router_loss",
-    saves=lambda it: Saved(),
+    saves=lambda local: Saved(),
 )
 
 NO_LOAD = OpDef(
@@ -324,7 +340,7 @@ NO_LOAD = OpDef(
     typing=_begun,
     as_placed=(0,),
     function="no_load",
-    call=lambda it: Call(tuple(map(Size, it.op.names("dims")))),
+    call=lambda local: Call(tuple(map(Size, local.op.names("dims")))),
     stem="load",
 )
 
@@ -369,7 +385,7 @@ NO_SCORES = OpDef(
     function="no_scores",
     call=_begun_call,
     stem="scores",
-    saves=lambda it: Saved(),
+    saves=lambda local: Saved(),
 )
 
 NO_CHOICES = OpDef(
@@ -425,8 +441,8 @@ AUX_LOSS = OpDef(
     function="aux_loss",
     call=_aux_call,
     stem="router_loss",
-    saves=lambda it: Saved(
-        others=(("choices of experts", it.program.elements(it.types[0]) * it.wide),)
+    saves=lambda local: Saved(
+        others=(("choices of experts", local.program.elements(local.types[0]) * local.wide),)
     ),
 )
 
@@ -439,12 +455,12 @@ ROUTER_Z = OpDef(
     unsharded_dims=last_dim,
     vjp=Vjp(),
     function="router_z",
-    call=lambda it: Call(
-        (), {"by": _by(it.op, it.program.train.global_batch * it.program.size(SEQUENCE))}
+    call=lambda local: Call(
+        (), {"by": _by(local.op, local.program.train.global_batch * local.program.size(SEQUENCE))}
     ),
     stem="router_loss",
-    saves=lambda it: _logits_and(
-        it, "log of the sum", it.elements() // it.program.size(it.types[0].dims[-1])
+    saves=lambda local: _logits_and(
+        local, "log of the sum", local.elements() // local.program.size(local.types[0].dims[-1])
     ),
 )
 

@@ -24,7 +24,7 @@ class Local:
 
     types   of the operands
     wanted  which operands get a gradient
-    served  whether there is a tile with which a kernel could run
+    served  whether there is a tile that a kernel could run with
     """
 
     program: Program
@@ -63,15 +63,15 @@ class Local:
 
     @property
     def kernels(self) -> bool:
-        """Whether the functions are those of `scalec.runtime.kernels`: Triton's kernels, or
-        what torch does there.
+        """Whether the functions are of `scalec.runtime.kernels`: Triton's kernels, or what torch
+        does there.
         """
         return self.program.train.kernels == TRITON
 
     @property
     def launched(self) -> bool:
-        """Whether a Triton kernel runs, which holds nothing that it does not say; else it is of
-        plain torch.
+        """Whether a Triton kernel runs, which holds nothing besides what its entry says; otherwise
+        plain torch runs.
         """
         return (
             self.kernels and self.served and self.device == "cuda" and self.types[0].dtype != "f64"
@@ -92,24 +92,24 @@ Bytes = Callable[[Local], int]
 Views = Callable[[Program, Op], bool]
 
 
-def operands(it: Local) -> Saved:
+def operands(local: Local) -> Saved:
     """All operands."""
-    return Saved(operands=tuple(range(len(it.types))))
+    return Saved(operands=tuple(range(len(local.types))))
 
 
-def result(it: Local) -> Saved:
+def result(local: Local) -> Saved:
     """The result."""
     return Saved(results=(0,))
 
 
-def results(it: Local) -> Saved:
+def results(local: Local) -> Saved:
     """All results."""
-    return Saved(results=tuple(range(len(it.op.outputs))))
+    return Saved(results=tuple(range(len(local.op.outputs))))
 
 
-def factors(it: Local) -> Saved:
+def factors(local: Local) -> Saved:
     """Each factor of a product that another factor's gradient needs."""
-    return Saved(operands=tuple(i for i in (0, 1) if it.wanted[1 - i]))
+    return Saved(operands=tuple(i for i in (0, 1) if local.wanted[1 - i]))
 
 
 def viewed(program: Program, op: Op) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..ir.placements import Step, coercion_of, ends
-from .call import Call, Dims, Group
+from .call import Argument, Call, Dims, Group
 from .messages import Message, pieces
 from .pointwise import same
 from .protocol import Attribute, OpDef, TypingError, takes, total, wide
@@ -28,57 +28,63 @@ _SILENT = ("replicate", "invariant")
 """Coercions to or from invariant, which return their operand."""
 
 
-def _collective(it: Local) -> tuple[Message, ...]:
-    """The table's, if the change of placement needs one; of a stack of flat buffers, that of
-    all together.
+def _collective(local: Local) -> tuple[Message, ...]:
+    """The message of the table, if the change of placement needs one; a stack of flat buffers is
+    sent in one message.
     """
-    op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
-    is_maximum = ends(op)[0].kind is Kind.MAXIMUM
-    collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
-    ragged = "all" if it.program.is_ragged(source) else ""
-    made = Message(
+    op, (source,) = local.op, local.types
+    collective = coercion_of(op).collective
+    if not collective:
+        return ()
+    message = Message(
         collective,
-        result,
-        axes,
+        op.outputs[0].name,
+        op.names("axes"),
         source.dtype,
-        _sent(it),
-        ragged=ragged,
-        maximum=is_maximum,
-        among=among,
+        _sent(local),
+        ragged="all" if local.program.is_ragged(source) else "",
+        maximum=ends(op)[0].kind is Kind.MAXIMUM,
+        among=tuple(map(int, op.names("among"))),
     )
-    return (made,) if collective else ()
+    return (message,)
 
 
-def _sent(it: Local) -> tuple[int, ...]:
-    """The shape in which the runtime sends: an exchange in pieces, a gather or a scatter with its
+def _sent(local: Local) -> tuple[int, ...]:
+    """The shape of what the runtime sends: an exchange in pieces, a gather or a scatter with its
     dim first.
 
     Flat buffers are sent as they are.
     """
-    (source, target), (type,) = ends(it.op), it.types
-    shape, moved = it.program.local_shape(type), target.dim or source.dim
-    if not moved or moved in {bucket.dim for bucket in it.program.buckets}:
+    (source, target), (type,) = ends(local.op), local.types
+    shape, moved = local.program.local_shape(type), target.dim or source.dim
+    if not moved or moved in {bucket.dim for bucket in local.program.buckets}:
         return shape
     if source.dim and target.dim:
-        return pieces(it.program, type, moved, it.op.names("axes"))
-    at = it.program.place_of(type, moved)
-    return (shape[at], *shape[:at], *shape[at + 1 :])
+        return pieces(local.program, type, moved, local.op.names("axes"))
+    place = local.program.place_of(type, moved)
+    return (shape[place], *shape[:place], *shape[place + 1 :])
 
 
-def _coercion_call(it: Local) -> Call:
+def _coercion_call(local: Local) -> Call:
     """The group of ranks, the dims that are gathered or scattered, and whether ranks hold two
     chunks each of them.
     """
-    source, target = ends(it.op)
-    axes = it.op.names("axes")
-    group, zigzag = (Group(axes),), bool(it.program.zigzag_axes(source.dim or target.dim, axes))
-    chunks = {"zigzag": True} if zigzag else {}
+    source, target = ends(local.op)
+    axes = local.op.names("axes")
+    group = (Group(axes),)
+    dim = source.dim or target.dim
+    zigzag = bool(local.program.zigzag_axes(dim, axes))
     if source.dim and target.dim:
         assert not zigzag, "emit: an exchange of chunks"
         return Call(group, {"dim_from": Dims((source.dim,)), "dim_to": Dims((target.dim,))})
-    if dim := source.dim or target.dim:
-        return Call(group, {"dim": Dims((dim,)), **chunks})
-    return Call(group, {"op": "max"} if source.kind is Kind.MAXIMUM else {})
+    options: dict[str, Argument] = {}
+    if dim:
+        options["dim"] = Dims((dim,))
+        if zigzag:
+            options["zigzag"] = True
+    elif source.kind is Kind.MAXIMUM:
+        options["op"] = "max"
+    return Call(group, options)
 
 
 def _stated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -105,7 +111,7 @@ def _given(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """The count: all ranks hold the same, and the same of what decides."""
+    """The count; all ranks hold the same count, and the same values that decide on it."""
     if any(type.places for type in types):
         raise TypingError(f"{op.kind} takes a count, a norm and a loss that are reduced")
     return [types[0]]
@@ -115,8 +121,8 @@ def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """Pending over the axes on which operands are sharded, and over the ranks of a pipeline's
     stages.
 
-    Each operand is summed by itself; one that is not sharded as the others are would be counted by
-    every rank.
+    Each operand is summed by itself; every rank would count an operand that is not sharded as the
+    others are.
     """
     places: dict[str, Placement] = {}
     for axis in (axis.name for axis in program.axes):
@@ -135,18 +141,18 @@ def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     sums; stacks stay.
     """
     bucket = program.bucket(str(op.get("bucket")))
-    stacked = types[0].dims[: len(bucket.layers)] == bucket.layers
-    flat = bucket.dim
-    layouts = {tuple((axis, place.kind) for axis, place in t.places) for t in types}
-    if len(layouts) != 1 or len({t.dtype for t in types}) != 1:
+    first = types[0]
+    layouts: set[tuple[tuple[str, Kind], ...]] = set()
+    for type in types:
+        layouts.add(tuple((axis, place.kind) for axis, place in type.places))
+    if len(layouts) != 1 or len({type.dtype for type in types}) != 1:
         raise TypingError("pack takes values of one placement and element type")
-    places = {
-        axis: sharded(flat) if place.kind is Kind.SHARDED else place
-        for axis, place in types[0].places
-    }
-    return [
-        Type(types[0].dtype, (*(bucket.layers if stacked else ()), flat), program.places(places))
-    ]
+    places: dict[str, Placement] = {}
+    for axis, place in first.places:
+        places[axis] = sharded(bucket.dim) if place.kind is Kind.SHARDED else place
+    is_stacked = first.dims[: len(bucket.layers)] == bucket.layers
+    dims = (*bucket.layers, bucket.dim) if is_stacked else (bucket.dim,)
+    return [Type(first.dtype, dims, program.places(places))]
 
 
 def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -156,7 +162,8 @@ def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     (flat,) = types
     kinds = {axis: place.kind for axis, place in flat.places}
     for value in op.outputs:
-        if value.type.dtype != flat.dtype or {a: p.kind for a, p in value.type.places} != kinds:
+        part_kinds = {axis: place.kind for axis, place in value.type.places}
+        if value.type.dtype != flat.dtype or part_kinds != kinds:
             raise TypingError(
                 "unpack gives values of the placement and element type of its operand"
             )
@@ -165,37 +172,36 @@ def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The parameters (operands after gradient, scale and count), in their state of record."""
-    if any(t.axes_in(Kind.PARTIAL) for t in types):
+    if any(type.axes_in(Kind.PARTIAL) for type in types):
         raise TypingError("update takes gradients that are reduced")
     return list(types[3:])
 
 
 def _balanced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """The biases, by a load of all ranks: a row for each of theirs."""
+    """The biases, by a load of all ranks: a row for each row of the biases."""
     bias, load, _ = types
-    if any(type.places for type in types) or [*map(program.size, bias.dims)] != [
-        *map(program.size, load.dims)
-    ]:
+    same_sizes = [*map(program.size, bias.dims)] == [*map(program.size, load.dims)]
+    if any(type.places for type in types) or not same_sizes:
         raise TypingError(
             "balanced takes biases and a load of as many rows, and a count, that are reduced"
         )
     return [bias]
 
 
-def _update_work(it: Local) -> Work:
+def _update_work(local: Local) -> Work:
     """Reads a gradient, reads and writes a master and the optimizer's state, of each parameter
     of the rank's share.
     """
-    return Work(bytes=(3 + 2 * len(it.program.train.optimizer.slots)) * it.bytes())
+    return Work(bytes=(3 + 2 * len(local.program.train.optimizer.slots)) * local.bytes())
 
 
-def _pack_work(it: Local) -> Work:
-    """Zeros that gradients are added to, of the type of their sums; parameters are where they
-    are.
+def _pack_work(local: Local) -> Work:
+    """The work of making zeros that gradients are added to, in the type of their sums; parameters
+    stay where they are.
     """
-    if it.op.inputs[0] in {param.name for param in it.program.stored}:
+    if local.op.inputs[0] in {param.name for param in local.program.stored}:
         return Work(kernels=0)
-    return Work(bytes=it.program.elements(it.op.outputs[0].type) * it.wide)
+    return Work(bytes=local.program.elements(local.op.outputs[0].type) * local.wide)
 
 
 DTYPE = Attribute("dtype", kinds=(str,))
@@ -228,7 +234,7 @@ CAST = OpDef(
     linear=((0,),),
     typing=lambda program, types, op: [Type(str(op.get("dtype")), types[0].dims, types[0].places)],
     adjoint=lambda op, grads, b: b.emit("cast", grads, op.inputs, dtype=b.type(op.inputs[0]).dtype),
-    saves=lambda it: Saved(),
+    saves=lambda local: Saved(),
 )
 
 ONE = OpDef("one", "The number one, as the result says.", typing=_stated)

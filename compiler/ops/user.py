@@ -1,5 +1,5 @@
-"""A function of the user's own, taken at its word: which dims it works along, and what it is linear
-in.
+"""A function of the user's own, taken at its word: which dims it works along, and which operands it
+is linear in.
 
 Applied to slices along the dims that it works along, it gives the slices of its results; so these
 may be sharded, and every other dim is whole on each rank.  Linearity is part of its meaning; a
@@ -33,11 +33,14 @@ def constants(op: Op) -> tuple[float, ...]:
 
 
 def positions_in(op: Op) -> tuple[tuple[str, str], ...]:
-    """(keyword, dim): the function takes the positions along the dim that a rank has, by this
-    keyword.
+    """(keyword, dim): by this keyword the function takes the positions along the dim that a rank
+    has.
     """
-    pairs = (words.partition(" ") for words in op.names("positions"))
-    return tuple((keyword, dim) for keyword, _, dim in pairs)
+    pairs: list[tuple[str, str]] = []
+    for words in op.names("positions"):
+        keyword, _, dim = words.partition(" ")
+        pairs.append((keyword, dim))
+    return tuple(pairs)
 
 
 def linear_in(op: Op) -> tuple[int, ...]:
@@ -56,53 +59,74 @@ def _reach(types: Sequence[Type], op: Op) -> dict[int, Reach]:
     """The positions before and its own, of operands that have the sequence, where the function
     is causal along it.
     """
-    return {
-        i: PAST
-        for i, type in enumerate(types)
-        if causal_dim(op) == SEQUENCE and SEQUENCE in type.dims
-    }
+    if causal_dim(op) != SEQUENCE:
+        return {}
+    return {i: PAST for i, type in enumerate(types) if SEQUENCE in type.dims}
 
 
 def _called(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Leading dims as the operands have them, then those that `gives` names."""
+    """Leading dims as the operands have them, then the dims that `gives` names."""
     _check_words(op, len(types))
     if len({type.dtype for type in types}) != 1 or types[0].dtype not in FLOATS:
         raise TypingError(f"{op.get('function')} takes numbers of one element type")
-    parts = [
-        _lead(type, words.split()) for type, words in zip(types, op.names("takes"), strict=True)
-    ]
-    lead = {part for part in parts if part is not None}
-    gives = [words.split() for words in op.names("gives")]
-    if len(lead) > 1 or (not lead and any(LEAD in words for words in gives)):
-        raise TypingError(
-            f"`{LEAD}` of {op.get('function')} stands for other dims in one operand than in another"
-        )
-    results = [
-        tuple(dim for word in words for dim in (min(lead) if word == LEAD else (word,)))
-        for words in gives
-    ]
-    known, along = {dim for type in types for dim in type.dims}, {*op.names("along")}
+    results = _result_dims(types, op)
+    operand_dims: set[str] = set()
+    for type in types:
+        operand_dims.update(type.dims)
+    along = {*op.names("along")}
     for dims in results:
-        if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
+        if len({*dims}) < len(dims) or not {*dims} <= operand_dims or not along <= {*dims}:
             raise TypingError(
                 f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}"
             )
+    _check_positions(op, operand_dims)
+    causal = causal_dim(op)
+    if causal and (causal in along or any(causal not in dims for dims in results)):
+        raise TypingError(f"{op.get('function')} is causal along {causal}")
+    if BATCH in operand_dims - along:
+        raise TypingError(
+            f"{op.get('function')} does not work along batch: samples are independent of each other"
+        )
+    return [(types[0].dtype, dims) for dims in results]
+
+
+def _result_dims(types: Sequence[Type], op: Op) -> list[tuple[str, ...]]:
+    """The dims of each result.
+
+    Raises TypingError where operands do not fit, or `..` has several meanings or none.
+    """
+    leads: set[tuple[str, ...]] = set()
+    for type, words in zip(types, op.names("takes"), strict=True):
+        lead = _lead(type, words.split())
+        if lead is not None:
+            leads.add(lead)
+    gives = [words.split() for words in op.names("gives")]
+    if len(leads) > 1 or (not leads and any(LEAD in words for words in gives)):
+        raise TypingError(
+            f"`{LEAD}` of {op.get('function')} stands for other dims in one operand than in another"
+        )
+    results: list[tuple[str, ...]] = []
+    for words in gives:
+        dims: list[str] = []
+        for word in words:
+            if word == LEAD:
+                dims += min(leads)
+            else:
+                dims.append(word)
+        results.append(tuple(dims))
+    return results
+
+
+def _check_positions(op: Op, operand_dims: set[str]) -> None:
+    """Raises TypingError unless positions are along dims of operands, and by keywords of Python."""
     for keyword, dim in positions_in(op):
-        if not keyword.isidentifier() or iskeyword(keyword) or dim not in known:
+        if not keyword.isidentifier() or iskeyword(keyword) or dim not in operand_dims:
             raise TypingError(f"{op.get('function')} takes positions `{keyword}` along {dim}")
         if dim == BATCH:
             raise TypingError(
                 f"{op.get('function')} takes positions along batch: samples are independent of"
                 " each other"
             )
-    causal = causal_dim(op)
-    if causal and (causal in along or any(causal not in dims for dims in results)):
-        raise TypingError(f"{op.get('function')} is causal along {causal}")
-    if BATCH in known - along:
-        raise TypingError(
-            f"{op.get('function')} does not work along batch: samples are independent of each other"
-        )
-    return [(types[0].dtype, dims) for dims in results]
 
 
 def _lead(type: Type, words: Sequence[str]) -> tuple[str, ...] | None:
@@ -123,25 +147,34 @@ def _check_words(op: Op, count: int) -> None:
     if len(parts) != 2 or not all(part.isidentifier() for part in parts):
         raise TypingError(f"{op.get('function')} is not module:function")
     try:
-        fits = all(map(isfinite, constants(op))) and all(0 <= i < count for i in linear_in(op))
+        fits = all(map(isfinite, constants(op)))
+        fits = fits and all(0 <= operand < count for operand in linear_in(op))
     except ValueError:
         fits = False
     if not fits or len(op.names("takes")) != count:
         raise TypingError(f"{op.get('function')} of {count} operands has other attributes")
 
 
-def _call(it: Local) -> Call:
+def _call(local: Local) -> Call:
     """The numbers that the function takes, and its positions by their keywords."""
-    positions = {keyword: _position_ids(it, dim) for keyword, dim in positions_in(it.op)}
-    return Call(constants(it.op), positions)
+    positions = {keyword: _position_ids(local, dim) for keyword, dim in positions_in(local.op)}
+    return Call(constants(local.op), positions)
 
 
-def _position_ids(it: Local, dim: str) -> PositionIds:
+def _position_ids(local: Local, dim: str) -> PositionIds:
     """The positions along a dim that a rank has: all operands that have the dim are sharded
     alike.
     """
-    axes = next(type.axes_of(dim) for type in it.types if dim in type.dims)
+    axes = next(type.axes_of(dim) for type in local.types if dim in type.dims)
     return PositionIds(dim, axes)
+
+
+def _dims_not_along(types: Sequence[Type], op: Op) -> frozenset[str]:
+    """The dims that the function does not work along: it needs them whole."""
+    dims: set[str] = set()
+    for type in types:
+        dims.update(type.dims)
+    return frozenset(dims - {*op.names("along")})
 
 
 CALL = OpDef(
@@ -162,11 +195,9 @@ CALL = OpDef(
         DETERMINISTIC,
     ),
     variadic=True,
-    unsharded_dims=lambda types, op: (
-        frozenset(dim for type in types for dim in type.dims) - {*op.names("along")}
-    ),
+    unsharded_dims=_dims_not_along,
     reach=_reach,
     vjp=Vjp(),
     call=_call,
-    deterministic=lambda it: False,
+    deterministic=lambda local: False,
 )

@@ -1,8 +1,8 @@
-"""`vjp`: the gradients of an op's operands, a single op for those of all kinds; how adjoints write
+"""`vjp`: the gradients of an op's operands, a single op for all kinds of ops; how adjoints write
 it, and its types.
 
 `dx: … = vjp(dy, x, weight) <of="rmsnorm", wrt=[x], eps=…>` is the gradient of rmsnorm's x.  It
-reads the gradients of the op's results, then what of its operands and results gradients are made of
+reads the gradients of the op's results, then the operands and results that gradients are made of
 (`Vjp`).  A gradient's type is the dual of its operand's.  Autograd does it, so no program calls
 it.  Non-goals: its values (`proof.semantics`).
 """
@@ -12,7 +12,7 @@ from itertools import count, islice
 
 from attrs import evolve, frozen
 
-from ..ir import BATCH, Op, Program, Type
+from ..ir import BATCH, Attr, Op, Program, Type
 from ..ir.placements import dual_type
 from ..ir.printer import print_type
 from .messages import Message
@@ -26,29 +26,33 @@ ATTRIBUTES = (
     Attribute("wrt", kinds=(tuple,)),
     Attribute("grads", (), 1, (int,)),
 )
-"""The op's kind, the operands that there are gradients of, and of how many results gradients
-are given.
-"""
+"""The op's kind, the operands that there are gradients of, and how many results have gradients."""
 
 
 # ---- writing
 
 
 def gradients(entry: OpDef, op: Op, grads: Sequence[str], b: Builder) -> Sequence[str | None]:
-    """Writes the gradients of an op's operands, from those of its results, "" for one without."""
+    """Writes the gradients of an op's operands.
+
+    `grads` are the gradients of its results, "" for a result without one.
+    """
     if entry.adjoint:
         return entry.adjoint(op, grads, b)
     assert entry.vjp, f"differentiate: {op.kind} has no gradient"
-    found = dict[int, str]()
-    wanted = [
-        i
-        for i in entry.vjp.wrt or range(len(op.inputs))
-        if i < len(op.inputs) and b.wanted(op.inputs[i])
-    ]
-    weights = [i for i in wanted if BATCH not in b.type(op.inputs[i]).dims]
-    for wrt in ([i for i in wanted if i not in weights], weights):
-        found |= zip(wrt, vjp(entry, op, grads, wrt, b), strict=True) if wrt else ()
-    return [found.get(i) for i in range(len(op.inputs))]
+    inputs: list[int] = []
+    weights: list[int] = []
+    for operand in entry.vjp.wrt or range(len(op.inputs)):
+        if operand < len(op.inputs) and b.wanted(op.inputs[operand]):
+            if BATCH in b.type(op.inputs[operand]).dims:
+                inputs.append(operand)
+            else:
+                weights.append(operand)
+    grad_by_operand = dict[int, str]()
+    for wrt in (inputs, weights):  # an op for each: the runtime may put weights off
+        if wrt:
+            grad_by_operand |= zip(wrt, vjp(entry, op, grads, wrt, b), strict=True)
+    return [grad_by_operand.get(operand) for operand in range(len(op.inputs))]
 
 
 def vjp(
@@ -56,22 +60,26 @@ def vjp(
 ) -> tuple[str, ...]:
     """Writes one op for the gradients of the operands `wrt`."""
     assert entry.vjp, f"differentiate: {op.kind} has no vjp"
-    given = [grad for grad in grads if grad]
+    result_grads = [grad for grad in grads if grad]
     read = [b.saved(name) for i, name in enumerate(op.inputs) if i not in entry.vjp.unread]
-    read += [b.saved(op.outputs[0].name)] if entry.vjp.result else []
-    attrs = {"of": op.kind, "wrt": tuple(_name(entry, i) for i in wrt)}
-    several = {"grads": len(given)} if len(given) > 1 else {}
-    return b.emit(
-        KIND, [*given, *read], [op.inputs[i] for i in wrt], **attrs, **several, **dict(op.attrs)
-    )
+    if entry.vjp.result:
+        read.append(b.saved(op.outputs[0].name))
+    attrs: dict[str, Attr] = {"of": op.kind, "wrt": tuple(_name(entry, i) for i in wrt)}
+    if len(result_grads) > 1:
+        attrs["grads"] = len(result_grads)
+    like = [op.inputs[i] for i in wrt]
+    return b.emit(KIND, [*result_grads, *read], like, **attrs, **dict(op.attrs))
 
 
 def _name(entry: OpDef, operand: int) -> str:
-    """The name of an operand; of an op that takes any number, those after the last are numbered."""
+    """The name of an operand.
+
+    An op that takes any number of operands has no names for the further ones: they are numbered.
+    """
     last = len(entry.operands) - 1
-    return entry.operands[min(operand, last)].name + (
-        f".{operand - last}" if operand > last else ""
-    )
+    if operand <= last:
+        return entry.operands[operand].name
+    return f"{entry.operands[last].name}.{operand - last}"
 
 
 def _place(entry: OpDef, name: str) -> int:
@@ -89,10 +97,10 @@ def _place(entry: OpDef, name: str) -> int:
 class Pulled:
     """An op `vjp`, taken apart.
 
-    op     the op that it is the gradient of, without results, and the types of its operands; "" for
-           those not read
+    op     the op that it is the gradient of, without results; "" for operands that are not read
+    types  of the operands of that op
     wrt    the operands that it makes the gradients of
-    grads  the number of results whose gradients it is given
+    grads  how many of the op's results it reads the gradients of
     read   the operands that it reads
     vjp    how they are made
     """
@@ -107,7 +115,10 @@ class Pulled:
 
 @frozen
 class Vjps:
-    """The entry of `vjp` as the entries of the ops make it that it is of, by name."""
+    """The entry of `vjp`, made from the entries `of` all ops that it may be the gradients of.
+
+    These are by the names of the ops.
+    """
 
     of: Mapping[str, OpDef]
 
@@ -127,11 +138,13 @@ class Vjps:
         )
 
     def attributes(self, op: Op) -> tuple[Attribute, ...]:
-        """The attributes that an op may have besides those of its own entry: a `vjp`, those of
-        the op that it is of.
+        """The attributes that an op may have besides the ones in its own entry: a `vjp` has the
+        attributes of the op that it is of.
         """
-        known = self.of.get(str(dict(op.attrs).get("of")))
-        return known.attributes if op.kind == KIND and known else ()
+        if op.kind != KIND:
+            return ()
+        entry = self.of.get(str(dict(op.attrs).get("of")))
+        return entry.attributes if entry else ()
 
     def forward(self, op: Op, types: Sequence[Type]) -> tuple[Op, tuple[Type, ...]]:
         """The op that a `vjp` is of and the types of its operands; of any other op, itself and
@@ -144,8 +157,12 @@ class Vjps:
 
     def delayed(self, op: Op) -> bool:
         """Whether an op makes gradients of weights that the runtime may put off."""
-        it = self.of[str(op.get("of"))].vjp if op.kind == KIND else None
-        return bool(it and it.delayed) and not any(BATCH in value.type.dims for value in op.outputs)
+        if op.kind != KIND:
+            return False
+        entry_vjp = self.of[str(op.get("of"))].vjp
+        if not entry_vjp or not entry_vjp.delayed:
+            return False
+        return all(BATCH not in value.type.dims for value in op.outputs)
 
     def pulled(self, op: Op, types: Sequence[Type]) -> Pulled:
         """A `vjp` with operands of these types, taken apart.  Raises TypingError."""
@@ -155,61 +172,67 @@ class Vjps:
         wrt = tuple(_place(entry, name) for name in op.names("wrt"))
         grads = int(str(dict(op.attrs).get("grads", 1)))
         reads = len(types) - grads - entry.vjp.result
-        read = tuple(islice((i for i in count() if i not in entry.vjp.unread), max(reads, 0)))
-        known = {i: dual_type(value.type) for i, value in zip(wrt, op.outputs, strict=False)}
-        known |= dict(zip(read, types[grads:], strict=False))
-        operands = tuple(known[i] for i in sorted(known))
+        readable = (i for i in count() if i not in entry.vjp.unread)
+        read = tuple(islice(readable, max(reads, 0)))
+        # an operand that is read has its own type; any other the dual of its gradient's type
+        type_by_operand: dict[int, Type] = {}
+        for i, value in zip(wrt, op.outputs, strict=False):
+            type_by_operand[i] = dual_type(value.type)
+        type_by_operand |= dict(zip(read, types[grads:], strict=False))
+        operands = tuple(type_by_operand[i] for i in sorted(type_by_operand))
         allowed = entry.vjp.wrt or range(len(operands))
-        if (
-            [*sorted(known)] != [*range(len(known))]
-            or not {*wrt} <= {*allowed}
-            or not entry.fits(len(operands))
-        ):
+        has_gaps = sorted(type_by_operand) != [*range(len(operands))]
+        if has_gaps or not {*wrt} <= {*allowed} or not entry.fits(len(operands)):
             raise TypingError(f"these are no operands of the vjp of {entry.name}")
         attrs = tuple((key, value) for key, value in op.attrs if key not in ("of", "wrt", "grads"))
         names = dict(zip(read, op.inputs[grads:], strict=False))
         inputs = tuple(names.get(i, "") for i in range(len(operands)))
-        return Pulled(
-            Op(entry.name, inputs, (), attrs, span=op.span), operands, wrt, grads, read, entry.vjp
-        )
+        forward = Op(entry.name, inputs, (), attrs, span=op.span)
+        return Pulled(forward, operands, wrt, grads, read, entry.vjp)
 
     def _typed(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
-        it = self.pulled(op, types)
-        entry = self.of[it.op.kind]
-        results = entry.infer(program, it.types, it.op)
-        due = [dual_type(type) for type in results if type.differentiable]
-        due += [*(it.types[i] for i in it.read), *(results[:1] if it.vjp.result else ())]
-        if [*types] != due:
-            words = (", ".join(map(print_type, each)) for each in (due, types))
-            raise TypingError("the vjp of {} takes {}, not {}".format(entry.name, *words))
-        if not all(it.types[i].differentiable for i in it.wrt):
+        """The types of the gradients.
+
+        Raises TypingError unless `types` are the types of all that the gradients are made of.
+        """
+        pulled = self.pulled(op, types)
+        entry = self.of[pulled.op.kind]
+        results = entry.infer(program, pulled.types, pulled.op)
+        expected = [dual_type(type) for type in results if type.differentiable]
+        expected += [pulled.types[i] for i in pulled.read]
+        if pulled.vjp.result:
+            expected += results[:1]
+        if [*types] != expected:
+            wanted, actual = ", ".join(map(print_type, expected)), ", ".join(map(print_type, types))
+            raise TypingError(f"the vjp of {entry.name} takes {wanted}, not {actual}")
+        if not all(pulled.types[i].differentiable for i in pulled.wrt):
             raise TypingError(
                 f"there is no gradient of {entry.name}'s {', '.join(op.names('wrt'))}"
             )
-        return [dual_type(it.types[i]) for i in it.wrt]
+        return [dual_type(pulled.types[i]) for i in pulled.wrt]
 
     def _workspace(self, local: Local) -> int:
-        """The workspace for gradients of inputs; those of weights are computed beside them."""
-        it = self.pulled(local.op, local.types)
-        return it.vjp.workspace(evolve(local, op=it.op, types=it.types)) if 0 in it.wrt else 0
+        """The workspace for gradients of inputs; gradients of weights are computed beside them."""
+        pulled = self.pulled(local.op, local.types)
+        if 0 not in pulled.wrt:
+            return 0
+        return pulled.vjp.workspace(evolve(local, op=pulled.op, types=pulled.types))
 
     def _messages(self, local: Local) -> tuple[Message, ...]:
-        """The messages for gradients of inputs; those of weights, which the runtime may delay,
+        """The messages for gradients of inputs; gradients of weights, which the runtime may delay,
         send nothing.
         """
-        it, made = self.pulled(local.op, local.types), local.op.outputs
-        if not it.vjp.communicates or all(BATCH not in value.type.dims for value in made):
+        pulled, outputs = self.pulled(local.op, local.types), local.op.outputs
+        if not pulled.vjp.communicates or all(BATCH not in value.type.dims for value in outputs):
             return ()
-        wanted = tuple(i in it.wrt for i in range(len(it.types)))
-        return it.vjp.communicates(
-            evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted)
-        )
+        wanted = tuple(i in pulled.wrt for i in range(len(pulled.types)))
+        op = evolve(pulled.op, outputs=outputs)
+        return pulled.vjp.communicates(evolve(local, op=op, types=pulled.types, wanted=wanted))
 
     def _work(self, local: Local) -> Work:
-        """The entry's, of the op that it is of."""
-        it = self.pulled(local.op, local.types)
-        if it.vjp.work is moved:
+        """The work of making the gradients, by the entry of the op that it is of."""
+        pulled = self.pulled(local.op, local.types)
+        if pulled.vjp.work is moved:
             return moved(local)
-        return it.vjp.work(
-            evolve(local, op=evolve(it.op, outputs=local.op.outputs), types=it.types)
-        )
+        op = evolve(pulled.op, outputs=local.op.outputs)
+        return pulled.vjp.work(evolve(local, op=op, types=pulled.types))

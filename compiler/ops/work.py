@@ -1,4 +1,4 @@
-"""The work of an op on one rank, from which its time follows: matrix products, attention, and
+"""The work of an op on one rank, which its time follows from: matrix products, attention, and
 memory that is moved.
 
 Non-goals: seconds, which need a GPU (`analysis.time`); what is communicated (`messages`).
@@ -38,10 +38,10 @@ class Scores:
     """Attention in `heads` heads of all sequences: each with `pairs` pairs of query and key that
     the mask lets through.
 
-    width and value_width are those of a head's keys and values.  `backward` makes each score once
-    more.  `own` are the pairs with a rank's own keys, of attention that does these first and then
-    those of other ranks.  `torch_picks` where torch picks the kernel by the GPU; all other
-    attention runs by the algorithm of FlashAttention-2.
+    width and value_width are the sizes of a head's keys and values.  `backward` makes each score
+    once more.  `own` are the pairs with a rank's own keys, of attention that does these first and
+    then the pairs with keys of other ranks.  `torch_picks` where torch picks the kernel by the GPU;
+    all other attention runs by the algorithm of FlashAttention-2.
     """
 
     heads: int
@@ -78,35 +78,35 @@ class Work:
     @property
     def operations(self) -> int:
         """Operations of products and attention."""
-        return sum(each.operations for each in self.products) + (
-            self.scores.operations if self.scores else 0
-        )
+        operations = sum(product.operations for product in self.products)
+        if self.scores:
+            operations += self.scores.operations
+        return operations
 
 
 WorkOf = Callable[[Local], Work]
 
 
-def size(it: Local, type: Type) -> int:
+def size(local: Local, type: Type) -> int:
     """The bytes of a value on this rank."""
-    return it.program.elements(type) * ITEM_BYTES[type.dtype]
+    return local.program.elements(type) * ITEM_BYTES[type.dtype]
 
 
-def moved(it: Local) -> Work:
+def moved(local: Local) -> Work:
     """The work of an op that reads its operands and writes its results, in one kernel."""
-    return Work(
-        bytes=sum(size(it, type) for type in (*it.types, *(value.type for value in it.op.outputs)))
-    )
+    results = [value.type for value in local.op.outputs]
+    return Work(bytes=sum(size(local, type) for type in (*local.types, *results)))
 
 
-def no_work(it: Local) -> Work:
+def no_work(local: Local) -> Work:
     """The work of an op that computes nothing."""
     return Work(kernels=0)
 
 
-def product(it: Local) -> Work:
+def product(local: Local) -> Work:
     """The work of a product of the first two operands, summed over the dims `over`."""
-    x, w = it.types[:2]
-    over, made = it.op.names("over"), it.op.outputs[0].type
-    k = prod(it.program.local_size(x, dim) for dim in over)
-    n = prod(it.program.local_size(w, dim) for dim in w.dims if dim not in over)
-    return Work(made.dtype, (Product(it.program.elements(made) // n, n, k),))
+    x, w = local.types[:2]
+    over, result = local.op.names("over"), local.op.outputs[0].type
+    k = prod(local.program.local_size(x, dim) for dim in over)
+    n = prod(local.program.local_size(w, dim) for dim in w.dims if dim not in over)
+    return Work(result.dtype, (Product(local.program.elements(result) // n, n, k),))

@@ -64,8 +64,8 @@ ALIASES: dict[str, dict[str, str]] = {
     "olmoe": {"num_local_experts": "num_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
 }
-"""Other names by which transformers knows a field (`attribute_map` of its classes), and ours,
-by `model_type`.
+"""Other names that transformers has for a field (`attribute_map` of its classes), and ours, by
+`model_type`.
 """
 
 
@@ -79,10 +79,10 @@ def import_config(source: Source) -> str:
         config.wrong("E0801", f"there is no model for `{kind}`", "model_type", help=help)
         config.found.check()
     wanted, make = FAMILIES[kind]
-    given: object = config.take("architectures")
+    architectures: object = config.take("architectures")
     # a class may be left out, but others have other outputs than a plan
-    if given not in (None, [], [wanted]):
-        message = f"`architectures` is `{as_json(given)}`: this is not a language model"
+    if architectures not in (None, [], [wanted]):
+        message = f"`architectures` is `{as_json(architectures)}`: this is not a language model"
         config.wrong("E0801", message, "architectures", help=f"a plan is written for `{wanted}`")
     for alias, name in ALIASES.get(kind, {}).items():
         config.merge(alias, name)

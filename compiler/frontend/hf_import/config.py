@@ -153,11 +153,11 @@ class Fields:
         fields: dict[str, Any],
         places: dict[Path, Span],
         path: Path,
-        found: Diagnostics,
+        diagnostics: Diagnostics,
         unread: dict[str, object],
     ) -> None:
         """`unread` collects the fields that change nothing, with their values."""
-        self.found, self.unread = found, unread
+        self.found, self.unread = diagnostics, unread
         self._left, self._places, self._path = fields, places, path
         self._sound: dict[str, Any] = {}
         self._mistaken: set[str] = set()
@@ -187,11 +187,19 @@ class Fields:
         """A field of a kind; `default` where the file leaves it out, `null` where it says so,
         else a mistake.
         """
-        is_there, value = name in self._left, self.take(name)
-        value = (null if value is None else value) if is_there else default
-        if (is_there and not (value is null or kind.holds(value))) or value is None:
-            message = f"is `{as_json(value)}`, not {kind.text}" if is_there else "is missing"
-            self.wrong("E0803", f"`{name}` {message}", name)
+        mistake = ""
+        if name not in self._left:
+            value = default
+            if value is None:
+                mistake = "is missing"
+        else:
+            value = self.take(name)
+            if value is None:
+                value = null
+            if value is None or not (value is null or kind.holds(value)):
+                mistake = f"is `{as_json(value)}`, not {kind.text}"
+        if mistake:
+            self.wrong("E0803", f"`{name}` {mistake}", name)
             self._mistaken.add(name)
             return kind.instead
         self._sound[name] = value
@@ -230,7 +238,7 @@ class Fields:
 
     def refuse(self, name: str, value: object, values: Sequence[object]) -> None:
         """Adds a mistake for a field that has none of the values that a plan expresses."""
-        expressed = " or ".join(f"`{as_json(each)}`" for each in values)
+        expressed = " or ".join(f"`{as_json(choice)}`" for choice in values)
         effect = f"`{name}` {EFFECTS[name]}; " if name in EFFECTS else ""
         help = f"{effect}a plan is written for {expressed}"
         self.wrong(
@@ -246,17 +254,17 @@ class Fields:
         """
         if not self.has(name):
             return
-        said = self.take(name)
-        if as_json(said) == as_json(value):
-            self.note(name, said)
+        repeated = self.take(name)
+        if as_json(repeated) == as_json(value):
+            self.note(name, repeated)
             return
-        message = f"`{name}` is `{as_json(said)}`, and `{other}` is `{as_json(value)}`"
+        message = f"`{name}` is `{as_json(repeated)}`, and `{other}` is `{as_json(value)}`"
         help = f"transformers reads `{other}` alone; give both the same value, or delete `{name}`"
         self.wrong("E0804", message, name, other, help=help)
 
     def hand_down(self, name: str, table: "Fields", called: str) -> None:
-        """A field that is the field `called` of a table in later files; where the table has it
-        too, they are equal.
+        """Moves a field into the table that later files have it in, by the name `called`; where the
+        table has it too, both have to be equal.
         """
         if not self.has(name):
             self.take(name)
@@ -274,10 +282,12 @@ class Fields:
 
     def quotient(self, whole: str, part: str) -> int:
         """One field divided by another, which has to divide it; 0 after a mistake in either."""
-        total, each = (self._sound.get(name, 0) for name in (whole, part))
-        if each and total % each == 0:
-            return total // each
-        label = f"{total} / {each} = {total / each:g}" if each else ""
+        total, divisor = self._sound.get(whole, 0), self._sound.get(part, 0)
+        label = ""
+        if divisor:
+            if total % divisor == 0:
+                return total // divisor
+            label = f"{total} / {divisor} = {total / divisor:g}"
         self.misfit(f"`{part}` does not divide `{whole}`", part, whole, label=label)
         return 0
 
@@ -291,24 +301,19 @@ class Fields:
     def wrong(
         self, code: str, message: str, name: str, *others: str, label: str = "", help: str = ""
     ) -> None:
-        """Adds a mistake at the first of these fields that the file has; the others have to do
-        with it.
+        """Adds a mistake at the first of these fields that the file has; the others are shown
+        beside it.
         """
-        places = [
-            place for each in (name, *others) if (place := self._places.get((*self._path, each)))
-        ]
-        first, *more = places or [self.span(name)]
-        self.found.error(
-            code,
-            message,
-            first,
-            label,
-            notes=[Note(place, "see here") for place in more],
-            help=help,
-        )
+        places: list[Span] = []
+        for field in (name, *others):
+            if place := self._places.get((*self._path, field)):
+                places.append(place)
+        first, *further = places or [self.span(name)]
+        notes = [Note(place, "see here") for place in further]
+        self.found.error(code, message, first, label, notes=notes, help=help)
 
     def span(self, name: str) -> Span:
-        """The field's place, or that of the table without it."""
+        """The field's place, or the place of the table if the file lacks the field."""
         return self._places.get((*self._path, name)) or self._places.get(
             self._path, self._places[()]
         )
@@ -355,17 +360,15 @@ class Config(Fields):
         if as_json(first) == as_json(last):
             self.note(f"{name}, once more", last)
             return
-        spans = next(
-            spans for path, spans in places.items() if path[-1:] == (name,) and len(spans) > 1
-        )
+        spans = next(spans for path, spans in places.items() if path[-1:] == (name,) and spans[1:])
         message = f"`{name}` is given twice, as `{as_json(first)}` and as `{as_json(last)}`"
         notes = (Note(spans[-2], "given before here"),)
         help = "transformers reads the last one; delete the one that is wrong"
         self.found.error("E0804", message, spans[-1], notes=notes, help=help)
 
     def check(self, readers: str = "") -> None:
-        """As that of all tables; other code may read fields that transformers' classes do not
-        have.
+        """Checks the fields as any table does; other code may read fields that the classes of
+        transformers do not have.
         """
         super().check(readers or self._other_readers())
 
@@ -381,7 +384,7 @@ class Config(Fields):
         return ""
 
     def merge(self, alias: str, name: str) -> None:
-        """Makes `alias`, by which transformers also knows the field `name`, that field."""
+        """Makes `alias`, another name of transformers for the field `name`, that field."""
         if alias not in self._left:
             return
         if name in self._left:
@@ -418,7 +421,7 @@ def _fields(source: Source, repeated: list[tuple[str, object, object]]) -> dict[
     and its last value.
     """
 
-    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def make_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict[str, Any]()
         for name, value in pairs:
             if name in table:
@@ -428,9 +431,11 @@ def _fields(source: Source, repeated: list[tuple[str, object, object]]) -> dict[
 
     try:
         check(source)
-        content: object = json.loads(source.text, object_pairs_hook=made)
+        content: object = json.loads(source.text, object_pairs_hook=make_table)
     except PlanError as error:
-        raise PlanError([evolve(each, code="E0802") for each in error.diagnostics]) from None
+        raise PlanError(
+            [evolve(diagnostic, code="E0802") for diagnostic in error.diagnostics]
+        ) from None
     except json.JSONDecodeError as error:
         raise _unreadable(source.span(error.pos, error.pos + 1), error.msg) from None
     except ValueError as error:
@@ -446,7 +451,7 @@ def _unreadable(span: Span, why: str) -> PlanError:
 
 def _places(source: Source) -> dict[Path, list[Span]]:
     """The places of each name in order; of a name given twice the last value counts."""
-    found: dict[Path, list[Span]] = {(): [source.whole()]}
+    spans_by_path: dict[Path, list[Span]] = {(): [source.whole()]}
     path, name = list[str](), ""
     for token in _TOKEN.finditer(source.text):
         if token[0] in "[{":
@@ -455,5 +460,5 @@ def _places(source: Source) -> dict[Path, list[Span]]:
             path.pop()
         elif token[1]:
             name = json.loads(token[0].removesuffix(token[1]))
-            found.setdefault((*path[1:], name), []).append(source.span(*token.span()))
-    return found
+            spans_by_path.setdefault((*path[1:], name), []).append(source.span(*token.span()))
+    return spans_by_path

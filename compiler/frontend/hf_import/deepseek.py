@@ -1,7 +1,7 @@
 """DeepSeek-V3 and models of its kind, such as Moonlight: latent attention, dense layers first, then
 experts in groups.
 
-Defaults are those of its configuration class in transformers 5.23.
+Defaults are as in its configuration class in transformers 5.23.
 """
 
 from .config import NOT_NEGATIVE, Config
@@ -26,10 +26,8 @@ def deepseek_v3(config: Config) -> Model:
     heads, pe = config.size("num_attention_heads", 128), config.size("qk_rope_head_dim", 64)
     config.must_be("num_key_value_heads", heads, None)
     rope, eps = positions(config, pe, beside=True), config.number("rms_norm_eps", 1e-6)
-    q_rank, ffn = (
-        config.size("q_lora_rank", 1536, null=0),
-        config.size("moe_intermediate_size", 2048),
-    )
+    q_rank = config.size("q_lora_rank", 1536, null=0)
+    ffn = config.size("moe_intermediate_size", 2048)
     sizes = {
         "vocab": config.size("vocab_size", 129280),
         "hidden": config.size("hidden_size", 7168),
@@ -79,10 +77,8 @@ def _whole_queries() -> dict[str, str]:
 def _layers(config: Config) -> dict[str, float]:
     """The number of layers, and how many dense ones come first; there are some of each kind."""
     config.must_be("moe_layer_freq", 1)
-    layers, dense = (
-        config.layers("num_hidden_layers", 61),
-        config.layers("first_k_dense_replace", 3),
-    )
+    layers = config.layers("num_hidden_layers", 61)
+    dense = config.layers("first_k_dense_replace", 3)
     if dense >= layers:
         message = f"of {layers} layers, {dense} are to have no experts"
         config.misfit(message, "first_k_dense_replace", "num_hidden_layers", label="none is left")
@@ -101,13 +97,13 @@ def _experts(config: Config) -> dict[str, float]:
     name = "n_routed_experts"
     count, chosen = config.size(name, 256), config.size("num_experts_per_tok", 8)
     groups, among = config.size("n_group", 8), config.size("topk_group", 4)
-    each = config.quotient(name, "n_group")
-    if each == 1 < groups:
+    group_size = config.quotient(name, "n_group")
+    if group_size == 1 < groups:
         config.misfit("a group has one expert, and is chosen by its two best", "n_group", name)
     elif among > groups:
         config.misfit(f"{among} of {groups} groups cannot be chosen", "topk_group", "n_group")
-    elif chosen > each * among:
-        message = f"{chosen} of {each * among} experts cannot be chosen"
+    elif chosen > group_size * among:
+        message = f"{chosen} of {group_size * among} experts cannot be chosen"
         config.misfit(message, "num_experts_per_tok", name, "n_group", "topk_group")
     factor = config.number("routed_scaling_factor", 2.5)
     return {"experts": count, "chosen": chosen, "groups": groups, "among": among, "factor": factor}

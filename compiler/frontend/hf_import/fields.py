@@ -72,10 +72,14 @@ class Rope:
 
         Scores are products of a query and a key, both rotated, so they have its square.
         """
-        return f", scale={shown(self.table**2 / dim**0.5)}" if self.table != 1 else ""
+        if self.table == 1:
+            return ""
+        return f", scale={shown(self.table**2 / dim**0.5)}"
 
     def replaced(self, last: str) -> dict[str, str]:
-        """`scaling` after `last`, the last thing that a model file gives `rope`."""
+        """The replacement that adds `scaling` after `last`, the last argument that a model file
+        gives `rope`.
+        """
         return {f", {last})": f", {last}, {self.scaling})"} if self.scaling else {}
 
 
@@ -96,7 +100,7 @@ def model_of(
 
     `limit` is the field of the most positions, `most` its default; sequences of `learned` positions
     have all of them.  `tied` is the default of `tie_word_embeddings`, None for models that do not
-    read it; the others are fields of `Model`.
+    read it; the other arguments are fields of `Model`.
     """
     std, seq = config.read("initializer_range", NOT_NEGATIVE, 0.02), config.size(limit, most)
     earlier = config.read("torch_dtype", STORED, "bfloat16", "bfloat16")
@@ -107,7 +111,7 @@ def model_of(
 
 
 def head_dim(config: Config, default: int = 0) -> int:
-    """The dims of a head; `default` is that of models that do not derive them."""
+    """The dims of a head; `default` is for models that do not derive them."""
     if config.has("head_dim") or default:
         return config.size("head_dim", default)
     config.take("head_dim")
@@ -115,7 +119,7 @@ def head_dim(config: Config, default: int = 0) -> int:
 
 
 def window(config: Config, default: int = 0) -> int:
-    """How many tokens a query sees, 0 for all; `default` is that of a file without the field."""
+    """How many tokens a query sees, 0 for all; `default` is for files without the field."""
     return config.size("sliding_window", default, null=0)
 
 
@@ -132,35 +136,35 @@ def positions(
     """Rotary positions of heads of `dim` dims; later files say in one field what earlier ones say
     in several.
 
-    `theta` and `part` are fields of the latter, `base` and `default` what holds without them;
+    `theta` and `part` are fields of earlier files, `base` and `default` the values without them;
     without a name for `part` whole heads are rotated, else their first dims.  `beside` says that
-    heads have further dims, which are not rotated; `types` are those of scaled positions that the
-    model may have.
+    heads have further dims, which are not rotated; `types` are the types of scaled positions that
+    the model may have.
     """
-    given = _given(config)
-    config.hand_down(theta, given, "rope_theta")
-    config.hand_down(part or SHARE_ROTATED, given, SHARE_ROTATED)
-    config.hand_down(ORIGINAL, given, ORIGINAL)
-    rope = rope_of(given, base, types)
+    rotary_fields = _given(config)
+    config.hand_down(theta, rotary_fields, "rope_theta")
+    config.hand_down(part or SHARE_ROTATED, rotary_fields, SHARE_ROTATED)
+    config.hand_down(ORIGINAL, rotary_fields, ORIGINAL)
+    rope = rope_of(rotary_fields, base, types)
     if not part:
-        given.must_be(SHARE_ROTATED, 1.0, 1, None)
+        rotary_fields.must_be(SHARE_ROTATED, 1.0, 1, None)
         check_pairs(config, dim)
         if beside:
-            refuse_factor(given, rope)
+            refuse_factor(rotary_fields, rope)
         return rope
-    share = given.read(SHARE_ROTATED, PART, default)
+    share = rotary_fields.read(SHARE_ROTATED, PART, default)
     dims = int(dim * share)
     if dim and (dims == 0 or dims % 2):
         label = f"{dim} × {share:g} = {dim * share:g}"
         message = f"{dims} of the {dim} dims of a head cannot be rotated in pairs"
-        given.misfit(message, SHARE_ROTATED, label=label)
+        rotary_fields.misfit(message, SHARE_ROTATED, label=label)
     if dims < dim:
-        refuse_factor(given, rope)
+        refuse_factor(rotary_fields, rope)
         return evolve(rope, dims=dims)
     return rope
 
 
-def refuse_factor(given: Fields, rope: Rope) -> None:
+def refuse_factor(rotary_fields: Fields, rope: Rope) -> None:
     """Adds a mistake where cosines and sines have a factor that attention's scale cannot stand
     for.
     """
@@ -171,7 +175,7 @@ def refuse_factor(given: Fields, rope: Rope) -> None:
         "a plan scales whole scores of attention; here only a part of them comes from what is"
         " rotated"
     )
-    given.wrong("E0801", message, "attention_factor", "mscale", "factor", help=help)
+    rotary_fields.wrong("E0801", message, "attention_factor", "mscale", "factor", help=help)
 
 
 def check_pairs(config: Config, dim: int) -> None:
@@ -185,55 +189,69 @@ def check_pairs(config: Config, dim: int) -> None:
 
 def _given(config: Config) -> Fields:
     """The table of rotary positions, by the later name of the field or the earlier one."""
-    given = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
+    names = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
     later, earlier = config.table("rope_parameters"), config.table("rope_scaling")
-    if len(given) > 1:
-        config.misfit("rotary positions are given twice", *given)
+    if len(names) > 1:
+        config.misfit("rotary positions are given twice", *names)
         earlier.drop()
-    return earlier if given == ["rope_scaling"] else later
+    return earlier if names == ["rope_scaling"] else later
 
 
-def rope_of(given: Fields, theta: float, types: tuple[str, ...] = (*SCALINGS,)) -> Rope:
-    """Rotary positions by a table of theirs, of one of some types; `theta` is what holds where
-    it has none.
+def rope_of(rotary_fields: Fields, theta: float, types: tuple[str, ...] = (*SCALINGS,)) -> Rope:
+    """Rotary positions by a table of fields, of one of some types; `theta` is for tables without
+    it.
     """
-    theta = given.number("rope_theta", theta)
-    field = "rope_type" if given.has("rope_type") else "type"
-    kind = given.read(field, TEXT, "default")
-    given.take("type")
+    theta = rotary_fields.number("rope_theta", theta)
+    field = "rope_type" if rotary_fields.has("rope_type") else "type"
+    kind = rotary_fields.read(field, TEXT, "default")
+    rotary_fields.take("type")
     if kind not in types:
         help = f"a plan is written for {listing(types)}"
-        given.wrong("E0801", f"rotary positions of type `{kind}`", field, help=help)
-        given.drop()
+        rotary_fields.wrong("E0801", f"rotary positions of type `{kind}`", field, help=help)
+        rotary_fields.drop()
         return Rope(theta)
-    fields = {ours: theirs for theirs, ours in SCALINGS[kind].items()}
-    if "original" not in fields:
-        given.take(ORIGINAL)  # which scaled positions alone have
-    numbers = {ours: given.number(theirs, BETAS.get(theirs)) for ours, theirs in fields.items()}
-    if "low" in fields and not numbers["low"] < numbers["high"]:
-        label = f"{numbers['low']:g} is not below {numbers['high']:g}"
-        given.misfit(
+    numbers = _scaling_numbers(rotary_fields, kind)
+    if not numbers:
+        return Rope(theta)
+    arguments = [f"scaling={kind}"]
+    arguments += [f"{name}={shown(number)}" for name, number in numbers.items()]
+    table, temper = 1.0, 1.0
+    if kind == "yarn":
+        table, temper = _yarn_factors(rotary_fields, numbers["factor"])
+    return Rope(theta, ", ".join(arguments), table=table, temper=temper)
+
+
+def _scaling_numbers(rotary_fields: Fields, kind: str) -> dict[str, float]:
+    """The options of a type of rotary positions, by the names that a plan has for them."""
+    field_by_option = {option: field for field, option in SCALINGS[kind].items()}
+    if "original" not in field_by_option:
+        rotary_fields.take(ORIGINAL)  # which scaled positions alone have
+    numbers: dict[str, float] = {}
+    for option, field in field_by_option.items():
+        numbers[option] = rotary_fields.number(field, BETAS.get(field))
+    if "low" in numbers and not numbers["low"] < numbers["high"]:
+        rotary_fields.misfit(
             "the low factor has to be below the high one",
-            fields["low"],
-            fields["high"],
-            label=label,
+            field_by_option["low"],
+            field_by_option["high"],
+            label=f"{numbers['low']:g} is not below {numbers['high']:g}",
         )
-    more = [f"{ours}={shown(number)}" for ours, number in numbers.items()]
-    table, temper = _yarn_factors(given, numbers["factor"]) if kind == "yarn" else (1, 1)
-    return Rope(
-        theta, ", ".join([f"scaling={kind}", *more]) if more else "", table=table, temper=temper
-    )
+    return numbers
 
 
-def _yarn_factors(given: Fields, factor: float) -> tuple[float, float]:
-    """The factor of cosines and sines by yarn; and that of attention's scale, in models that
+def _yarn_factors(rotary_fields: Fields, factor: float) -> tuple[float, float]:
+    """The factor of cosines and sines by yarn; and the factor of attention's scale, in models that
     have it.
     """
-    given.must_be("truncate", True, None)
-    both = [given.read(name, NOT_NEGATIVE, 0, 0) for name in ("mscale", "mscale_all_dim")]
-    of_table, of_all = (_yarn_scale(factor, each) for each in (both if all(both) else (1, 0)))
-    table = given.read("attention_factor", POSITIVE, of_table / of_all, of_table / of_all)
-    return table, _yarn_scale(factor, both[1]) ** 2
+    rotary_fields.must_be("truncate", True, None)
+    mscale = rotary_fields.read("mscale", NOT_NEGATIVE, 0, 0)
+    mscale_all_dim = rotary_fields.read("mscale_all_dim", NOT_NEGATIVE, 0, 0)
+    if mscale and mscale_all_dim:
+        default = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all_dim)
+    else:
+        default = _yarn_scale(factor, 1) / _yarn_scale(factor, 0)
+    table = rotary_fields.read("attention_factor", POSITIVE, default, default)
+    return table, _yarn_scale(factor, mscale_all_dim) ** 2
 
 
 def _yarn_scale(factor: float, share: float) -> float:
@@ -244,12 +262,14 @@ def check_layers(config: Config, count: float, *pattern: str) -> None:
     """Layers alternate in their attention as `pattern` says, if the configuration says anything
     of it.
     """
-    given: object = config.take("layer_types")
-    if given is None:
+    layer_types: object = config.take("layer_types")
+    if layer_types is None:
         return
-    layers = cast("list[object]", given) if isinstance(given, list) else []
-    if len(layers) != count or any(
-        kind != pattern[i % len(pattern)] for i, kind in enumerate(layers)
-    ):
+    layers = cast("list[object]", layer_types) if isinstance(layer_types, list) else []
+    alternates = len(layers) == count
+    for i, kind in enumerate(layers):
+        if kind != pattern[i % len(pattern)]:
+            alternates = False
+    if not alternates:
         help = f"a plan is written for {', '.join(pattern)}, in turn"
         config.wrong("E0801", "the layers alternate differently", "layer_types", help=help)

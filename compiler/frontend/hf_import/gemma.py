@@ -1,6 +1,6 @@
 """Gemma, and Gemma 2 and 3, whose layers alternate in their attention.
 
-Defaults are those of their configuration classes in transformers 5.23.
+Defaults are as in their configuration classes in transformers 5.23.
 """
 
 from attrs import evolve
@@ -50,8 +50,10 @@ def _scaled(rope: Rope, after: str) -> dict[str, str]:
     """The scale of attention with the factor of cosines and sines, where `after` follows it in
     the file.
     """
+    if rope.table == 1:
+        return {}
     scale = f"scale=1 / sqrt(score){after}"
-    return {scale: scale.replace("1", shown(rope.table**2), 1)} if rope.table != 1 else {}
+    return {scale: scale.replace("1", shown(rope.table**2), 1)}
 
 
 def gemma3(config: Config) -> Model:
@@ -63,7 +65,7 @@ def gemma3(config: Config) -> Model:
     for name in ("sliding_window_pattern", "_sliding_window_pattern"):
         config.must_be(name, 6)
     check_layers(config, layers, *["sliding_attention"] * 5, "full_attention")
-    blocks, rest = divmod(layers, 6)
+    blocks, remainder = divmod(layers, 6)
     if not blocks:
         label = f"{layers} is fewer than 6"
         config.misfit("a plan is written for blocks of 6 layers", "num_hidden_layers", label=label)
@@ -71,7 +73,7 @@ def gemma3(config: Config) -> Model:
     rope, local_theta = _both_positions(config)
     sizes = {
         "blocks": blocks,
-        "rest": rest,
+        "rest": remainder,
         "head_dim": dim,
         "local_theta": local_theta,
         "window": config.size("sliding_window", 4096),
@@ -80,16 +82,16 @@ def gemma3(config: Config) -> Model:
     model = _model(config, "gemma3.scale", sizes, rope)
     scaled = _scaled(rope, ") @ g_wo")  # layers that see all tokens
     replaced = {**model.replaced, **scaled, "{24+i}": f"{{{6 * blocks}+i}}"}
-    return evolve(model, replaced=replaced, without=() if rest else ("rest",))
+    return evolve(model, replaced=replaced, without=() if remainder else ("rest",))
 
 
 def _both_positions(config: Config) -> tuple[Rope, float]:
     """Positions of layers that see all tokens, and theta of sliding ones."""
-    given, earlier = config.table("rope_parameters"), config.table("rope_scaling")
-    full = given.table("full_attention") if given.has("full_attention") else earlier
+    parameters, earlier = config.table("rope_parameters"), config.table("rope_scaling")
+    full = parameters.table("full_attention") if parameters.has("full_attention") else earlier
     rope = rope_of(full, config.number("rope_theta", 1e6))
-    local = given.table("sliding_attention")
-    given.refuse_rest(
+    local = parameters.table("sliding_attention")
+    parameters.refuse_rest(
         "positions are those of `full_attention` or of `sliding_attention`, each a table"
     )
     local.must_be("rope_type", "default")

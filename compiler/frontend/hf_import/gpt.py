@@ -1,6 +1,6 @@
 """GPT-2, GPT-J, GPT-NeoX and DistilBERT, whose configurations have names of their own.
 
-Defaults are those of their configuration classes in transformers 5.23."""
+Defaults are as in their configuration classes in transformers 5.23."""
 
 from .config import Config
 from .fields import GELU_TANH, model_of, positions

@@ -1,8 +1,8 @@
 """Llama and the decoders whose configurations are like its own: Mistral, OLMo, Phi-3, Qwen,
 StarCoder; mixtures too.
 
-Defaults are those of their configuration classes in transformers 5.23.  The loss that balances
-experts is a setting of training: a plan has it where the configuration asks for it by
+Defaults are as in their configuration classes in transformers 5.23.  The loss that balances experts
+is a setting of training: a plan has it where the configuration asks for it by
 `output_router_logits`.
 """
 
@@ -40,12 +40,11 @@ def mistral(config: Config) -> Model:
 
 def windowed(model: Model) -> Model:
     """The model with its window, if it has one, which its file does not write."""
-    seen, mask = model.sizes["window"], model.replaced.get(MASK, MASK)
-    return (
-        evolve(model, replaced={**model.replaced, MASK: f"{mask}, window={seen}"})
-        if seen
-        else model
-    )
+    window = model.sizes["window"]
+    if not window:
+        return model
+    mask = model.replaced.get(MASK, MASK)
+    return evolve(model, replaced={**model.replaced, MASK: f"{mask}, window={window}"})
 
 
 def olmo2(config: Config) -> Model:
@@ -111,7 +110,7 @@ def starcoder2(config: Config) -> Model:
 
 
 def full_attention(config: Config) -> None:
-    """Qwen's sliding windows are off, whatever their size is; and positions are those of text."""
+    """Qwen's sliding windows are off, whatever their size is; and positions are of text alone."""
     config.must_be("use_sliding_window", False)
     config.must_be("use_mrope", False)
     config.take("sliding_window")
@@ -134,21 +133,19 @@ def decoder(
     ffn: str = "intermediate_size",
     tied: bool = False,
 ) -> Model:
-    """Dims and blocks that they share.
+    """Dims and blocks that decoders share.
 
-    `eps`, `head`, `kv`, `theta` and `tied` are defaults, `norm` is the field of `eps`, `part` that
-    of partly rotated heads, `ffn` that of an MLP's width, `scalings` are the types of positions
-    that the model may have.
+    `eps`, `head`, `kv`, `theta` and `tied` are defaults.  `norm`, `part` and `ffn` are fields: of
+    `eps`, of the rotated part of heads and of an MLP's width.  `scalings` are the types of
+    positions that the model may have.
     """
     config.must_be("hidden_act", *act)
     config.leave_out("attention_dropout", 0)
     layers = config.layers("num_hidden_layers")
     check_layers(config, layers, "sliding_attention" if window else "full_attention")
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    kv_heads, dim = (
-        config.size("num_key_value_heads", kv or heads, null=heads),
-        head_dim(config, head),
-    )
+    kv_heads = config.size("num_key_value_heads", kv or heads, null=heads)
+    dim = head_dim(config, head)
     config.quotient("num_attention_heads", "num_key_value_heads")
     rope = positions(config, dim, part=part, base=theta, types=scalings)
     sizes: dict[str, float] = {
@@ -188,11 +185,11 @@ def olmoe(config: Config) -> Model:
     config.must_be("attention_bias", False)
     config.must_be("clip_qkv", None)
     config.must_be("sliding_window", None)
-    normalised = (
-        {"chosen)": "chosen, normalise=on)"} if config.flag("norm_topk_prob", False) else {}
-    )
+    normalised = config.flag("norm_topk_prob", False)
     model = decoder(config, "olmoe.scale", eps=1e-5)
-    model = evolve(model, replaced={**model.replaced, **normalised})
+    if normalised:
+        replaced = {**model.replaced, "chosen)": "chosen, normalise=on)"}
+        model = evolve(model, replaced=replaced)
     return _routed(config, model, "num_experts", experts=64, chosen=8, balance=0.01)
 
 
@@ -205,10 +202,13 @@ def qwen3_moe(config: Config) -> Model:
     config.must_be("mlp_only_layers", [], None)
     config.take("intermediate_size")  # of layers without experts
     full_attention(config)
-    plain = {} if config.flag("norm_topk_prob", False) else {", normalise=on": ""}
+    normalised = config.flag("norm_topk_prob", False)
     model = decoder(config, "qwen3_moe.scale", eps=1e-6, kv=4, ffn="moe_intermediate_size")
     sizes = {"head_dim": model.sizes["hidden"] // model.sizes["heads"], **model.sizes}
-    model = evolve(model, sizes=sizes, replaced={**model.replaced, **plain})
+    replaced = dict(model.replaced)
+    if not normalised:
+        replaced[", normalise=on"] = ""
+    model = evolve(model, sizes=sizes, replaced=replaced)
     return _routed(config, model, "num_experts", experts=128, chosen=8, balance=0.001)
 
 

@@ -1,4 +1,4 @@
-"""The text of a plan, from that of one of our models: numbers replaced in place, everything
+"""The text of a plan, from the text of one of our models: numbers replaced in place, everything
 else unchanged.
 """
 
@@ -72,32 +72,65 @@ def plan_text(
     for old, new in model.replaced.items():
         assert old in text, f"importer: {model.file} lacks {old}"
         text = text.replace(old, new)
-    text = _edited(text, model)
+    plan = f"{_edited(text, model)}\n{_run(model)}"
+    program = resolve(Source("plan.scale", plan))
+    counts = f"{parameter_count(program):,} parameters"
+    if program.choices:
+        counts += f", {active_count(program):,} of them active"
+    head = f"# A {kind} of {counts}, from its Hugging Face configuration.\n"
+    for name, value in left_out.items():
+        head += f"# Left out, as a setting of training: {name} = {value}.\n"
+    for name, value in unread.items():
+        head += (
+            f"# Without effect, for transformers does not read it: {as_json(name)} ="
+            f" {as_json(value)}.\n"
+        )
+    return format_plan(Source("plan.scale", f"{head}\n{plan}"))
+
+
+def _run(model: Model) -> str:
+    """The sections after the model: mesh, sharding and training."""
     vocab = int(model.sizes["vocab"])
-    dims = (dim for dim in ("heads", "kv_heads", "ffn", "shared_ffn") if dim in model.sizes)
-    run = RUN.format(
-        experts="experts over dp, tp\n  " if "experts" in model.sizes else "",
+    dims = [dim for dim in ("heads", "kv_heads", "ffn", "shared_ffn") if dim in model.sizes]
+    experts, masked = "", ""
+    if "experts" in model.sizes:
+        experts = "experts over dp, tp\n  "
+    if model.masked:
+        masked = f"  masked = 15%  mask_token = {min(MASK_TOKEN, vocab - 1)}"
+    return RUN.format(
+        experts=experts,
         heads=", ".join(dims),
         seq=model.seq,
         precision=model.precision,
         tokens="uint16" if vocab <= 2**16 else "uint32",
-        masked=f"  masked = 15%  mask_token = {min(MASK_TOKEN, vocab - 1)}" if model.masked else "",
+        masked=masked,
     )
-    plan = f"{text}\n{run}"
-    program = resolve(Source("plan.scale", plan))
-    active = f", {active_count(program):,} of them active" if program.choices else ""
-    without = "".join(
-        f"# Left out, as a setting of training: {name} = {value}.\n"
-        for name, value in left_out.items()
-    )
-    for name, value in unread.items():
-        without += (
-            f"# Without effect, for transformers does not read it: {as_json(name)} ="
-            f" {as_json(value)}.\n"
-        )
-    counts = f"{parameter_count(program):,} parameters{active}"
-    head = f"# A {kind} of {counts}, from its Hugging Face configuration.\n{without}"
-    return format_plan(Source("plan.scale", f"{head}\n{plan}"))
+
+
+class _Edits:
+    """Changes of a text, which are made all at once."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+        self._edits: list[tuple[int, int, str]] = []
+
+    def cut(self, span: Span) -> None:
+        """Takes out the lines of a span."""
+        self._edits.append((self._starts[span.line - 1], self._starts[span.end_line], ""))
+
+    def replace(self, span: Span, new: str) -> None:
+        """Writes other text in the place of a span."""
+        start = self._starts[span.line - 1] + span.column - 1
+        end = self._starts[span.end_line - 1] + span.end_column - 1
+        self._edits.append((start, end, new))
+
+    def text_from(self, span: Span) -> str:
+        """The changed text, without what comes before the line of a span."""
+        text = self._text
+        for start, end, new in sorted(self._edits, reverse=True):
+            text = text[:start] + new + text[end:]
+        return text[self._starts[span.line - 1] :]
 
 
 def _edited(text: str, model: Model) -> str:
@@ -105,47 +138,57 @@ def _edited(text: str, model: Model) -> str:
     before them.
     """
     plan = parse_plan(Source("model.scale", text))
-    written, names = (
-        next(item for item in plan.items if isinstance(item, tree.Model)),
-        next(plan.sections()),
-    )
-    starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
-    edits: list[tuple[int, int, str]] = []
-
-    def cut(span: Span) -> None:
-        """Takes out the lines of a span."""
-        edits.append((starts[span.line - 1], starts[span.end_line], ""))
-
-    def replace(span: Span, new: str) -> None:
-        end = starts[span.end_line - 1] + span.end_column - 1
-        edits.append((starts[span.line - 1] + span.column - 1, end, new))
-
+    file_model = next(item for item in plan.items if isinstance(item, tree.Model))
+    names = next(plan.sections())
+    edits = _Edits(text)
     dropped = {"head"} if model.tied else set[str]()
-    for item in written.body:
+    for item in file_model.body:
         if isinstance(item, tree.Repeat) and item.dim.name in model.without:
-            cut(item.span)
-            dropped |= {node.name.name for node in _walk(item) if isinstance(node, tree.ParamUse)}
+            edits.cut(item.span)
+            dropped |= {use.name.name for use in _param_uses(item)}
         elif isinstance(item, tree.Section):
-            for entry in item.entries:
-                if isinstance(entry, tree.Setting) and entry.key.name in model.without:
-                    cut(entry.span)
-                elif isinstance(entry, tree.Setting) and entry.key.name in model.sizes:
-                    replace(entry.value.span, shown(model.sizes[entry.key.name]))
+            _edit_section(item, model, edits)
         elif isinstance(item, tree.Init) and not item.names:
-            replace(item.dist.span, f"normal({shown(model.std)})")
+            edits.replace(item.dist.span, f"normal({shown(model.std)})")
         elif model.tied:
-            for node in _walk(item):
-                if isinstance(node, tree.ParamUse) and node.name.name == "head":
-                    replace(node.span, "wte")
-    for item in written.body:
+            _tie_head(item, edits)
+    _cut_dropped(file_model, names, dropped, edits)
+    return edits.text_from(file_model.span)
+
+
+def _tie_head(item: object, edits: _Edits) -> None:
+    """Uses the embedding in the place of the head."""
+    for use in _param_uses(item):
+        if use.name.name == "head":
+            edits.replace(use.span, "wte")
+
+
+def _cut_dropped(model: tree.Model, names: tree.Section, dropped: set[str], edits: _Edits) -> None:
+    """Takes out the initial values and the names of parameters that are `dropped`."""
+    for item in model.body:
         if isinstance(item, tree.Init) and dropped & set(map(str, item.names)):
-            cut(item.span)
+            edits.cut(item.span)
     for entry in names.entries:
         if isinstance(entry, tree.Setting) and entry.key.name in dropped:
-            cut(entry.span)
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end:]
-    return text[starts[written.span.line - 1] :]
+            edits.cut(entry.span)
+
+
+def _edit_section(section: tree.Section, model: Model, edits: _Edits) -> None:
+    """Sets the sizes of a model in its section of dims or constants."""
+    for entry in section.entries:
+        if not isinstance(entry, tree.Setting):
+            continue
+        if entry.key.name in model.without:
+            edits.cut(entry.span)
+        elif entry.key.name in model.sizes:
+            edits.replace(entry.value.span, shown(model.sizes[entry.key.name]))
+
+
+def _param_uses(node: object) -> Iterator[tree.ParamUse]:
+    """The parameters that a part of a model uses, at any depth."""
+    for inner in _walk(node):
+        if isinstance(inner, tree.ParamUse):
+            yield inner
 
 
 def shown(number: float) -> str:
@@ -156,8 +199,8 @@ def shown(number: float) -> str:
 def _walk(node: object) -> Iterator[object]:
     """A node of syntax, or a tuple of such, and all in it."""
     if isinstance(node, tuple):
-        for each in cast("tuple[object, ...]", node):
-            yield from _walk(each)
+        for child in cast("tuple[object, ...]", node):
+            yield from _walk(child)
     elif attrs.has(cast(Any, type(node))) and not isinstance(node, Span):
         yield node
         for field in attrs.fields(cast(Any, type(node))):
