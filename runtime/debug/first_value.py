@@ -1,8 +1,8 @@
 """The first value of a step that is not finite, with its line of the plan: the step is run once
 more, call by call.
 
-Calls are seen as torch's own functions are; gradients by hooks on their results.  The host reads
-each result, so that this is for a run that ends.
+It sees calls of torch's functions and of functions that act as they do, and gradients by hooks on
+the calls' results.  The host reads each result, which is slow: only a run that ends does this.
 """
 
 import linecache
@@ -21,7 +21,7 @@ _UNSET = {
     *"empty empty_like new_empty empty_strided".split(),
     *"masked_fill masked_fill_ full full_like fill_".split(),
 }
-"""Results that have no values yet, or infinities by intention."""
+"""Functions whose results have no values yet, or have infinities by intention."""
 
 
 class FirstValue(TorchFunctionMode):
@@ -33,8 +33,8 @@ class FirstValue(TorchFunctionMode):
         super().__init__()
         self._file, self._results, self.found = file, 0, ""
         self.order: list[int] = []
-        """Sorts what ranks have found: forward before backward of a microbatch, then the number
-        of the result.
+        """Sorts the values that ranks have found: forward before backward of a microbatch, then
+        by the number of the result.
         """
         self._inside: list[str] = []
         self._calls: dict[str, int] = {}
@@ -59,10 +59,10 @@ class FirstValue(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         if not self.found and self._inside and getattr(func, "__name__", "") not in _UNSET:
-            several = isinstance(results, tuple)
-            for each in cast("tuple[Any, ...]", results) if several else (results,):
-                if isinstance(each, Tensor) and each.is_floating_point():
-                    self._look(each, getattr(func, "__name__", "?"))
+            values: tuple[Any, ...] = results if isinstance(results, tuple) else (results,)
+            for value in values:
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    self._look(value, getattr(func, "__name__", "?"))
         return results
 
     def _look(self, value: Tensor, function: str) -> None:
@@ -82,12 +82,14 @@ class FirstValue(TorchFunctionMode):
         frame = cast(Any, sys)._getframe(1)
         while frame and frame.f_code.co_filename != self._file:
             frame = frame.f_back
-        line = linecache.getline(self._file, frame.f_lineno) if frame else ""
-        made = re.match(r"\s*(\w+) = ", line)
-        name = f"`{made[1]}`" if made else "a result"
+        name, where = "a result", ""
+        if frame:
+            line = linecache.getline(self._file, frame.f_lineno)
+            if assignment := re.match(r"\s*(\w+) = ", line):
+                name = f"`{assignment[1]}`"
+            where = f", at {place(self._file, frame.f_lineno)}"
         module = f" in {self._inside[-1]}" if self._inside[-1] else ""
-        at = f", at {place(self._file, frame.f_lineno)}" if frame else ""
-        return f"{name}{module}, microbatch {self._calls[self._inside[0]]}{at} ({function})"
+        return f"{name}{module}, microbatch {self._calls[self._inside[0]]}{where} ({function})"
 
 
 def _is_finite(value: Tensor) -> bool:
