@@ -57,7 +57,7 @@ def rows(calls: Sequence[Json], clock: Clock) -> Iterator[Row]:
 
 
 def issued(calls: Sequence[Json], clock: Clock) -> float:
-    """Seconds in which the host issues an op: the median of memory-bound ones, each at its
+    """Seconds that the host takes to issue an op: the median of memory-bound ones, each at its
     smallest shapes.
     """
     smallest = dict[str, Json]()
@@ -93,7 +93,7 @@ class _Call:
     def rows(self, engine: float) -> Iterator[Row]:
         """The rows of forward and of each part of backward.
 
-        A part's seconds are the time by which backward is longer with it.
+        A part's seconds are the difference that it makes to backward.
         """
         parts = self._of["backward"]
         operands_up_to_part = list[list[int]]()

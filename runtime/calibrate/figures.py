@@ -67,7 +67,7 @@ def _rates(rows: Sequence[Row]) -> Row:
 
 
 def _seconds(rows: Sequence[Row]) -> Row:
-    """The mean seconds of rows, and those of a group alone, where they differ."""
+    """The mean seconds of rows, and as the source the seconds of a group alone, if they differ."""
     fields: Row = {"seconds": geometric_mean(row["seconds"] for row in rows)}
     for row in rows:
         if row.get("alone", row["seconds"]) != row["seconds"]:

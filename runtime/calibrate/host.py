@@ -1,4 +1,4 @@
-"""Measures the seconds in which the host issues an op and an action of a pipeline, by steps of
+"""Measures the seconds that the host takes to issue an op and an action of a pipeline, by steps of
 emitted programs on one rank.
 
 The peers in the rank's groups are absent: calls in these groups do nothing.
@@ -33,9 +33,9 @@ def figures(
 ) -> Row:
     """The seconds of an op and, if some steps have actions, of an action.
 
-    An op takes the time by which a step with more layers is longer, divided by the number of its
-    additional ops; where that cannot be told, `seconds_of_op` measures an op by itself.  An action
-    takes the time of a pipeline's step besides its ops, divided by the number of actions.
+    An op takes the time that more layers add to a step, divided by the number of ops that they add;
+    where that cannot be told, `seconds_of_op` measures an op by itself.  An action takes the time
+    of a pipeline's step besides its ops, divided by the number of actions.
 
     Call it before ranks have a process group.
     """

@@ -92,14 +92,14 @@ def write(
 ) -> Path:
     """Writes `folder`/step-NNNNNN, made of all ranks' own boxes.  Collective.
 
-    `agree` is the `together` by which the ranks agree.  RunError on all ranks, with the number of
-    the first of several that failed; also where `allowed` raises one on rank 0.
+    `agree` is `together`, with its arguments.  RunError on all ranks, with the number of the first
+    of several that failed; also where `allowed` raises one on rank 0.
     """
     rank, world = c10d.place()
     saving = _Saving(folder / folder_name(step), step, boxes, rank, world, disk, run, allowed)
     for stage in (saving.prepare, saving.write, saving.publish):
         agree(partial(saving.told, stage))
-    return saving.made
+    return saving.target
 
 
 def prune(folder: Path, keep: Keep, disk: Disk) -> None:
@@ -230,9 +230,9 @@ class _Saving:
     before.
     """
 
-    made: Path
+    target: Path
     step: int
-    own: Mapping[str, Box]
+    boxes: Mapping[str, Box]
     rank: int
     world: int
     disk: Disk
@@ -252,16 +252,16 @@ class _Saving:
     @property
     def part(self) -> Path:
         """The folder while it is not whole."""
-        return self.made.with_suffix(".tmp")
+        return self.target.with_suffix(".tmp")
 
     def prepare(self) -> None:
         """Makes an empty folder, and removes folders that a crash left."""
         if self.rank > 0:
             return
         self.allowed()
-        if self.made.exists():
-            raise RunError(f"{self.made} is there already: a checkpoint is never written over")
-        for leftover in self.made.parent.glob("step-*.tmp"):
+        if self.target.exists():
+            raise RunError(f"{self.target} is there already: a checkpoint is never written over")
+        for leftover in self.target.parent.glob("step-*.tmp"):
             self.disk.remove(leftover)
         self.part.mkdir(parents=True)
 
@@ -269,10 +269,10 @@ class _Saving:
         """Writes this rank's boxes, and their index."""
         name = _rank_name(self.rank)
         mine = index.Index(self.step, {}, {})
-        if self.own:
-            tensors = {tensor: box.tensor for tensor, box in self.own.items()}
+        if self.boxes:
+            tensors = {tensor: box.tensor for tensor, box in self.boxes.items()}
             stamp = tensor_file.write(self.part / f"{name}.safetensors", tensors, self.disk)
-            mine = index.of(self.step, f"{name}.safetensors", self.own, stamp)
+            mine = index.of(self.step, f"{name}.safetensors", self.boxes, stamp)
         put(self.part / f"{name}.json", [index.text(mine)], self.disk)
         settle(self.part, self.disk)
 
@@ -285,11 +285,11 @@ class _Saving:
         for rank in range(self.world):
             (self.part / f"{_rank_name(rank)}.json").unlink()
         settle(self.part, self.disk)
-        self.disk.rename(self.part, self.made)
+        self.disk.rename(self.part, self.target)
         try:
-            settle(self.made.parent, self.disk)
+            settle(self.target.parent, self.disk)
         except OSError:
-            self.made.rename(self.part)  # so that it does not count, and can be tried anew
+            self.target.rename(self.part)  # so that it does not count, and can be tried anew
             raise
 
     def _merged(self) -> index.Index:

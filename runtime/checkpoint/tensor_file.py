@@ -27,7 +27,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The size and the hash by which a file is recognised."""
+    """The size and the hash of a file, which tell whether it is what was written."""
 
     size: int
     blake2b: str
@@ -39,14 +39,14 @@ def write(path: Path, tensors: Mapping[str, Tensor], disk: Disk) -> Stamp:
     """
     size, digest = 0, _hash()
 
-    def stamped() -> Iterator[bytes | memoryview]:
+    def count_and_hash() -> Iterator[bytes | memoryview]:
         nonlocal size
         for chunk in _stream(tensors):
             size += len(chunk)
             digest.update(chunk)
             yield chunk
 
-    put(path, stamped(), disk)
+    put(path, count_and_hash(), disk)
     return Stamp(size, digest.hexdigest())
 
 

@@ -51,34 +51,56 @@ def add_lines(trace: dict[str, Any], lines: Mapping[str, str]) -> None:
 
 def _backward(events: Iterable[Event], forward: "_Cover") -> Iterator[Event]:
     """A span for each run of nodes, on one thread, that belong to one line."""
-    starts, arrows, nodes = dict[Any, Event](), list[Event](), list[Event]()
+    starts, arrows, nodes = _arrows_and_nodes(events)
+    nodes.sort(key=lambda node: (f"{node['pid']} {node['tid']}", node["ts"], -node["dur"]))
+    for thread, nodes_of_thread in groupby(nodes, key=lambda node: (node["pid"], node["tid"])):
+        ends = list[tuple[float, Any]]()
+        for arrow in arrows:
+            if arrow["id"] in starts and (arrow["pid"], arrow["tid"]) == thread:
+                ends.append((arrow["ts"], arrow["id"]))
+        ends.sort()
+        with_lines = _with_lines(nodes_of_thread, ends, starts, forward)
+        for line, run in groupby(with_lines, key=lambda line_and_node: line_and_node[0]):
+            if line:
+                yield _span_of_run(line, [node for _, node in run])
+
+
+def _arrows_and_nodes(
+    events: Iterable[Event],
+) -> tuple[dict[Any, Event], list[Event], list[Event]]:
+    """The starts of arrows by id, the ends of arrows, and the nodes of backward."""
+    starts, ends, nodes = dict[Any, Event](), list[Event](), list[Event]()
     for event in events:
         if event.get("cat") == "fwdbwd" and event["ph"] == "s":
             starts[event["id"]] = event
         elif event.get("cat") == "fwdbwd" and event["ph"] == "f":
-            arrows.append(event)
+            ends.append(event)
         elif event.get("cat") == "cpu_op" and event["name"].startswith(_NODE):
             nodes.append(event)
-    nodes.sort(key=lambda node: (f"{node['pid']} {node['tid']}", node["ts"], -node["dur"]))
-    for (pid, tid), nodes_of_thread in groupby(nodes, key=lambda node: (node["pid"], node["tid"])):
-        arrow_ends = list[tuple[float, Any]]()
-        for arrow in arrows:
-            if arrow["id"] in starts and (arrow["pid"], arrow["tid"]) == (pid, tid):
-                arrow_ends.append((arrow["ts"], arrow["id"]))
-        arrow_ends.sort()
-        node_lines = list[tuple[str, Event]]()
-        for node in nodes_of_thread:
-            last = bisect_right(arrow_ends, (_end(node), len(starts) + 1)) - 1
-            line = ""
-            if last >= 0 and arrow_ends[last][0] >= node["ts"]:
-                start = starts[arrow_ends[last][1]]
-                line = forward.at(start["pid"], start["tid"], start["ts"])
-            elif node_lines and node["name"] == _ACCUMULATES:
-                line, _ = node_lines[-1]
-            node_lines.append((line, node))
-        for line, run in groupby(node_lines, key=lambda line_and_node: line_and_node[0]):
-            if line:
-                yield _span_of_run(line, [node for _, node in run])
+    return starts, ends, nodes
+
+
+def _with_lines(
+    nodes: Iterable[Event],
+    ends: Sequence[tuple[float, Any]],
+    starts: Mapping[Any, Event],
+    forward: "_Cover",
+) -> list[tuple[str, Event]]:
+    """The nodes of a thread, each with its line or "".
+
+    `ends` are the times and the ids of the arrows that end in this thread, sorted.
+    """
+    with_lines = list[tuple[str, Event]]()
+    for node in nodes:
+        last = bisect_right(ends, (_end(node), len(starts) + 1)) - 1
+        line = ""
+        if last >= 0 and ends[last][0] >= node["ts"]:
+            start = starts[ends[last][1]]
+            line = forward.at(start["pid"], start["tid"], start["ts"])
+        elif with_lines and node["name"] == _ACCUMULATES:
+            line, _ = with_lines[-1]
+        with_lines.append((line, node))
+    return with_lines
 
 
 def _span_of_run(line: str, nodes: Sequence[Event]) -> Event:
@@ -113,9 +135,9 @@ class Busy(NamedTuple):
     of: Any
 
 
-def busy(event: Event, of: Any, order: int = 0) -> Busy:
+def busy(event: Event, value: Any, order: int = 0) -> Busy:
     """The stretch of an event, with a value."""
-    return Busy(order, event["ts"], _end(event), of)
+    return Busy(order, event["ts"], _end(event), value)
 
 
 def changes(stretches: Iterable[Busy]) -> Iterator[tuple[float, Any]]:

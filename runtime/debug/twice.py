@@ -86,14 +86,11 @@ class CopyCheck:
         All ranks call it before the update of the same step.
         """
         differing = [self._differs(step, axis, copies) for axis, copies in self._by_axis.items()]
-        moved = list[str]()
-        for key, hashes in self._at_rest().items():
-            if not torch.equal(hashes, self._begun[key]):
-                moved.append(key)
+        change = self._change_at_rest()
         word = ""
         if any(differing):
             word = "differ"
-        elif moved:
+        elif change:
             word = "moved"
         words = meet("copies", word)
         for axis in self._by_axis:
@@ -105,11 +102,18 @@ class CopyCheck:
                 differences.append(self._comparison.first_copy(copies, axis, self._model))
             _end(f"step {step}", differences)
         if [*words] != [""]:
-            change = ""
-            if moved:
-                more = f" and {len(moved) - 1} others" if moved[1:] else ""
-                change = f"`{moved[0]}`{more} changed before the update, on {_who()}"
             _end(f"step {step}", [change])
+
+    def _change_at_rest(self) -> str:
+        """Words for state that has changed since the beginning of the step; "" if none has."""
+        changed = list[str]()
+        for key, hashes in self._at_rest().items():
+            if not torch.equal(hashes, self._begun[key]):
+                changed.append(key)
+        if not changed:
+            return ""
+        more = f" and {len(changed) - 1} others" if changed[1:] else ""
+        return f"`{changed[0]}`{more} changed before the update, on {_who()}"
 
     def _differs(self, step: int, axis: Axis, copies: Sequence[Copies]) -> bool:
         """Whether this rank has other values than the rank of the axis that came first."""
@@ -184,8 +188,8 @@ class Replay:
     def _seen(
         self, run: TrainStep, model: nn.Module, batch: Batch, lr: float
     ) -> tuple[Mapping[str, Tensor], Metrics]:
-        """Runs a step: the hashes of its values by name, in the order in which they are made, and
-        its metrics.
+        """Runs a step: the hashes of its values by name, in the order of their making, and its
+        metrics.
         """
         seen, calls = dict[str, Tensor](), Counter[str]()
 

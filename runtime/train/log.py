@@ -186,9 +186,9 @@ class Log:
         warm = self._marked_step >= self._warm
         self.mark(step)
         self._note_empty_steps(step, int(metrics["empty"]))
-        reached = _reached(metrics) + f"  lr {lr:.2e}" + _remarks(metrics, load, dropped, skipped)
         self._say(
-            f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}"
+            f"step {step:>{len(str(self._steps))}}/{self._steps}  {_loss_words(metrics)}"
+            f"  lr {lr:.2e}{_remarks(metrics, load, dropped, skipped)}"
             f"  {self._speed.words(seconds)}  {self._left(step)} left"
         )
         self._write(
@@ -206,7 +206,7 @@ class Log:
             self._say(f"{complaint}; {hint}")
 
     def _note_empty_steps(self, step: int, empty: int) -> None:
-        """Says once that there are steps in which no label counts: `empty` steps so far."""
+        """Says once that there are steps where no label counts: `empty` steps so far."""
         if not empty or self._said_empty:
             return
         self._said_empty = True
@@ -306,7 +306,7 @@ class Log:
                 self._say(trouble)
 
 
-def _reached(metrics: Mapping[str, float]) -> str:
+def _loss_words(metrics: Mapping[str, float]) -> str:
     """The loss and the norm of a step, for its line."""
     if not int(metrics["tokens"]):
         return "no label counts"

@@ -126,7 +126,7 @@ class Job:
         return ""
 
     def _clock(self) -> float:
-        """Seconds by which this rank's clock is ahead of rank 0's: the median of some meetings."""
+        """Seconds that this rank's clock is ahead of rank 0's: the median of some meetings."""
         differences = list[float]()
         for number in range(ROUNDS):
             self._all_come(f"clock/{number}")

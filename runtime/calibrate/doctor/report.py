@@ -55,7 +55,7 @@ class Report:
     """A rank and its machine.
 
     `seen` are the ranks whose file it found in the run's folder; `clock` is the number of seconds
-    by which its clock is ahead of rank 0's.  Rates are the bytes a second that it sent to its
+    that its clock is ahead of rank 0's.  Rates are the bytes a second that it sent to its
     neighbours, within its node and on the next one.
     """
 

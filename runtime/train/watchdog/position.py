@@ -32,7 +32,7 @@ _RUNTIME = __name__.rsplit(".", 3)[0] + "."
 _WAITING = tuple(_RUNTIME + name for name in ("comm.", "checkpoint.agreement"))
 """Modules whose calls wait for other ranks."""
 _HELPERS = {"checkpoint.background": "saver", "data.prefetch": "batches"}
-"""By module in which the main thread waits, the beginning of the name of the thread that it waits
+"""By module where the main thread waits, the beginning of the name of the thread that it waits
 for.
 """
 _COMPARES = _RUNTIME + "debug.compare"
@@ -62,21 +62,15 @@ def position(
 ) -> Position:
     """This rank's position.
 
-    `before` are the groups' counts at the beginning of what it does, `lost` the frames in which it
+    `before` has the groups' counts at the beginning of `doing`, `lost` the frames of the call that
     failed.
     """
     frames, groups, calls_of_plan = lost or _frames(), mesh.groups(), counts(mesh)
     now = {name: calls_of_plan[group] + mesh.asides()[group] for name, group in groups.items()}
-    calls_made = dict[str, int]()
-    for name, group in groups.items():
-        if mesh.device.type == "cpu" or not name.endswith(MESSAGES):  # NCCL counts no messages
-            calls_made[name] = calls_of_plan[group] - before.get(group, 0)
     waits, waiting = _waits(mesh, frames)
     calls_in_order = order(mesh, evaluates)
-    pending = dict[str, int]()
-    for name, first in _pending(groups).items():
-        pending[name] = first - before.get(groups[name], 0)
-    calls, astray = _calls(calls_in_order(), calls_made, pending)
+    pending = _pending(groups, before)
+    calls, astray = _calls(calls_in_order(), _calls_made(mesh, calls_of_plan, before), pending)
     waiting = waiting or bool(pending)
     if astray:
         return Position(rank, host, doing, now, waits, (), waiting, "", _code(frames), astray)
@@ -85,14 +79,7 @@ def position(
             rank, host, doing, now, "", (), True, "a meeting of all ranks", _code(frames)
         )
     peers: Sequence[int] = ()
-    call = calls.get(waits)
-    if call is None and calls:
-        candidates = [*calls.values()]
-        call = candidates[0] if pending else candidates[-1]
-    if is_message := _message(frames):
-        call = next(
-            (planned_call for planned_call in calls_in_order() if is_message(planned_call)), call
-        )
+    call = _message_call(calls_in_order, frames) or _current_call(calls, waits, pending)
     if call is not None and call.peer is not None:
         peers = [members(mesh.axes, call.group, rank)[call.peer]]
     compares = any(_module(frame) == _COMPARES for frame, _ in frames)
@@ -102,6 +89,33 @@ def position(
     if call is not None and waiting and not astray:
         words = f"a comparison of copies after {call}" if compares else f"{call}"
     return Position(rank, host, doing, now, waits, peers, waiting, words, _code(frames), astray)
+
+
+def _calls_made(mesh: Mesh, calls_of_plan: Mapping[Any, int], before: Mapping[Any, int]) -> Counts:
+    """By name of group, the calls that this rank has made since the counts were `before`."""
+    calls_made = dict[str, int]()
+    for name, group in mesh.groups().items():
+        if mesh.device.type == "cpu" or not name.endswith(MESSAGES):  # NCCL counts no messages
+            calls_made[name] = calls_of_plan[group] - before.get(group, 0)
+    return calls_made
+
+
+def _current_call(calls: Mapping[str, Call], waits: str, pending: Counts) -> Call | None:
+    """The call in the group that the rank waits in; where that is unknown, the first pending call,
+    or else the last that was made.
+    """
+    if waits in calls or not calls:
+        return calls.get(waits)
+    in_order = [*calls.values()]
+    return in_order[0] if pending else in_order[-1]
+
+
+def _message_call(calls_in_order: Callable[[], Iterator[Call]], frames: Frames) -> Call | None:
+    """The call of the message that a stage waits for; None if this rank waits for none."""
+    is_message = _message(frames)
+    if is_message is None:
+        return None
+    return next((call for call in calls_in_order() if is_message(call)), None)
 
 
 def _other(call: Call, frames: Frames) -> str:
@@ -172,16 +186,16 @@ def _calls(
         return calls, ""
     differences = list[str]()
     for name in more:
-        made = counted(calls_made[name], "call")
-        differences.append(f"{made} over {name} where the plan has {passed[name]}")
+        number = counted(calls_made[name], "call")
+        differences.append(f"{number} over {name} where the plan has {passed[name]}")
     astray = f"it has made {' and '.join(differences)}"
     if following:
         astray += f" before {following}"
     return calls, astray
 
 
-def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
-    """The number of each group's first call that has begun and is not done.
+def _pending(groups: Mapping[str, Any], before: Mapping[Any, int]) -> dict[str, int]:
+    """The number of each group's first call that has begun and is not done, counted from `before`.
 
     Empty where torch keeps no record of calls.
     """
@@ -193,7 +207,7 @@ def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
         if name := names.get(call["process_group"][0]):
             number = call["collective_seq_id"]
             first_calls[name] = min(first_calls.get(name, number), number)
-    return first_calls
+    return {name: number - before.get(groups[name], 0) for name, number in first_calls.items()}
 
 
 # ---- frames
