@@ -164,12 +164,12 @@ class Links:
         own_seconds = self._clock.median(lambda: lambda: x @ x)
         of_ranks = [(0.0, "")] * dist.get_world_size()
         cast(Any, dist).all_gather_object(of_ranks, (own_seconds, socket.gethostname()))
-        usual = median(seconds for seconds, _ in of_ranks)
-        for name in sorted({name for seconds, name in of_ranks if seconds > SLOW * usual}):
+        usual_seconds = median(seconds for seconds, _ in of_ranks)
+        for name in sorted({name for seconds, name in of_ranks if seconds > SLOW * usual_seconds}):
             worst = max(seconds for seconds, other in of_ranks if other == name)
             yield (
-                f"node {name} is slow: a product takes {worst / usual:.2f} times as long as on"
-                " most ranks"
+                f"node {name} is slow: a product takes {worst / usual_seconds:.2f} times as long"
+                " as on most ranks"
             )
 
 

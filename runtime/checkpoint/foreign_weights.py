@@ -53,8 +53,8 @@ def missing(folder: Path) -> RunError:
             "write a model's files by `train.py --export DIR`, or go on with the run by --resume"
         )
         return _unread(folder, "it has checkpoints of a run, and no model.safetensors", advice)
-    there = named(names) if names else "nothing"
-    return _unread(folder, f"it has no model.safetensors: there is {there}")
+    content = named(names) if names else "nothing"
+    return _unread(folder, f"it has no model.safetensors: there is {content}")
 
 
 def _unread(folder: Path, why: str, *advice: str) -> RunError:

@@ -186,8 +186,8 @@ dim, the hash of the values.
 class _Noted:
     """A tensor of a file that notes each part that is read."""
 
-    def __init__(self, view: Any, tensor: str, taken: list[_Taken]) -> None:
-        self._view, self._tensor, self._taken = view, tensor, taken
+    def __init__(self, view: Any, tensor: str, readings: list[_Taken]) -> None:
+        self._view, self._tensor, self._taken = view, tensor, readings
 
     def __getitem__(self, wanted: tuple[slice, ...]) -> Tensor:
         part = self._view[wanted]
@@ -317,20 +317,20 @@ class Reader:
         assert self._taken is not None, "weights: nothing was noted"
         store.set(f"weights/{rank}", json.dumps([gethostname(), self._taken]))
         meet("weights", "")
-        host, taken = json.loads(store.get(f"weights/{previous}"))
+        host, readings = json.loads(store.get(f"weights/{previous}"))
         store.delete_key(f"weights/{previous}")
         digests = {(tensor, f"{extent}"): digest for tensor, extent, digest in self._taken}
         other = f"rank {previous} on {host}"
-        together(lambda: self._check_taken(taken, digests, other))
+        together(lambda: self._check_taken(readings, digests, other))
 
     def _check_taken(
-        self, taken: Sequence[_Taken], digests: Mapping[tuple[str, str], str], other: str
+        self, readings: Sequence[_Taken], digests: Mapping[tuple[str, str], str], other: str
     ) -> None:
         """RunError unless all parts that another rank has taken are the same here.
 
         `digests` are the hashes of the parts that this rank has read already.
         """
-        for tensor, extent, digest in taken:
+        for tensor, extent, digest in readings:
             digest_here = digests.get((tensor, f"{extent}"))
             if digest_here is None:
                 part = tuple(slice(*stretch) for stretch in extent)
@@ -429,10 +429,10 @@ def _part(view: Any, stored: HFWeight, spec: Spec, mesh: Mesh) -> Tensor:
     A stored dim may be several of the parameter's dims as one.  The first of them says which
     stretch of the stored dim is read; the others are cut afterwards.
     """
-    whole = stored.rows(prod(spec.shape))
+    whole_shape = stored.rows(prod(spec.shape))
     offsets, sizes = list(spec.offsets(mesh)), spec.local_shape(mesh)
     stretches, shape = list[slice](), list[int]()
-    for size, (first, *others) in zip(whole, _grouped(spec.shape, whole), strict=True):
+    for size, (first, *others) in zip(whole_shape, _grouped(spec.shape, whole_shape), strict=True):
         unit = size // spec.shape[first]
         start = offsets[first] * unit
         stretches.append(slice(start, start + sizes[first] * unit))

@@ -116,15 +116,15 @@ class Comparison:
         """
         with c10d.unrecorded():
             own_rows = torch.tensor([rows_to, rows_from], device=self._device)
-            sent, taken = _gathered(own_rows, axis).unbind(1)
-        differing = (sent != taken.mT).nonzero()
+            rows_sent, rows_taken = _gathered(own_rows, axis).unbind(1)
+        differing = (rows_sent != rows_taken.mT).nonzero()
         if not len(differing):
             return ""
         source, target = cast(Any, differing[0]).tolist()
         ranks = axis.ranks()
         return (
-            f"rank {ranks[source]} sends {int(sent[source, target])} rows to rank {ranks[target]},"
-            f" which takes {int(taken[target, source])}"
+            f"rank {ranks[source]} sends {int(rows_sent[source, target])} rows to rank"
+            f" {ranks[target]}, which takes {int(rows_taken[target, source])}"
         )
 
     @torch.no_grad()

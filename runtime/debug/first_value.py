@@ -59,23 +59,23 @@ class FirstValue(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         if not self.found and self._inside and getattr(func, "__name__", "") not in _UNSET:
-            values: tuple[Any, ...] = results if isinstance(results, tuple) else (results,)
-            for value in values:
+            several = isinstance(results, tuple)
+            for value in cast("tuple[Any, ...]", results) if several else (results,):
                 if isinstance(value, Tensor) and value.is_floating_point():
                     self._look(value, getattr(func, "__name__", "?"))
         return results
 
     def _look(self, value: Tensor, function: str) -> None:
-        here, self._results = self._here(function), self._results + 1
+        description, self._results = self._here(function), self._results + 1
         order = [self._calls[self._inside[0]], 0, self._results]
         if not _is_finite(value):
-            self.found, self.order = here, order
+            self.found, self.order = description, order
         elif value.requires_grad and not value.is_leaf:
-            cast(Any, value).register_hook(partial(self._gradient, here, order))
+            cast(Any, value).register_hook(partial(self._gradient, description, order))
 
-    def _gradient(self, here: str, order: list[int], gradient: Tensor) -> None:
+    def _gradient(self, description: str, order: list[int], gradient: Tensor) -> None:
         if not self.found and not _is_finite(gradient):
-            self.found, self.order = f"the gradient of {here}", [order[0], 1, -order[2]]
+            self.found, self.order = f"the gradient of {description}", [order[0], 1, -order[2]]
 
     def _here(self, function: str) -> str:
         """For instance ``y` in layers.1, microbatch 1, at llama.scale:25, train.py:84 (linear)`."""

@@ -132,13 +132,15 @@ class Profiler:
     `first` steps were done before this run.
     """
 
-    def __init__(self, asked: Profiled, model: nn.Module, device: torch.device, first: int) -> None:
-        self._asked, self._first, self._done = asked, first, 0
+    def __init__(
+        self, request: Profiled, model: nn.Module, device: torch.device, first: int
+    ) -> None:
+        self._asked, self._first, self._done = request, first, 0
         self._times: dict[str, Any] = {}  # once they are written
         self._on_gpu = device.type == "cuda"
         self._lines = Lines(model, nvtx=self._on_gpu)
-        self._file = asked.folder / f"rank{int(os.environ.get('RANK', 0)):05}.json"
-        before = asked.first - 1
+        self._file = request.folder / f"rank{int(os.environ.get('RANK', 0)):05}.json"
+        before = request.first - 1
         activities = [ProfilerActivity.CPU]
         if self._on_gpu:
             activities.append(ProfilerActivity.CUDA)
@@ -146,7 +148,10 @@ class Profiler:
             activities=activities,
             # the profiler sets itself up in its first moments, which fall into an earlier step
             schedule=cast(Any, torch_profiler).schedule(
-                wait=max(before - 1, 0), warmup=min(before, 1), active=asked.last - before, repeat=1
+                wait=max(before - 1, 0),
+                warmup=min(before, 1),
+                active=request.last - before,
+                repeat=1,
             ),
             on_trace_ready=self._write,
             profile_memory=True,

@@ -191,12 +191,16 @@ def _at(x: Tensor, difference: Difference) -> str:
 
 
 def observed(
-    function: Callable[_P, Metrics], mesh: Mesh, inputs: Mapping[str, Input], word: str, done: int
+    function: Callable[_P, Metrics],
+    mesh: Mesh,
+    inputs: Mapping[str, Input],
+    word: str,
+    steps_done: int,
 ) -> Callable[_P, Metrics]:
     """`train_step` or `eval_step`, with its batch and metrics compared; messages name its calls by
     `word` and number, from `done` + 1.
     """
-    watch, numbers = mesh.watch, count(done + 1)
+    watch, numbers = mesh.watch, count(steps_done + 1)
     assert isinstance(watch, Sanitizer), "sanitize: the mesh was made without a sanitizer"
 
     def run(*args: _P.args, **options: _P.kwargs) -> Metrics:

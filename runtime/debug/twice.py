@@ -151,12 +151,12 @@ class Replay:
         finally:
             self._state.held.paused = False
         begin()
-        usual, updated = self._state.around, list[str]()
+        around_before, updated = self._state.around, list[str]()
         self._state.around = partial(self._twice, updated)
         try:
             second, metrics = self._seen(run, model, batch, lr)
         finally:
-            self._state.around = usual
+            self._state.around = around_before
         places, names = list[int](), list[str]()
         for place, name in enumerate(first):
             if not torch.equal(first[name], second[name]):
@@ -191,19 +191,20 @@ class Replay:
         """Runs a step: the hashes of its values by name, in the order of their making, and its
         metrics.
         """
-        seen, calls = dict[str, Tensor](), Counter[str]()
+        hashes, calls = dict[str, Tensor](), Counter[str]()
 
         def result(name: str, output: Any) -> None:
             calls[name] += 1
-            outputs: tuple[Any, ...] = output if isinstance(output, tuple) else (output,)
+            several = isinstance(output, tuple)
+            outputs = cast("tuple[Any, ...]", output) if several else (output,)
             tensors = [value for value in outputs if isinstance(value, Tensor)]
             if tensors:
-                seen[f"result of {name} in call {calls[name]}"] = self._comparison.hashes(tensors)
+                hashes[f"result of {name} in call {calls[name]}"] = self._comparison.hashes(tensors)
 
         def look() -> None:
             for name, flat in self._state.gradients().items():
                 buffers = cast("list[Tensor]", flat) if isinstance(flat, list) else [flat]
-                seen[f"gradient of bucket `{name}`"] = self._comparison.hashes(buffers)
+                hashes[f"gradient of bucket `{name}`"] = self._comparison.hashes(buffers)
 
         self._state.looks.append(look)
         try:
@@ -213,8 +214,8 @@ class Replay:
             self._state.looks.remove(look)
         for name, value in {"loss": metrics.loss, "gradient norm": metrics.norm}.items():
             if value is not None:
-                seen[name] = self._comparison.hashes([value])
-        return seen, metrics
+                hashes[name] = self._comparison.hashes([value])
+        return hashes, metrics
 
 
 @contextmanager

@@ -209,10 +209,10 @@ class _Run:
             torchrun(self.plan, "--help"),
         )
 
-    def _stopped(self, done: int) -> NoReturn:
+    def _stopped(self, steps_done: int) -> NoReturn:
         """Ends a run that a signal has stopped after `done` steps, and that is saved."""
-        self._finish_save(done)
-        self._doing("end", done)
+        self._finish_save(steps_done)
+        self._doing("end", steps_done)
         further = going_on(self.plan, self.options.steps)
         self.log.say(
             f"stopped by {self.stop.signal}: saved {self.saver.newest}\n  to go on    {further}"
@@ -284,49 +284,51 @@ class _Run:
             self.log.say(predicted)
         self.log.mark(self.start.first)
 
-    def _after(self, done: int, metrics: Metrics, lr: float) -> bool:
+    def _after(self, steps_done: int, metrics: Metrics, lr: float) -> bool:
         """Does the tasks that are due after `done` steps; all are due after the last.
 
         Returns whether a signal stops the run here.
         """
-        stops = done < self.options.steps and self.stop.after(done)
+        stops = steps_done < self.options.steps and self.stop.after(steps_done)
 
         def due(every: int) -> bool:
-            return done % every == 0 or done == self.options.steps or stops
+            return steps_done % every == 0 or steps_done == self.options.steps or stops
 
-        if done == self.start.first + 1:
+        if steps_done == self.start.first + 1:
             settle(self.mesh, self.options, self.held is not None)
-            self._compare_memory(done)
+            self._compare_memory(steps_done)
         if self.start.claim:
             self.start.claim.check(now=due(self.options.save_every))
-        self.watching.after(done, metrics)
+        self.watching.after(steps_done, metrics)
         self.log.settle()  # the step before this one
-        self.log.step(done, metrics, lr, done <= _FIRST_STEPS or due(self.options.log_every))
+        self.log.step(
+            steps_done, metrics, lr, steps_done <= _FIRST_STEPS or due(self.options.log_every)
+        )
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
             self.watching.settle()  # only steps that are known to be finite are saved
             self.log.settle()
         if self.held and due(self.options.eval_every) and not stops:
-            self._doing("validation", done)
-            self.log.validation(done, self._validate(self.held))
-            self.log.mark(done)
+            self._doing("validation", steps_done)
+            self.log.validation(steps_done, self._validate(self.held))
+            self.log.mark(steps_done)
         if due(self.options.save_every):
-            self._doing("save", done)
+            self._doing("save", steps_done)
             if not self.has_saved:
                 self.same_state.require("before the first save")
                 self.has_saved = True
-            self.saver.begin(done)
-            self.log.mark(done)
+            self.saver.begin(steps_done)
+            self.log.mark(steps_done)
         self._tell_saves()
         return stops
 
-    def _compare_memory(self, done: int) -> None:
+    def _compare_memory(self, steps_done: int) -> None:
         """Logs the peak of memory beside the compiler's account, where the plan has one."""
         plan_account = self.plan.account
         if not plan_account:
             return
         place = self.mesh.rank(plan_account.axis) if plan_account.axis else 0
         peak = allocator.peak(self.mesh.device)
-        self.log.memory(done, plan_account.at(place), plan_account, peak)
+        self.log.memory(steps_done, plan_account.at(place), plan_account, peak)
 
     def _tell_saves(self) -> None:
         """Logs lines about saves that met trouble.  RunError where a state was not finite."""
@@ -334,12 +336,12 @@ class _Run:
             self.log.say(line)
         self.saver.check()
 
-    def _finish_save(self, done: int) -> None:
+    def _finish_save(self, steps_done: int) -> None:
         """Waits until the last save, after `done` steps, is on the disk.
 
         RunError if it has failed.
         """
-        self._doing("save", done)
+        self._doing("save", steps_done)
         self.saver.wait()
         self._tell_saves()
         self.saver.require()

@@ -29,13 +29,13 @@ class Progress:
         self._stream = stream if can_clear else None
         self._device, self._shown, self._at = device, False, 0.0
 
-    def show(self, step: int, steps: int, left: str, speed: str) -> None:
+    def show(self, step: int, steps: int, time_left: str, speed: str) -> None:
         """Shows how far a run is after a step, unless the last change was a moment ago."""
         if self._stream is None or time.monotonic() < self._at + OFTEN:
             return
-        self._at, done = time.monotonic(), round(BAR * step / steps)
+        self._at, cells = time.monotonic(), round(BAR * step / steps)
         line = (
-            f"{'━' * done}{'─' * (BAR - done)} {step}/{steps}  {left} left  {speed} "
+            f"{'━' * cells}{'─' * (BAR - cells)} {step}/{steps}  {time_left} left  {speed} "
             f" {_memory(self._device)}"
         )
         # ends in a carriage return, so that other lines are written over it

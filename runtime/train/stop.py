@@ -77,14 +77,14 @@ class Stop:
             for number, handler in handlers_before.items():
                 signal.signal(number, handler)
 
-    def after(self, done: int) -> bool:
+    def after(self, steps_done: int) -> bool:
         """Whether the run ends after `done` steps; if it does not, the next step has begun."""
         with self._lock:
-            if not self._promise or (done < self._promise and not self._last):
-                self._begun = done + 1
+            if not self._promise or (steps_done < self._promise and not self._last):
+                self._begun = steps_done + 1
                 return False
         self._known.wait()
-        return done >= self._last
+        return steps_done >= self._last
 
     @property
     def status(self) -> int:

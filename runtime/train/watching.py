@@ -22,7 +22,7 @@ class Watching:
 
     def __init__(
         self,
-        asked: Watch,
+        watch: Watch,
         model: nn.Module,
         state: TrainState,
         train_step: TrainStep,
@@ -33,15 +33,15 @@ class Watching:
         """`train_step` is the program's own, `batch` gives the batch of a step, from 0; `inputs`
         describes its tensors.
         """
-        self._asked, self._model, self._state, self._log = asked, model, state, log
+        self._asked, self._model, self._state, self._log = watch, model, state, log
         self._train_step, self._batch, self._number = train_step, batch, 0
-        located = self._located if asked.locate else _advise_to_locate
-        self._finite = Finite(state, asked.finite, asked.skips, located)
-        if asked.skips:
+        located = self._located if watch.locate else _advise_to_locate
+        self._finite = Finite(state, watch.finite, watch.skips, located)
+        if watch.skips:
             state.kept += state.held.kept()
-        if asked.spikes:
+        if watch.spikes:
             state.kept += state.losses.kept()
-        if asked.copies or asked.replay:
+        if watch.copies or watch.replay:
             from ..debug.compare import Comparison
             from ..debug.twice import CopyCheck, Replay  # most runs do without
 
@@ -85,12 +85,12 @@ class Watching:
         self._state.looks.remove(self._compare)
         self._copies.compare(self._number)
 
-    def after(self, done: int, metrics: Metrics) -> None:
+    def after(self, steps_done: int, metrics: Metrics) -> None:
         """Takes note of a step that has been handed to the device.
 
         RunError on all ranks where a step before it ends the run.
         """
-        self._told(self._finite.after(done, metrics))
+        self._told(self._finite.after(steps_done, metrics))
 
     def settle(self) -> None:
         """Waits for the last step; call it before a save."""

@@ -72,21 +72,21 @@ def _ranks(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Find
     came = {report.rank for report in reports}
     missing = [rank for rank in range(world) if rank not in came]
     nodes = len({report.node for report in reports})
-    said = f"{counted(len(came), 'rank')} on {counted(nodes, 'node')}"
+    text = f"{counted(len(came), 'rank')} on {counted(nodes, 'node')}"
     if missing:
         some = named([*map(str, missing)])
         yield Finding(
             FAIL,
             "ranks",
-            f"{said}; missing: {some}",
+            f"{text}; missing: {some}",
             "look at the logs of their nodes, and at the network",
         )
     elif needs.name and world not in (1, needs.ranks):
         yield Finding(
-            WARN, "ranks", f"{said}; the plan has {needs.ranks}", "start one process for each rank"
+            WARN, "ranks", f"{text}; the plan has {needs.ranks}", "start one process for each rank"
         )
     else:
-        yield Finding(OK, "ranks", said)
+        yield Finding(OK, "ranks", text)
 
 
 def _versions(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -100,16 +100,16 @@ def _versions(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[F
                 level, "versions", f"{name} is {unlike}", f"install one {name} on all nodes"
             )
     if are_alike:
-        said = ", ".join(f"{name} {version}" for name, version in first.items() if version)
+        text = ", ".join(f"{name} {version}" for name, version in first.items() if version)
         if len(reports) > 1:
-            said += ", on all ranks"
-        yield Finding(OK, "versions", said)
-    here = f"scalec {first['scalec']}"
-    if needs.written_by and needs.written_by != here:
+            text += ", on all ranks"
+        yield Finding(OK, "versions", text)
+    this_version = f"scalec {first['scalec']}"
+    if needs.written_by and needs.written_by != this_version:
         yield Finding(
             WARN,
             "versions",
-            f"compiled by {needs.written_by}, here is {here}",
+            f"compiled by {needs.written_by}, here is {this_version}",
             "compile the plan again",
         )
 
@@ -118,16 +118,16 @@ def _clocks(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
     clock_of_node = {report.node: report.clock for report in reports}
     if len(clock_of_node) == 1:
         return
-    usual = median(clock_of_node.values())
-    worst = max(clock_of_node, key=lambda node: abs(clock_of_node[node] - usual))
-    apart = abs(clock_of_node[worst] - usual)
-    said = f"at most {apart:.2f} s apart"
+    usual_clock = median(clock_of_node.values())
+    worst = max(clock_of_node, key=lambda node: abs(clock_of_node[node] - usual_clock))
+    apart = abs(clock_of_node[worst] - usual_clock)
+    text = f"at most {apart:.2f} s apart"
     if apart < DRIFT:
-        yield Finding(OK, "clocks", said)
+        yield Finding(OK, "clocks", text)
         return
     level = WARN if apart < APART else FAIL
     help = "start chrony or ntpd on it: torchrun gives up a node by its clock"
-    yield Finding(level, "clocks", f"{said}, on {worst}", help)
+    yield Finding(level, "clocks", f"{text}, on {worst}", help)
 
 
 def _gpus(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -142,10 +142,10 @@ def _gpus(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
     names = set[str]()
     for report in reports:
         names.update(name for _, name, _, _ in report.gpus)
-    said = ", ".join(sorted(names)) or "none here"
+    text = ", ".join(sorted(names)) or "none here"
     if needs.memory and names:
-        said += f", with memory for the plan's {needs.memory / GIB:.1f} GiB"
-    yield Finding(OK, "GPUs", said)
+        text += f", with memory for the plan's {needs.memory / GIB:.1f} GiB"
+    yield Finding(OK, "GPUs", text)
 
 
 def _wrong_gpus(needs: Needs, node: str, reports_of_node: Sequence[Report]) -> Iterator[Finding]:
@@ -160,9 +160,9 @@ def _wrong_gpus(needs: Needs, node: str, reports_of_node: Sequence[Report]) -> I
         return
     for report in reports_of_node:
         for number, name, total, free in report.gpus:
-            if wrong := _wrong_gpu(needs, name, total, free):
-                said, help = wrong
-                yield Finding(FAIL, "GPUs", f"GPU {number} of {node}: {said}", help)
+            if fault := _wrong_gpu(needs, name, total, free):
+                text, help = fault
+                yield Finding(FAIL, "GPUs", f"GPU {number} of {node}: {text}", help)
 
 
 def _wrong_gpu(needs: Needs, name: str, total: int, free: int) -> tuple[str, str] | None:
@@ -172,11 +172,11 @@ def _wrong_gpu(needs: Needs, name: str, total: int, free: int) -> tuple[str, str
         help = "name its GPU in the plan's `cluster`, and compile it again"
         return f"{name}, the plan is for {needs.gpu}", help
     if total < needs.memory:
-        said = f"{total / GIB:.1f} GiB of memory, a step takes {needs.memory / GIB:.1f}"
-        return said, "`scalec explain memory PLAN` says what would make it fit"
+        text = f"{total / GIB:.1f} GiB of memory, a step takes {needs.memory / GIB:.1f}"
+        return text, "`scalec explain memory PLAN` says what would make it fit"
     if free + OWN < needs.memory:
-        said = f"{free / GIB:.1f} GiB of memory free, a step takes {needs.memory / GIB:.1f}"
-        return said, "another process has the rest: nvidia-smi names it"
+        text = f"{free / GIB:.1f} GiB of memory free, a step takes {needs.memory / GIB:.1f}"
+        return text, "another process has the rest: nvidia-smi names it"
     return None
 
 
@@ -211,20 +211,20 @@ def _link(needs: Needs, reports: Sequence[Report], name: str, where: str) -> Fin
     for report in reports:
         if name in report.rates:
             rates[report.rank] = report.rates[name] * shared
-    usual, slowest = median(rates.values()), min(rates, key=lambda rank: rates[rank])
+    usual_rate, slowest = median(rates.values()), min(rates, key=lambda rank: rates[rank])
     node = next(report.node for report in reports if report.rank == slowest)
     table = {link["name"]: link["bandwidth"] for link in needs.links}
-    expected, least = table.get(name, usual), rates[slowest]
+    expected, least = table.get(name, usual_rate), rates[slowest]
     beside = f" of the table's {expected / 1e9:.1f}" if name in table else ""
-    said = (
-        f"{where} {usual / 1e9:.2f} GB/s{beside}, at least {least / 1e9:.2f}, of rank"
+    text = (
+        f"{where} {usual_rate / 1e9:.2f} GB/s{beside}, at least {least / 1e9:.2f}, of rank"
         f" {slowest} on {node}"
     )
     if least >= SLOW * expected or needs.device != "cuda":
-        return Finding(OK, "links", said)
+        return Finding(OK, "links", text)
     level = WARN if least >= BROKEN * expected else FAIL
     help = "leave the node out, or measure the cluster with `scalec calibrate`"
-    return Finding(level, "links", said, help)
+    return Finding(level, "links", text, help)
 
 
 def _folder(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -242,10 +242,10 @@ def _folder(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
     if reason_of_node:
         return
     if blind:
-        said = (
+        text = (
             f"it is not one folder for all nodes: not all files are seen on {named(sorted(blind))}"
         )
-        yield Finding(FAIL, "run folder", said, "name a folder on a shared file system with --out")
+        yield Finding(FAIL, "run folder", text, "name a folder on a shared file system with --out")
     else:
         yield Finding(OK, "run folder", "all ranks write to it and see each other's files")
 
@@ -254,12 +254,12 @@ def _disk(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
     free, wanted = min(report.free_disk for report in reports), KEPT * needs.checkpoint
     if free < 0 or not needs.checkpoint:
         return
-    said = f"{free / GIB:.1f} GiB free, {KEPT} checkpoints take {wanted / GIB:.1f}"
+    text = f"{free / GIB:.1f} GiB free, {KEPT} checkpoints take {wanted / GIB:.1f}"
     if free >= wanted:
-        yield Finding(OK, "disk", said)
+        yield Finding(OK, "disk", text)
     else:
         help = "free some space, or name a folder on another disk with --out"
-        yield Finding(FAIL, "disk", said, help)
+        yield Finding(FAIL, "disk", text, help)
 
 
 def _data(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -293,16 +293,16 @@ def _ports(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Find
 def _open_files(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
     least = min(reports, key=lambda report: report.open_files)
     wanted = OWN_FILES + 4 * max(world, needs.ranks)
-    said = f"{least.open_files:,} may be open, a rank takes up to {wanted:,}"
+    text = f"{least.open_files:,} may be open, a rank takes up to {wanted:,}"
     if least.open_files < wanted:
         yield Finding(
             WARN,
             "open files",
-            f"{said}, on {least.node}",
+            f"{text}, on {least.node}",
             "ulimit -n 65536, before the ranks start",
         )
     else:
-        yield Finding(OK, "open files", said)
+        yield Finding(OK, "open files", text)
 
 
 def _memory(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -314,20 +314,20 @@ def _memory(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
         ranks = max(len(reports_of_node), needs.ranks_per_node)
         free, wanted = first.free_memory, ranks * needs.host
         if 0 <= free < wanted:
-            said = (
+            text = (
                 f"{node} has {free / GIB:.0f} GiB free, {ranks} ranks take up to {wanted / GIB:.0f}"
             )
             yield Finding(
                 WARN,
                 "host memory",
-                said,
+                text,
                 "ask for more memory of the node: a job that exceeds it is killed",
             )
         if ranks > 1 and 0 <= first.shared_memory < SHARED:
             shared = f"{first.shared_memory / 2**20:.0f} MiB"
-            said = f"/dev/shm of {node} has {shared}, through which NCCL's ranks communicate"
+            text = f"/dev/shm of {node} has {shared}, through which NCCL's ranks communicate"
             yield Finding(
-                WARN, "host memory", said, "give the container more, as docker's --shm-size=8g does"
+                WARN, "host memory", text, "give the container more, as docker's --shm-size=8g does"
             )
 
 
@@ -336,11 +336,11 @@ def _threads(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fi
         ranks = len(reports_of_node)
         threads, cpus = reports_of_node[0].threads, reports_of_node[0].cpus
         if threads.isdecimal() and int(threads) * ranks > cpus:
-            said = (
+            text = (
                 f"OMP_NUM_THREADS={threads} for {counted(ranks, 'rank')}, but {node} has"
                 f" {counted(cpus, 'CPU')}"
             )
-            yield Finding(WARN, "threads", said, f"OMP_NUM_THREADS={max(1, cpus // ranks)}")
+            yield Finding(WARN, "threads", text, f"OMP_NUM_THREADS={max(1, cpus // ranks)}")
 
 
 CHECKS: Sequence[Callable[[Needs, Sequence[Report], int], Iterator[Finding]]] = (

@@ -178,8 +178,8 @@ def _unrolled(
     for outer_loop, run in groupby(with_loops, key=lambda pair: pair[1][:1]):
         if not outer_loop:
             for collective, _ in run:
-                for begun in _begun(collective, iterations):
-                    yield collective, begun
+                for beginning in _begun(collective, iterations):
+                    yield collective, beginning
             continue
         loop = outer_loop[0]
         body = [(collective, loops[1:]) for collective, loops in run]
@@ -209,8 +209,8 @@ def _begun(collective: Mapping[str, Any], iterations: _Iterations) -> Iterator[_
         count *= len(layers)
     # the first iteration begins the calls of all that have no earlier one to begin them
     first = number + ahead if number else 0
-    for begun in range(first, min(number + ahead + 1, count)):
-        yield (*iterations[:1], *_numbered(inner, begun))
+    for iteration in range(first, min(number + ahead + 1, count)):
+        yield (*iterations[:1], *_numbered(inner, iteration))
 
 
 def _numbered(iterations: _Iterations, number: int) -> _Iterations:

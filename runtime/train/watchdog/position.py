@@ -58,14 +58,14 @@ def position(
     doing: str,
     evaluates: bool,
     before: Mapping[Any, int],
-    lost: Frames | None,
+    lost_frames: Frames | None,
 ) -> Position:
     """This rank's position.
 
     `before` has the groups' counts at the beginning of `doing`, `lost` the frames of the call that
     failed.
     """
-    frames, groups, calls_of_plan = lost or _frames(), mesh.groups(), counts(mesh)
+    frames, groups, calls_of_plan = lost_frames or _frames(), mesh.groups(), counts(mesh)
     now = {name: calls_of_plan[group] + mesh.asides()[group] for name, group in groups.items()}
     waits, waiting = _waits(mesh, frames)
     calls_in_order = order(mesh, evaluates)

@@ -171,12 +171,12 @@ def awaited(mesh: Mapping[str, int], one: Position) -> tuple[int, ...]:
 def _circle(waits: Mapping[int, Sequence[int]]) -> set[int]:
     """The ranks of a circle of waits; none if there is none."""
     for rank in waits:
-        seen: list[int] = []
-        while waits.get(rank) and rank not in seen:
-            seen.append(rank)
+        path: list[int] = []
+        while waits.get(rank) and rank not in path:
+            path.append(rank)
             rank = waits[rank][0]
-        if rank in seen:
-            return {*seen[seen.index(rank) :]}
+        if rank in path:
+            return {*path[path.index(rank) :]}
     return set()
 
 

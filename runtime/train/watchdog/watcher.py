@@ -228,13 +228,13 @@ class Watchdog:
     def _position(self) -> Position:
         """Where this rank is; an error in finding it out must not keep the rank from its end."""
         mark, silent = self._mark, self._neighbour.silent()
-        lost = None
+        lost_frames = None
         if self._lost is not None:
-            lost = [*walk_tb(self._lost.__traceback__)][::-1]
+            lost_frames = [*walk_tb(self._lost.__traceback__)][::-1]
         try:
             evaluates = mark.kind == "validation"
             own_position = position(
-                self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost
+                self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost_frames
             )
             return replace(own_position, silent=silent)
         except Exception as error:
