@@ -189,7 +189,7 @@ class CallLog(_Observer):
         began = perf_counter()
         result = call()
         seconds = perf_counter() - began
-        what = self._name(line)
+        what = self._describe(line)
         size = 0
         if line["dtype"]:
             size = prod(line["shape"]) * getattr(torch, line["dtype"]).itemsize
@@ -201,7 +201,7 @@ class CallLog(_Observer):
         )
         return result
 
-    def _name(self, line: Mapping[str, Any]) -> str:
+    def _describe(self, line: Mapping[str, Any]) -> str:
         """The plan's next call, if it is the one that the line describes; else its op and group."""
         planned = None
         if self._phase != "loop":

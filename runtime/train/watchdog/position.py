@@ -62,14 +62,15 @@ def position(
 ) -> Position:
     """This rank's position.
 
-    `before` has the groups' counts at the beginning of `doing`, `lost` the frames of the call that
-    failed.
+    `before` has the groups' counts at the beginning of `doing`, `lost_frames` the frames of the
+    call that failed.
     """
     frames, groups, calls_of_plan = lost_frames or _frames(), mesh.groups(), counts(mesh)
     now = {name: calls_of_plan[group] + mesh.asides()[group] for name, group in groups.items()}
     waits, waiting = _waits(mesh, frames)
     calls_in_order = order(mesh, evaluates)
-    pending = _pending(groups, before)
+    first_pending = _pending(groups)
+    pending = {name: first_pending[name] - before.get(groups[name], 0) for name in first_pending}
     calls, astray = _calls(calls_in_order(), _calls_made(mesh, calls_of_plan, before), pending)
     waiting = waiting or bool(pending)
     if astray:
@@ -194,8 +195,8 @@ def _calls(
     return calls, astray
 
 
-def _pending(groups: Mapping[str, Any], before: Mapping[Any, int]) -> dict[str, int]:
-    """The number of each group's first call that has begun and is not done, counted from `before`.
+def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
+    """The number of each group's first call that has begun and is not done.
 
     Empty where torch keeps no record of calls.
     """
@@ -207,7 +208,7 @@ def _pending(groups: Mapping[str, Any], before: Mapping[Any, int]) -> dict[str, 
         if name := names.get(call["process_group"][0]):
             number = call["collective_seq_id"]
             first_calls[name] = min(first_calls.get(name, number), number)
-    return {name: number - before.get(groups[name], 0) for name, number in first_calls.items()}
+    return first_calls
 
 
 # ---- frames
