@@ -24,7 +24,7 @@ from .links import Links
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the list says; exit status 1 where that cannot be."""
+    """Measures the calls and groups of the list; exit status 1 where that is not possible."""
     parser = argparse.ArgumentParser(
         "scalec.runtime.calibrate", description=__doc__, allow_abbrev=False
     )
@@ -39,45 +39,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     help = "the largest message between ranks, in bytes (1 GiB)"
     parser.add_argument("--most", type=int, default=1 << 30, metavar="BYTES", help=help)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         end_at_once()
-        _measure(given)
+        _measure(options)
     except (RunError, OSError) as error:
         print(f"error: {reason(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _measure(given: argparse.Namespace) -> None:
-    wanted: dict[str, Any] = json.loads(given.list.read_text(encoding="utf-8"))
+def _measure(options: argparse.Namespace) -> None:
+    wanted: dict[str, Any] = json.loads(options.list.read_text(encoding="utf-8"))
     device = machine.device(wanted["device"])
     clock = Clock(device)
-    if int(os.environ.get("RANK", 0)) == 0:
+    is_first = int(os.environ.get("RANK", 0)) == 0
+    if is_first:
         print(
             f"measuring {len(wanted['calls'])} calls and {len(wanted['groups'])} groups of ranks",
             file=sys.stderr,
         )
-    clock.warm_up(given.warm_up if given.warm_up is not None else 2 if device.type == "cpu" else 30)
+    seconds = options.warm_up
+    if seconds is None:
+        seconds = 2 if device.type == "cpu" else 30
+    clock.warm_up(seconds)
     rows = [*calls.rows(wanted["calls"], clock), *calls.update_rows(wanted["updates"], clock)]
     memory = machine.copied(clock)
     figures = machine.figures(wanted, rows, memory, clock)
-    links = Links(wanted, clock, given.most)
+    links = Links(wanted, clock, options.most)
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         links.measure()
         if links.issued and device.type == "cuda":
             figures["host"]["collective"] = median(links.issued)
         dist.destroy_process_group()
-    if int(os.environ.get("RANK", 0)) == 0:
+    if is_first:
         notes = [
             f"Written by {wanted['written_by']} on {date.today()}: measured with torch"
             f" {torch.__version__}"
         ]
         notes += [*machine.notes(device), *links.notes]
-        told = text(notes, figures, links.links(memory), [*rows, *links.rows])
-        given.output.write_text(told, encoding="utf-8")
-        print(f"wrote {given.output}")
+        content = text(notes, figures, links.links(memory), [*rows, *links.rows])
+        options.output.write_text(content, encoding="utf-8")
+        print(f"wrote {options.output}")
 
 
 if __name__ == "__main__":

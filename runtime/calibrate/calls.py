@@ -32,127 +32,152 @@ DTYPES = {
     "i64": torch.int64,
 }
 NEAR = 1 << 22
-"""Bytes that are more than a core's own caches hold: other ops use these between two that share
-a value.
+"""Bytes that are more than a core's own caches hold: between two ops that share a value, other ops
+use these caches.
 """
 
 MEMORY = 1 << 28
-"""Bytes that the operands of all repetitions have together, at most."""
+"""The most bytes that the operands of all repetitions have together."""
 
 LEAST = 1e-8
-"""Seconds of what is too short for the clock."""
+"""The seconds of a call that is too short for the clock."""
 
 
 def rows(calls: Sequence[Json], clock: Clock) -> Iterator[Row]:
     """The rows of all calls."""
 
-    def prepared() -> Callable[[], Any]:
+    def prepare() -> Callable[[], Any]:
         x = torch.ones(1, device=clock.device, requires_grad=True)
         return _backward(x.view(1, 1), [x], clock)
 
-    # what backward takes besides its ops: in a step, once a microbatch
-    engine = clock.median(prepared, 200)
+    # the time of backward besides its ops: a step spends it once a microbatch
+    engine = clock.median(prepare, 200)
     for call in calls:
         yield from _Call(call, clock).rows(engine)
 
 
 def issued(calls: Sequence[Json], clock: Clock) -> float:
-    """Seconds in which the host issues an op: the median of memory-bound ones, each at its
+    """Seconds that the host takes to issue an op: the median of memory-bound ones, each at its
     smallest shapes.
     """
-    smallest = {it["row"]["op"]: it for it in calls if it["row"]["table"] == "moved"}
-    return median(_Call(it, clock).issued() for it in smallest.values())
+    smallest = dict[str, Json]()
+    for call in calls:
+        if call["row"]["table"] == "moved":
+            smallest[call["row"]["op"]] = call
+    return median(_Call(call, clock).issued() for call in smallest.values())
 
 
-def row_of(it: Json, seconds: float) -> Row:
-    """A row of its table, with what was measured: seconds, or of attention a rate."""
-    return {**it, "seconds": max(seconds, LEAST)}
+def row_of(key: Json, seconds: float) -> Row:
+    """A row of a table: its key, with the measured seconds."""
+    return {**key, "seconds": max(seconds, LEAST)}
 
 
 class _Call:
     """One call, with operands of the shapes that the list says."""
 
-    def __init__(self, of: Json, clock: Clock) -> None:
-        self._of, self._clock = of, clock
-        self._function = _function(of)
-        self._templates = [_operand(it, clock.device) for it in of["inputs"].values()]
-        self._warm = [at for at, it in enumerate(of["inputs"].values()) if it.get("warm")]
-        size = sum(it.nbytes for it in self._templates if isinstance(it, Tensor))
+    def __init__(self, call: Json, clock: Clock) -> None:
+        self._of, self._clock = call, clock
+        self._function = _function(call)
+        self._templates = list[Any]()
+        self._warm = list[int]()
+        size = 0
+        for number, description in enumerate(call["inputs"].values()):
+            template = _operand(description, clock.device)
+            self._templates.append(template)
+            if description.get("warm"):
+                self._warm.append(number)
+            if isinstance(template, Tensor):
+                size += template.nbytes
         self._at_once = max(1, min(REPEATS // 2, MEMORY // (3 * size + 1)))
 
     def rows(self, engine: float) -> Iterator[Row]:
-        """Forward's, and those of backward; a part's seconds are those by which backward is
-        longer with it.
+        """The rows of forward and of each part of backward.
+
+        A part's seconds are the difference that it makes to backward.
         """
-        back = self._of["backward"]
-        wrt = [
-            sorted({at for it in back[: last + 1] for at in it["wrt"]}) for last in range(len(back))
-        ]
-        forward, _ = self._seconds(wrt[-1] if wrt else [])
+        parts = self._of["backward"]
+        operands_up_to_part = list[list[int]]()
+        operands = set[int]()
+        for part in parts:
+            operands.update(part["wrt"])
+            operands_up_to_part.append(sorted(operands))
+        forward, _ = self._seconds(sorted(operands))
         yield row_of(self._of["row"], forward)
         before = 0.0
-        for it, operands in zip(back, wrt, strict=True):
-            together = self._seconds(operands)[1] - engine
-            yield row_of(it["row"], together - before)
+        for part, operands_of_part in zip(parts, operands_up_to_part, strict=True):
+            _, backward = self._seconds(operands_of_part)
+            together = backward - engine
+            yield row_of(part["row"], together - before)
             before = together
 
     def issued(self) -> float:
         """The median of seconds until the host has issued forward."""
-        found = list[float]()
+        wrt = list[int]()
+        for part in self._of["backward"]:
+            wrt.extend(part["wrt"])
+        seconds = list[float]()
         for _ in range(REPEATS):
-            operands = self._operands([at for it in self._of["backward"] for at in it["wrt"]])
+            operands = self._operands(wrt)
             self._clock.wait()
             start = perf_counter()
             self._function(*operands)
-            found.append(perf_counter() - start)
-        return median(found)
+            seconds.append(perf_counter() - start)
+        return median(seconds)
 
     def _seconds(self, wrt: Sequence[int]) -> tuple[float, float]:
         """The medians of forward, and of backward for these operands.
 
-        Tensors that a step has made long before lie in no cache: weights, and in backward what
-        forward has saved.  A first round, in which memory is new to the process, is left out.
+        Tensors that a step has made long before lie in no cache: weights, and in backward the
+        tensors that forward has saved.  A first round is left out: its memory is new to the
+        process.
         """
         forward, backward = list[float](), list[float]()
         while len(forward) < self._at_once + REPEATS:
-            made = list[tuple[Any, list[Tensor]]]()
-            operands = [self._operands(wrt) for _ in range(self._at_once)]
+            results = list[tuple[Any, list[Tensor]]]()
+            all_operands = [self._operands(wrt) for _ in range(self._at_once)]
             self._clock.cool()
-            forward += self._clock.each(self._prepared(each, wrt, made) for each in operands)
-            del operands
+            forward += self._clock.each(
+                self._prepared(operands, wrt, results) for operands in all_operands
+            )
+            del all_operands
             self._clock.cool()
             if wrt:
                 backward += self._clock.each(
-                    _backward(*made.pop(), self._clock) for _ in range(len(made))
+                    _backward(*results.pop(), self._clock) for _ in range(len(results))
                 )
-        return median(forward[self._at_once :]), median(backward[self._at_once :]) if wrt else 0.0
+        seconds_of_backward = median(backward[self._at_once :]) if wrt else 0.0
+        return median(forward[self._at_once :]), seconds_of_backward
 
     def _operands(self, wrt: Sequence[int]) -> list[Any]:
-        operands = [it.clone() if isinstance(it, Tensor) else it for it in self._templates]
-        for at in wrt:
-            operands[at].requires_grad_()
+        operands = list[Any]()
+        for template in self._templates:
+            operands.append(template.clone() if isinstance(template, Tensor) else template)
+        for number in wrt:
+            operands[number].requires_grad_()
         return operands
 
     def _prepared(
-        self, operands: list[Any], wrt: Sequence[int], made: list[tuple[Any, list[Tensor]]]
+        self, operands: list[Any], wrt: Sequence[int], results: list[tuple[Any, list[Tensor]]]
     ) -> Callable[[], Any]:
-        for at in self._warm:
-            operands[at].data.copy_(self._templates[at])
+        for number in self._warm:
+            operands[number].data.copy_(self._templates[number])
         self._clock.cool(NEAR)
-        return lambda: made.append((self._function(*operands), [operands[at] for at in wrt]))
+        return lambda: results.append(
+            (self._function(*operands), [operands[number] for number in wrt])
+        )
 
 
-def _backward(made: Any, wanted: list[Tensor], clock: Clock) -> Callable[[], Any]:
-    each: tuple[Tensor, ...] = (made,) if isinstance(made, Tensor) else made
-    results = [it for it in each if it.requires_grad]
-    grads = [torch.ones_like(it) for it in results]
+def _backward(output: Any, wanted: list[Tensor], clock: Clock) -> Callable[[], Any]:
+    outputs: tuple[Tensor, ...] = (output,) if isinstance(output, Tensor) else output
+    results = [tensor for tensor in outputs if tensor.requires_grad]
+    grads = [torch.ones_like(result) for result in results]
     clock.cool(NEAR)
     return lambda: torch.autograd.grad(results, wanted, grads)
 
 
-def _function(of: Json) -> Callable[..., Any]:
-    names = {**vars(import_module("torch.nn.functional")), **vars(import_module(of["module"]))}
-    return eval(f"lambda {', '.join(of['inputs'])}: {of['call']}", names)
+def _function(call: Json) -> Callable[..., Any]:
+    names = {**vars(import_module("torch.nn.functional")), **vars(import_module(call["module"]))}
+    return eval(f"lambda {', '.join(call['inputs'])}: {call['call']}", names)
 
 
 class _AloneMesh(Mesh):
@@ -164,28 +189,28 @@ class _AloneMesh(Mesh):
     def _made(self, key: tuple[str, ...]) -> None: ...
 
 
-def _operand(it: Json, device: torch.device) -> Any:
-    if "ranks" in it:
-        return Axis("", it["ranks"], 0, None)
-    if "layout" in it:
-        names = {"mesh": _AloneMesh(it["mesh"], device), "Positions": Positions, "Experts": Experts}
-        return eval(it["layout"], names)
-    if "made" in it:
-        return _function(it["made"])(
-            *(_operand(each, device) for each in it["made"]["inputs"].values())
-        )
-    dtype, generator = DTYPES[it["dtype"]], torch.Generator(device).manual_seed(0)
-    if it.get("even"):
-        return (
-            torch.arange(prod(it["shape"]), device=device).remainder(it["below"]).view(it["shape"])
-        )
-    if it["below"]:
-        return torch.randint(it["below"], it["shape"], generator=generator, device=device)
-    return torch.randn(it["shape"], generator=generator, device=device).to(dtype)
+def _operand(description: Json, device: torch.device) -> Any:
+    """A tensor or another argument, by its description in the list."""
+    if "ranks" in description:
+        return Axis("", description["ranks"], 0, None)
+    if "layout" in description:
+        mesh = _AloneMesh(description["mesh"], device)
+        names = {"mesh": mesh, "Positions": Positions, "Experts": Experts}
+        return eval(description["layout"], names)
+    if "made" in description:
+        inputs = description["made"]["inputs"].values()
+        return _function(description["made"])(*(_operand(operand, device) for operand in inputs))
+    dtype, generator = DTYPES[description["dtype"]], torch.Generator(device).manual_seed(0)
+    shape, below = description["shape"], description["below"]
+    if description.get("even"):
+        return torch.arange(prod(shape), device=device).remainder(below).view(shape)
+    if below:
+        return torch.randint(below, shape, generator=generator, device=device)
+    return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
 def update_rows(sizes: Sequence[int], clock: Clock) -> Iterator[Row]:
-    """Updates of a number of elements, clipped, with gradients zeroed after them."""
+    """The rows of updates of so many elements, clipped, with gradients zeroed after them."""
     for size in sizes:
         mesh = Mesh({}, clock.device)
         model = torch.nn.Module()
@@ -199,13 +224,11 @@ def update_rows(sizes: Sequence[int], clock: Clock) -> Iterator[Row]:
 
 
 def _update(state: TrainState, clock: Clock) -> Callable[[], Callable[[], Any]]:
-    scale, skip = (
-        torch.ones((), device=clock.device),
-        torch.zeros((), dtype=torch.bool, device=clock.device),
-    )
+    scale = torch.ones((), device=clock.device)
+    skip = torch.zeros((), dtype=torch.bool, device=clock.device)
 
-    def prepared() -> Callable[[], Any]:
+    def prepare() -> Callable[[], Any]:
         clock.cool()
         return lambda: state.update(1e-3, skip=skip, scale=scale)
 
-    return prepared
+    return prepare

@@ -1,4 +1,4 @@
-"""Seconds of work on a device: each call by itself, on the GPU between events."""
+"""Measures the seconds of work on a device: of each call by itself, on the GPU between events."""
 
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -8,13 +8,13 @@ from typing import Any, cast
 import torch
 
 REPEATS = 20
-"""How often each is measured, at least."""
+"""The least number of measurements of a call."""
 
 CACHE = 1 << 27
 """Bytes that are more than any cache holds."""
 
 Prepared = Callable[[], Callable[[], Any]]
-"""Makes operands, and gives what is measured with them."""
+"""Makes operands, and gives the call that is measured with them."""
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
         self._other = torch.zeros(CACHE, dtype=torch.uint8, device=device)
 
     def warm_up(self, seconds: float) -> None:
-        """Holds the device under load, so that it is measured at the rates that it keeps."""
+        """Holds the device under load, so that it is measured at rates that it can keep."""
         x = torch.ones(2048, 2048, device=self.device)
         end = perf_counter() + seconds
         while perf_counter() < end:
@@ -35,11 +35,11 @@ class Clock:
             self.wait()
 
     def cool(self, size: int = CACHE) -> None:
-        """Has no cache of less than `size` bytes hold what was made before."""
+        """Empties all caches of less than `size` bytes of earlier values."""
         self._other[:size].fill_(1)
 
     def wait(self) -> None:
-        """Until the device has done all that was begun."""
+        """Waits until the device has done all that was begun."""
         if self._cuda:
             self._cuda.synchronize()
 
@@ -49,26 +49,27 @@ class Clock:
         On the GPU, with all of them under way before the first begins, so that it does not wait for
         the host.
         """
-        kept = list[Any]()  # as a step keeps what backward needs
+        results = list[Any]()  # kept, as a step keeps the tensors that backward needs
         if self._cuda is None:
             seconds = list[float]()
             for call in calls:
                 start = perf_counter()
-                made = call()
+                result = call()
                 seconds.append(perf_counter() - start)
-                kept.append(made)
+                results.append(result)
             return seconds
         spans = list[tuple[Any, Any]]()
         self._cuda._sleep(50_000_000)
         for call in calls:
-            start, stop = (self._cuda.Event(enable_timing=True) for _ in range(2))
+            start = self._cuda.Event(enable_timing=True)
+            stop = self._cuda.Event(enable_timing=True)
             start.record()
-            kept.append(call())
+            results.append(call())
             stop.record()
             spans.append((start, stop))
         self.wait()
         return [start.elapsed_time(stop) / 1e3 for start, stop in spans]
 
     def median(self, prepare: Prepared, repeats: int = REPEATS) -> float:
-        """The median of calls, each with operands of its own."""
+        """The median seconds of calls, each with operands of its own."""
         return median(self.each(prepare() for _ in range(repeats)))

@@ -1,7 +1,7 @@
-"""The file of hardware's figures, as TOML: of the GPU, the host and the links, and tables of
-measured seconds.
+"""The file of hardware's figures, as TOML: figures of the GPU, the host and the links, and tables
+of measured seconds.
 
-Rows of one key are one row, of their mean seconds.
+Rows with the same key become one row, with their mean seconds.
 """
 
 import json
@@ -25,41 +25,62 @@ def text(
 ) -> str:
     """The whole file; `notes` are comments at its head."""
     parts = ["\n".join(f"# {note}" for note in notes)]
-    parts += ["\n".join([f"[{name}]", *_lines(it)]) for name, it in sections.items() if it]
-    parts += ["\n".join(["[[link]]", *_lines(it)]) for it in links]
-    parts += ["\n".join([f"[[{table}]]", *_lines(it)]) for table, it in _merged(rows)]
+    for name, section in sections.items():
+        if section:
+            parts.append(_block(f"[{name}]", section))
+    parts += [_block("[[link]]", link) for link in links]
+    parts += [_block(f"[[{table}]]", row) for table, row in _merged(rows)]
     return "\n\n".join(parts) + "\n"
 
 
+def _block(head: str, row: Row) -> str:
+    return "\n".join([head, *_lines(row)])
+
+
 def _merged(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
-    found = dict[tuple[Any, ...], list[Row]]()
+    """One row for each key, with its table, sorted."""
+    rows_of_key = dict[tuple[Any, ...], list[Row]]()
     for row in rows:
         table = row["table"]
-        found.setdefault((table, *(row[key] for key in TABLES[table])), []).append(row)
-    for (table, *values), each in sorted(found.items(), key=str):
-        row = dict(zip(TABLES[table], values, strict=True))
-        if table == "attention":
-            parts = {
-                part: [it["operations"] / it["seconds"] for it in each if it["part"] == part]
-                for part in PARTS
-            }
-            if all(parts.values()):
-                yield table, row | {part: geometric_mean(rates) for part, rates in parts.items()}
-        else:
-            alone = [
-                f"alone: {it['alone']:.3g} s"
-                for it in each
-                if it.get("alone", it["seconds"]) != it["seconds"]
-            ]
-            source = {"source": alone[0]} if alone else {}
-            yield table, row | {"seconds": geometric_mean(it["seconds"] for it in each)} | source
+        key = (table, *(row[name] for name in TABLES[table]))
+        rows_of_key.setdefault(key, []).append(row)
+    for (table, *values), same_key in sorted(rows_of_key.items(), key=str):
+        key_fields = dict(zip(TABLES[table], values, strict=True))
+        if table != "attention":
+            yield table, key_fields | _seconds(same_key)
+        elif rates := _rates(same_key):
+            yield table, key_fields | rates
+
+
+def _rates(rows: Sequence[Row]) -> Row:
+    """The rates of attention, forward and backward; empty where one of them is missing."""
+    rates: Row = {}
+    for part in PARTS:
+        rates_of_part = list[float]()
+        for row in rows:
+            if row["part"] == part:
+                rates_of_part.append(row["operations"] / row["seconds"])
+        if not rates_of_part:
+            return {}
+        rates[part] = geometric_mean(rates_of_part)
+    return rates
+
+
+def _seconds(rows: Sequence[Row]) -> Row:
+    """The mean seconds of rows, and as the source the seconds of a group alone, if they differ."""
+    fields: Row = {"seconds": geometric_mean(row["seconds"] for row in rows)}
+    for row in rows:
+        if row.get("alone", row["seconds"]) != row["seconds"]:
+            fields["source"] = f"alone: {row['alone']:.3g} s"
+            break
+    return fields
 
 
 PARTS = ("forward", "backward")
 
 
-def _lines(it: Row) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in it.items()]
+def _lines(row: Row) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in row.items()]
 
 
 def _value(value: Any) -> str:

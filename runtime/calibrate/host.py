@@ -1,7 +1,7 @@
-"""Seconds in which the host issues an op and an action of a pipeline, by steps of emitted programs
-on one rank.
+"""Measures the seconds that the host takes to issue an op and an action of a pipeline, by steps of
+emitted programs on one rank.
 
-Its groups are of peers that are absent: their calls do nothing.
+The peers in the rank's groups are absent: calls in these groups do nothing.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -25,49 +25,53 @@ from .calls import Row
 from .clock import REPEATS, Clock
 
 WARM = 3
-"""The first steps, which make what later ones use."""
+"""The number of first steps that are not measured: they make objects that later ones use."""
 
 
-def figures(steps: Sequence[Mapping[str, Any]], clock: Clock, op: Callable[[], float]) -> Row:
-    """The seconds of an op, and where a step has actions, of an action; `op` measures that of an op
-    by itself.
+def figures(
+    steps: Sequence[Mapping[str, Any]], clock: Clock, seconds_of_op: Callable[[], float]
+) -> Row:
+    """The seconds of an op and, if some steps have actions, of an action.
 
-    An op's are those by which a step with more layers is longer, for each op more; an action's are
-    what a pipeline's step takes besides its ops.  To be called before ranks have a process group.
+    An op takes the time that more layers add to a step, divided by the number of ops that they add;
+    where that cannot be told, `seconds_of_op` measures an op by itself.  An action takes the time
+    of a pipeline's step besides its ops, divided by the number of actions.
+
+    Call it before ranks have a process group.
     """
-    plain, staged = (
-        [it for it in steps if bool(it["actions"]) == wanted] for wanted in (False, True)
-    )
-    more = plain[-1]["ops"] - plain[0]["ops"] if plain else 0
-    each = (_seconds(plain[-1], clock) - _seconds(plain[0], clock)) / more if more else 0.0
-    found = {"op": each if each > 0 else op()}
-    for it in staged:
-        found["action"] = max(0.0, (_seconds(it, clock) - found["op"] * it["ops"]) / it["actions"])
-    return found
+    plain = [step for step in steps if not step["actions"]]
+    staged = [step for step in steps if step["actions"]]
+    seconds = 0.0
+    more_ops = plain[-1]["ops"] - plain[0]["ops"] if plain else 0
+    if more_ops:
+        seconds = (_seconds(plain[-1], clock) - _seconds(plain[0], clock)) / more_ops
+    row = {"op": seconds if seconds > 0 else seconds_of_op()}
+    for step in staged:
+        seconds_of_actions = _seconds(step, clock) - row["op"] * step["ops"]
+        row["action"] = max(0.0, seconds_of_actions / step["actions"])
+    return row
 
 
 def _seconds(step: Mapping[str, Any], clock: Clock) -> float:
-    """The median of seconds until the host has issued a step, the device being idle before."""
+    """The median of seconds until the host has issued a step, on a device that was idle before."""
     with TemporaryDirectory() as name, _absent_peers(prod(step["mesh"].values())):
         for file, text in step["files"].items():
             Path(name, file).write_text(text, encoding="utf-8")
         program, mesh = run_path(str(Path(name, "train.py"))), QuietMesh(step["mesh"], clock.device)
         model, state = program["build"](mesh)
         state.initialise(0)
-        batch = Batch(
-            *(
-                torch.zeros(shape, dtype=torch.int64, device=clock.device)
-                for shape in step["inputs"]
-            )
-        )
-        found = list[float]()
+        inputs = list[torch.Tensor]()
+        for shape in step["inputs"]:
+            inputs.append(torch.zeros(shape, dtype=torch.int64, device=clock.device))
+        batch = Batch(*inputs)
+        seconds = list[float]()
         for _ in range(REPEATS + WARM):
             clock.wait()
             start = perf_counter()
             program["train_step"](model, state, batch, 0.0)
-            found.append(perf_counter() - start)
+            seconds.append(perf_counter() - start)
         clock.wait()
-        return median(found[WARM:])
+        return median(seconds[WARM:])
 
 
 @contextmanager
@@ -85,11 +89,13 @@ class QuietMesh(Mesh):
 
     def axis(self, *names: str) -> Axis:
         axis = super().axis(*names)
-        return replace(axis, group=_Quiet(axis.group)) if axis.group else axis
+        if not axis.group:
+            return axis
+        return replace(axis, group=_Quiet(axis.group))
 
 
 class _Quiet:
-    """In the place of a process group, whose properties it has."""
+    """Stands in for a process group, and has the group's properties."""
 
     def __init__(self, group: Any) -> None:
         self._group = group

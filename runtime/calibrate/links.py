@@ -1,5 +1,5 @@
-"""Seconds of collectives and messages in groups of ranks: of one group alone, and of all groups
-at once.
+"""Measures the seconds of collectives and messages in groups of ranks: in one group alone, and in
+all groups at once.
 """
 
 import os
@@ -18,13 +18,13 @@ from .calls import Row
 from .clock import REPEATS, Clock
 
 LEAST = 1 << 12
-"""Bytes of the smallest message; each is four times the one before."""
+"""Bytes of the smallest message; each message is four times the one before."""
 
 LONG = 10.0
-"""Seconds for one size of one collective, at most: larger ones are left out."""
+"""The most seconds for one size of one collective: larger sizes are left out."""
 
 SLOW = 1.2
-"""By how much a node takes longer than the median of all where it is named."""
+"""A node is named as slow where it takes this many times the median of all."""
 
 Groups = Sequence[Sequence[int]]
 
@@ -35,8 +35,8 @@ class Links:
     def __init__(self, wanted: Mapping[str, Any], clock: Clock, most: int) -> None:
         self.rows, self.notes = list[Row](), list[str]()
         self.issued = list[float]()
-        """The seconds in which the host issues each of the smallest collectives, where the
-        device is no host itself.
+        """The seconds in which the host issues each of the smallest collectives; they mean
+        something where the device is not the host itself.
         """
         self._clock, self._most, self._wanted = clock, most, wanted
         self._near = int(os.environ.get("LOCAL_WORLD_SIZE") or wanted["ranks_per_node"])
@@ -46,69 +46,80 @@ class Links:
         nodes.
         """
         ranks = dist.get_world_size()
-        sets = [
-            [group for group in it["groups"] if max(group) < ranks] for it in self._wanted["groups"]
-        ]
+        sets = list[list[list[int]]]()
+        for wanted in self._wanted["groups"]:
+            sets.append([group for group in wanted["groups"] if max(group) < ranks])
         nodes = ranks // self._near
-        sets += [[[*range(self._near << power)]] for power in range(1, nodes.bit_length())]
-        known = set[str]()
+        for power in range(1, nodes.bit_length()):
+            sets.append([[*range(self._near << power)]])
+        measured = set[str]()
         for groups in sets:
-            if groups and str(groups) not in known:
-                known.add(str(groups))
+            if groups and str(groups) not in measured:
+                measured.add(str(groups))
                 self._measure(groups)
         self.notes += self._slow_nodes()
 
     def links(self, memory: float) -> list[Row]:
-        """The links by messages from rank to rank, within a node and between nodes; without
-        any, of memory.
+        """The links within a node and between nodes, by messages from rank to rank; without
+        messages, by the rate of memory.
         """
-        found = {name: self._link(nodes) for name, nodes in (("node", 1), ("adapters", 2))}
-        nothing = {"bandwidth": memory / 2, "latency": 0.0}
-        near = {"name": "node", "ranks": self._near, **(found["node"] or nothing)}
-        far = found["adapters"] or near
-        away = {
-            "name": "adapters",
-            "bandwidth": far["bandwidth"] * self._near,
-            "latency": far["latency"],
+        link_of_memory = {"bandwidth": memory / 2, "latency": 0.0}
+        within_node = {
+            "name": "node",
+            "ranks": self._near,
+            **(self._link(1) or link_of_memory),
         }
-        return [near, away]
+        one_adapter = self._link(2) or within_node
+        between_nodes = {
+            "name": "adapters",
+            "bandwidth": one_adapter["bandwidth"] * self._near,
+            "latency": one_adapter["latency"],
+        }
+        return [within_node, between_nodes]
 
     def _link(self, nodes: int) -> Row | None:
-        sends = sorted(
-            (it["bytes"], it["seconds"])
-            for it in self.rows
-            if it["op"] == "send" and it["nodes"] == nodes
-        )
+        """The link of messages between ranks of so many nodes; None without messages."""
+        sends = list[tuple[int, float]]()
+        for row in self.rows:
+            if row["op"] == "send" and row["nodes"] == nodes:
+                sends.append((row["bytes"], row["seconds"]))
         if not sends:
             return None
+        sends.sort()
         (least, first), (most, last) = sends[0], sends[-1]
-        return {
-            "bandwidth": (most - least) / (last - first) if last > first else most / last,
-            "latency": first,
-        }
+        bandwidth = most / last
+        if last > first:  # the slope leaves out the latency
+            bandwidth = (most - least) / (last - first)
+        return {"bandwidth": bandwidth, "latency": first}
 
     def _measure(self, groups: Groups) -> None:
-        made = [cast(Any, dist).new_group([*ranks]) for ranks in groups]
-        own = next((at for at, ranks in enumerate(groups) if dist.get_rank() in ranks), None)
-        group, place = (made[own], groups[own]) if own is not None else (None, ())
+        process_groups = [cast(Any, dist).new_group([*ranks]) for ranks in groups]
+        number, group, place = None, None, ()  # of this rank's group
+        for candidate, ranks in enumerate(groups):
+            if dist.get_rank() in ranks:
+                number, group, place = candidate, process_groups[candidate], ranks
+                break
+        group_alone = group if number == 0 else None
         for op, collective in OPS.items():
             size = LEAST
+            ranks = self._pair(groups[0]) if op == "send" else groups[0]
             while size <= self._most:
-                among = self._pair(groups[0]) if op == "send" else groups[0]
-                key = {
-                    "table": "collective",
-                    "op": op,
-                    "ranks": len(among),
-                    "nodes": self._nodes(among),
-                }
-                both = self._seconds(collective, group, place, size)
-                alone = (
-                    self._seconds(collective, group if own == 0 else None, place, size)
-                    if groups[1:]
-                    else both
+                seconds = self._seconds(collective, group, place, size)
+                alone = seconds
+                if groups[1:]:
+                    alone = self._seconds(collective, group_alone, place, size)
+                self.rows.append(
+                    {
+                        "table": "collective",
+                        "op": op,
+                        "ranks": len(ranks),
+                        "nodes": self._nodes(ranks),
+                        "bytes": size,
+                        "seconds": seconds,
+                        "alone": alone,
+                    }
                 )
-                self.rows.append({**key, "bytes": size, "seconds": both, "alone": alone})
-                if both * REPEATS > LONG:
+                if seconds * REPEATS > LONG:
                     break
                 size *= 4
 
@@ -116,58 +127,60 @@ class Links:
         return len({rank // self._near for rank in ranks})
 
     def _pair(self, group: Sequence[int]) -> Sequence[int]:
-        """A rank that sends and the one that it sends to, of different nodes if any two such
-        ranks are.
+        """A rank that sends and the rank that it sends to: on different nodes if there is such a
+        pair.
         """
-        pairs = [
-            (rank, group[at + len(group) // 2]) for at, rank in enumerate(group[: len(group) // 2])
-        ]
+        half = len(group) // 2
+        pairs = [(group[place], group[place + half]) for place in range(half)]
         return max(pairs, key=self._nodes)
 
     def _seconds(
         self, collective: "Collective", group: Any, place: Sequence[int], size: int
     ) -> float:
-        """The median time of the slowest rank."""
-        call = (
-            collective(group, self._clock.device, len(place), size)
-            if group is not None
-            else lambda: None
-        )
-        found, issued, end = list[float](), list[float](), perf_counter() + LONG / 5
+        """The median seconds of the slowest rank; a rank without a `group` only waits."""
+        call = _do_nothing
+        if group is not None:
+            call = collective(group, self._clock.device, len(place), size)
+        seconds, issued, end = list[float](), list[float](), perf_counter() + LONG / 5
         for _ in range(REPEATS + 2):
             cast(Any, dist).barrier()
             start = perf_counter()
             call()
             issued.append(perf_counter() - start)
             self._clock.wait()
-            found.append(perf_counter() - start)
-            stop = torch.tensor([perf_counter() - end, found[-1]], device=self._clock.device)
+            own_seconds = perf_counter() - start
+            stop = torch.tensor([perf_counter() - end, own_seconds], device=self._clock.device)
             cast(Any, dist).all_reduce(stop, op=dist.ReduceOp.MAX)
-            found[-1] = float(stop[1])
+            seconds.append(float(stop[1]))
             if stop[0] > 0:
                 break
         if size == LEAST and group is not None:
             self.issued.append(median(issued))
-        return median(found[min(2, len(found) - 1) :])
+        return median(seconds[min(2, len(seconds) - 1) :])
 
     def _slow_nodes(self) -> Iterator[str]:
         """Names the nodes whose ranks take longer than others for a product."""
         x = torch.ones(1024, 1024, device=self._clock.device)
-        own, each = self._clock.median(lambda: lambda: x @ x), [(0.0, "")] * dist.get_world_size()
-        cast(Any, dist).all_gather_object(each, (own, socket.gethostname()))
-        usual = median(seconds for seconds, _ in each)
-        for name in sorted({name for seconds, name in each if seconds > SLOW * usual}):
-            worst = max(seconds for seconds, other in each if other == name)
+        own_seconds = self._clock.median(lambda: lambda: x @ x)
+        of_ranks = [(0.0, "")] * dist.get_world_size()
+        cast(Any, dist).all_gather_object(of_ranks, (own_seconds, socket.gethostname()))
+        usual_seconds = median(seconds for seconds, _ in of_ranks)
+        for name in sorted({name for seconds, name in of_ranks if seconds > SLOW * usual_seconds}):
+            worst = max(seconds for seconds, other in of_ranks if other == name)
             yield (
-                f"node {name} is slow: a product takes {worst / usual:.2f} times as long as on"
-                " most ranks"
+                f"node {name} is slow: a product takes {worst / usual_seconds:.2f} times as long"
+                " as on most ranks"
             )
 
 
-# ---- collectives by their bytes, ready to be done
+# ---- collectives by their bytes, ready to be called
 
 
 Collective = Callable[[Any, torch.device, int, int], Callable[[], None]]
+
+
+def _do_nothing() -> None:
+    """The call of a rank that is in no group."""
 
 
 def _reduce(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
@@ -178,28 +191,27 @@ def _reduce(group: Any, device: torch.device, ranks: int, size: int) -> Callable
 def _between(
     call: Callable[[Tensor, Tensor, Any], None], *, makes_whole: bool, takes_whole: bool
 ) -> Collective:
-    """A collective that makes a tensor, of a rank's part or of all parts, of another one."""
+    """A collective that makes one tensor of another; each is a rank's part, or all parts."""
 
-    def prepared(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
+    def prepare(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
         part = size // 4 // ranks
-        out, x = (
-            torch.zeros(part * (ranks if whole else 1), device=device)
-            for whole in (makes_whole, takes_whole)
-        )
+        out = torch.zeros(part * (ranks if makes_whole else 1), device=device)
+        x = torch.zeros(part * (ranks if takes_whole else 1), device=device)
         return lambda: call(out, x, group)
 
-    return prepared
+    return prepare
 
 
 def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
-    """From the first half of the ranks to the second, so from node to node where there are two;
-    an odd one has none.
+    """A message from the first half of the ranks to the second half, so from node to node where
+    there are two; the last of an odd number of ranks has none.
     """
-    x, at, half = torch.zeros(size // 4, device=device), group.rank(), ranks // 2
-    if at >= 2 * half:
+    x, place, half = torch.zeros(size // 4, device=device), group.rank(), ranks // 2
+    if place >= 2 * half:
         return lambda: None
-    begin, peer = (c10d.begin_send, at + half) if at < half else (c10d.begin_receive, at - half)
-    return lambda: begin(x, group, peer).wait()
+    if place < half:
+        return lambda: c10d.begin_send(x, group, place + half).wait()
+    return lambda: c10d.begin_receive(x, group, place - half).wait()
 
 
 OPS: dict[str, Collective] = {

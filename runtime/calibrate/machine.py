@@ -1,5 +1,5 @@
-"""Figures of a machine as a whole: its rates of products and memory, what a kernel takes at
-least.
+"""Measures figures of a machine as a whole: its rates of products and memory, the least time of a
+kernel.
 """
 
 import os
@@ -32,16 +32,19 @@ def device(kind: str) -> torch.device:
         )
     if kind == "cpu":
         return torch.device(kind)
-    own = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
-    torch.cuda.set_device(own)
-    return own
+    device_of_rank = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device_of_rank)
+    return device_of_rank
 
 
 def figures(
     wanted: Mapping[str, Any], rows: Sequence[Row], memory: float, clock: Clock
 ) -> dict[str, Row]:
-    """The tables `cluster`, `gpu` and `host`; of a shipped GPU they say in which way it differs."""
-    one, held = torch.ones(1, device=clock.device), _held(rows)
+    """The tables `cluster`, `gpu` and `host`.
+
+    scalec ships the figures of GPUs; for a GPU the tables have only the figures that differ.
+    """
+    one, rates = torch.ones(1, device=clock.device), _held(rows)
     kernel = clock.median(lambda: lambda: one + one, 200)  # seconds of an op on one element
     if clock.device.type == "cuda":
         return {
@@ -51,8 +54,8 @@ def figures(
         }
     gpu = {
         "name": wanted["gpu"],
-        "peak": held,
-        "held": dict.fromkeys(held, 1.0) | {"bf16": 1.0},
+        "peak": rates,
+        "held": dict.fromkeys(rates, 1.0) | {"bf16": 1.0},
         "memory": memory,
         "streamed": 1.0,
         "sms": 1,
@@ -63,33 +66,33 @@ def figures(
 
 
 def _held(rows: Sequence[Row]) -> dict[str, float]:
-    """Operations of large products, by element type."""
-    rates = dict[str, list[float]]()
-    for it in rows:
-        if it["table"] == "product":
-            rates.setdefault(it["dtype"], []).append(
-                2 * it["batch"] * it["m"] * it["n"] * it["k"] / it["seconds"]
-            )
-    return {dtype: fmean(nlargest(BEST, each)) for dtype, each in rates.items()}
+    """Operations a second of large products, by element type."""
+    rates_of_dtype = dict[str, list[float]]()
+    for row in rows:
+        if row["table"] == "product":
+            operations = 2 * row["batch"] * row["m"] * row["n"] * row["k"]
+            rates_of_dtype.setdefault(row["dtype"], []).append(operations / row["seconds"])
+    return {dtype: fmean(nlargest(BEST, rates)) for dtype, rates in rates_of_dtype.items()}
 
 
 def copied(clock: Clock) -> float:
-    """Bytes read and written a second by a large copy."""
+    """Bytes a second that a large copy reads and writes."""
     source = torch.ones(COPIED[clock.device.type], dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / clock.median(lambda: lambda: target.copy_(source))
 
 
 def notes(device: torch.device) -> Iterator[str]:
-    """The device by its own account: its name, clocks and power."""
+    """The name, the clocks and the power of the device, as nvidia-smi has them."""
     if device.type != "cuda":
         return
-    asked = "name,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
+    fields = "name,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
     try:
-        command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
-        told = subprocess.run(
+        command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+        output = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=30
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return
-    yield from (f"{asked}: {line}" for line in told.splitlines())
+    for line in output.splitlines():
+        yield f"{fields}: {line}"

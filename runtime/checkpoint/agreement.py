@@ -1,6 +1,4 @@
-"""Steps of all ranks that succeed on all or fail on all, with the error of the first rank that
-failed.
-"""
+"""Steps that succeed on all ranks or fail on all, with the error of the first rank that failed."""
 
 import os
 from collections.abc import Callable
@@ -13,34 +11,38 @@ _T = TypeVar("_T")
 
 
 def together(do: Callable[[], _T], name: str = "together", store: Any = None) -> _T:
-    """`do()`, then waits for all ranks.  RunError on all if one has met such, or an OSError.
+    """Returns `do()`, after all ranks have done it.
 
-    All ranks call it in one order.  Another thread than the main one has a `name` and a `store` of
-    its own.
+    RunError on all ranks if `do` raises a RunError or an OSError on one.  All ranks call it in the
+    same order.  A thread other than the main one passes its own `name` and `store`.
     """
-    done, failure = list[_T](), ""
+    results, failure = list[_T](), ""
     try:
-        done.append(do())
+        results.append(do())
     except (RunError, OSError) as error:
         failure = reason(error)
-    if failed := [each for each in meet(name, failure, store) if each]:
-        raise RunError(*map(str.strip, failed[0].splitlines()))
-    return done[0]
+    failures = [text for text in meet(name, failure, store) if text]
+    if failures:
+        raise RunError(*map(str.strip, failures[0].splitlines()))
+    return results[0]
 
 
 def of_node(do: Callable[[], str]) -> str:
-    """A word that the first rank of each node makes, and rank 0, on all ranks.  RunError on all.
-    All ranks call it.
+    """Gives all ranks the word that the first rank of each node makes; rank 0 makes one too.
 
-    Where nodes have other words, ranks that make none have that of the first node.
+    RunError on all ranks.  All ranks call it.  Where nodes make different words, ranks that make
+    none get the first node's.
     """
     makes = "0" in (os.environ.get("LOCAL_RANK", "0"), os.environ.get("RANK", "0"))
-    own = together(lambda: do() if makes else "")
-    words = meet("of node", own)
-    return own or next(word for word in words if word)
+    own_word = together(lambda: do() if makes else "")
+    words = meet("of node", own_word)
+    return own_word or next(word for word in words if word)
 
 
 def anywhere(marks: list[bool]) -> list[bool]:
-    """Which marks are set on some rank: as many on each.  All ranks call it."""
-    found = meet("anywhere", "".join(map(str, map(int, marks))))
-    return [any(word[i] == "1" for word in found) for i in range(len(marks))]
+    """Which marks are set on some rank.  All ranks call it, with equally many marks."""
+    digits_of_ranks = meet("anywhere", "".join(map(str, map(int, marks))))
+    is_set = list[bool]()
+    for position in range(len(marks)):
+        is_set.append(any(digits[position] == "1" for digits in digits_of_ranks))
+    return is_set

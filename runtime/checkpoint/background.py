@@ -1,8 +1,8 @@
 """Saves beside training: a step's state is copied to host memory between steps, and a thread writes
 the copy.
 
-The thread meets those of the other ranks at the job's store, never in a collective.  It has its
-lines ready for the main thread, which asks for them after each step.
+The threads of the ranks meet at the job's store, never in a collective.  A thread keeps its lines
+for the main thread, which asks for them after each step.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ from .index import Identity
 from .saver import Keep, newest, own_boxes, prune, write
 
 PAUSES = (1.0, 10.0)
-"""Seconds after which a thread whose copy was not written tries anew; then the next save is the
-next chance.
+"""Seconds that a thread pauses before it tries again to write a copy; after the last try it leaves
+the rest to the next save.
 """
 
 _NAME = "save"
@@ -36,10 +36,10 @@ _LONG = 1.0  # seconds of waiting that are worth a line
 
 class Saver:
     """Saves a state into step-NNNNNN of a folder, one save at a time.  All ranks call its methods
-    in one order.
+    in the same order.
 
-    The copy takes as much host memory as the boxes that this rank writes, and is kept from save to
-    save.
+    The copy takes as much host memory as the boxes that this rank writes.  The memory is reused
+    from save to save.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class Saver:
         self._allowed, self._disk, self._pauses = allowed, disk or Disk(), PAUSES
         self._memory: dict[str, Tensor] | None = None
         self._copies = True
-        self._store = store.clone() if (store := job_store()) else None
+        store = job_store()
+        # the saver's thread needs a client of its own: a client waits with its lock taken
+        self._store = store.clone() if store else None
         self._thread: Thread | None = None
         self._lines, self._step = list[str](), -1
         self._crash: BaseException | None = None
@@ -70,42 +72,47 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
     ) -> None:
-        """The save under way is finished, unless the run ends by a mistake, for which the other
-        ranks may be gone.
+        """Finishes the save under way.
+
+        Not where the run ends by a mistake: other ranks may be gone then.
         """
         if kind is None or issubclass(kind, RunError | KeyboardInterrupt):
             self._join()
 
     def begin(self, step: int) -> None:
-        """Copies the state after `step` steps, and leaves the rest to a thread; waits first for the
-        save before.
+        """Waits for the previous save, copies the state after `step` steps, and leaves the rest to
+        a thread.
 
         The state is saved only if all its values are finite.
         """
         began = monotonic()
         self.wait()
-        if (waited := monotonic() - began) > _LONG:
+        waited = monotonic() - began
+        if waited > _LONG:
             self._lines.append(
                 f"the save of step {step} has waited {waited:.0f} s for the one before"
             )
-        if step == self._step and not self._failed:
+        if step == self._step and not self._failed:  # this step is saved already
             return
         self._step, self._failed = step, False
-        own = own_boxes(self._state)
+        boxes = own_boxes(self._state)
         if self._memory is None:
-            self._memory = self._room_for(own)
+            self._memory = self._room_for(boxes)
         if not self._copies:
-            self._run_thread(step, own)
+            self._run_thread(step, boxes)
             return
-        own = copied(own, self._memory)
-        self._thread = Thread(target=self._run_thread, args=(step, own), name="saver", daemon=True)
+        copies = copied(boxes, self._memory)
+        self._thread = Thread(
+            target=self._run_thread, args=(step, copies), name="saver", daemon=True
+        )
         self._thread.start()
 
-    def _room_for(self, own: Mapping[str, Box]) -> dict[str, Tensor]:
-        """Host memory for the copies; none where a node has too little, and then saves are not
-        beside training.
+    def _room_for(self, boxes: Mapping[str, Box]) -> dict[str, Tensor]:
+        """Host memory for the copies, by the boxes' names.
+
+        Empty where a node has too little: then training waits for each save.
         """
-        size = sum(box.tensor.nbytes for box in own.values())
+        size = sum(box.tensor.nbytes for box in boxes.values())
         if fault := room(size):
             self._copies = False
             self._lines.append(f"training waits for each save, since it cannot be copied: {fault}")
@@ -113,7 +120,7 @@ class Saver:
         self._lines.append(
             f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB"
         )
-        memory, fault = host_memory(own)
+        memory, fault = host_memory(boxes)
         if fault:
             self._lines.append(
                 f"this copy takes longer, since CUDA does not pin its memory: {fault}"
@@ -139,9 +146,12 @@ class Saver:
     def require(self) -> None:
         """RunError where the last save, which is awaited, has failed."""
         if self._failed:
-            found = newest(self.folder)
-            there = f"the newest checkpoint is {found}" if found else "there is no checkpoint"
-            raise RunError(f"the last save has failed, and {there}")
+            checkpoint = newest(self.folder)
+            if checkpoint:
+                remainder = f"the newest checkpoint is {checkpoint}"
+            else:
+                remainder = "there is no checkpoint"
+            raise RunError(f"the last save has failed, and {remainder}")
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -150,47 +160,51 @@ class Saver:
 
     # ---- of the thread
 
-    def _run_thread(self, step: int, own: Mapping[str, Box]) -> None:
+    def _run_thread(self, step: int, boxes: Mapping[str, Box]) -> None:
         try:
-            if fault := self._agreed_fault(step, own):
+            if fault := self._agreed_fault(step, boxes):
                 self._fault, self._failed = fault, True
-            elif self._written(step, own):
+            elif self._written(step, boxes):
                 self._prune()
             else:
                 self._failed = True
         except BaseException as error:  # of the main thread, from here on
             self._crash, self._failed = error, True
 
-    def _agreed_fault(self, step: int, own: Mapping[str, Box]) -> str:
+    def _agreed_fault(self, step: int, boxes: Mapping[str, Box]) -> str:
         """Why the state is not worth saving, on any rank."""
-        found = next(
-            (f"`{key}` is not finite" for key, box in own.items() if not _is_finite(box.tensor)), ""
-        )
-        first = next((word for word in meet(_NAME, found, self._store) if word), "")
-        return first and f"step {step} is not saved, since {first}"
+        fault = ""
+        for key, box in boxes.items():
+            if not _is_finite(box.tensor):
+                fault = f"`{key}` is not finite"
+                break
+        first_fault = next((word for word in meet(_NAME, fault, self._store) if word), "")
+        return first_fault and f"step {step} is not saved, since {first_fault}"
 
-    def _written(self, step: int, own: Mapping[str, Box]) -> bool:
-        """Whether one of some tries has succeeded."""
+    def _written(self, step: int, boxes: Mapping[str, Box]) -> bool:
+        """Tries to write the boxes, several times; whether a try has succeeded."""
         agree = partial(together, name=_NAME, store=self._store)
         for pause in (*self._pauses, None):
             try:
                 self.newest = write(
-                    self.folder, step, own, self._run, self._disk, agree, self._allowed
+                    self.folder, step, boxes, self._run, self._disk, agree, self._allowed
                 )
                 return True
             except RunError as error:
-                then = (
-                    "given up until the next save is due"
-                    if pause is None
-                    else f"trying again in {pause:.0f} s"
-                )
+                if pause is None:
+                    then = "given up until the next save is due"
+                else:
+                    then = f"trying again in {pause:.0f} s"
                 self._lines.append(f"cannot save step {step}: {error}; {then}")
             if pause is not None:
                 sleep(pause)
         return False
 
     def _prune(self) -> None:
-        """Removes old checkpoints.  One that stays costs space, not the save."""
+        """Removes old checkpoints.
+
+        A checkpoint that cannot be removed costs space, but does not fail the save.
+        """
         try:
             together(lambda: prune(self.folder, self._keep, self._disk), _NAME, self._store)
         except RunError as error:
@@ -198,7 +212,10 @@ class Saver:
 
 
 def _is_finite(values: Tensor) -> bool:
-    """Whether all values are; takes no memory."""
+    """Whether all values are finite.
+
+    Looks at the least and the greatest, which takes no memory of the tensor's size.
+    """
     if not values.is_floating_point() or not values.numel():
         return True
-    return all(bool(each.isfinite()) for each in torch.aminmax(values))
+    return all(bool(bound.isfinite()) for bound in torch.aminmax(values))

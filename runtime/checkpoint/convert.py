@@ -1,7 +1,7 @@
-"""Converts a checkpoint of a run into safetensors that torch.distributed.checkpoint reads, and such
-a folder into one.
+"""Converts a run's checkpoint into a folder of safetensors that torch.distributed.checkpoint reads,
+and such a folder into a checkpoint.
 
-Started by `scalec convert`, which gives the plan's description of the tensors on standard input.
+`scalec convert` starts it, and gives the plan's description of the tensors on standard input.
 One process does it, on any machine: no mesh, no GPU.  Optimizer state has the keys of torch's
 flattened state: `optimizer.state.NAME.exp_avg`.
 """
@@ -33,22 +33,22 @@ from .saver import newest, write
 from .torch_folder import TorchFolder
 
 BESIDE = "scalec.json"
-"""The file beside converted tensors that has what no tensor has: the identity of the run."""
+"""The file beside converted tensors that holds what no tensor holds: the identity of the run."""
 
 OTHERS = ("lr_scheduler", "dataloader", "train_state", "optimizer.param_groups.")
-"""Beginnings of keys of what other programs save beside parameters and optimizer state."""
+"""The prefixes of keys that other programs save beside parameters and optimizer state."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A plan's checkpoints: how a folder names and cuts each parameter, its shape, and its
-    optimizer state.
+    """The contents of a plan's checkpoints: how a folder names and cuts each parameter, the
+    parameter's shape, and its optimizer state.
 
-    names   of parameters in the folder; their `dtype` is that of masters
-    shapes  of parameters in the plan's own checkpoints, by name pattern
-    slots   the optimizer's state of each element of a parameter
-    copies  tensors that a folder may have beside others of the same values: these, by the copy's
-            name
+    names   the names of parameters in the folder; their `dtype` is the masters' element type
+    shapes  the shapes of parameters in the plan's own checkpoints, by name pattern
+    slots   the names of the optimizer's values for each element of a parameter
+    copies  by the name of a tensor that a folder may have in addition, the tensor that has the
+            same values
     scaled  whether the plan's steps have a loss scale
     """
 
@@ -60,29 +60,26 @@ class Contents:
 
     @cached_property
     def places(self) -> Places:
-        """The tensors that hold each parameter, and its optimizer state by its key."""
-        params = self.names.places
-        state = {
-            f"optimizer/{slot}/{name}": (
-                tuple(_state_key(tensor, slot) for tensor in tensors),
-                stored,
-            )
-            for name, (tensors, stored) in params.items()
-            if not stored.wide
-            for slot in self.slots
-        }
-        return {**params, **state}
+        """The tensors that hold each parameter and each value of its optimizer state, by key."""
+        places = dict(self.names.places)
+        for name, (tensors, stored) in self.names.places.items():
+            if stored.wide:  # biases of routers, which no optimizer trains
+                continue
+            for slot in self.slots:
+                state_tensors = tuple(_state_key(tensor, slot) for tensor in tensors)
+                places[f"optimizer/{slot}/{name}"] = state_tensors, stored
+        return places
 
     @property
     def steps(self) -> list[str]:
         """The keys of the number of updates, which torch's Adam keeps for each parameter."""
-        trained = {
-            tensor: None
-            for tensors, stored in self.names.places.values()
-            if not stored.wide
-            for tensor in tensors
-        }
-        return [_state_key(tensor, "step") for tensor in trained] if "exp_avg" in self.slots else []
+        if "exp_avg" not in self.slots:
+            return []
+        trained_tensors: dict[str, None] = {}  # without repeats, in order
+        for tensors, stored in self.names.places.values():
+            if not stored.wide:
+                trained_tensors |= dict.fromkeys(tensors)
+        return [_state_key(tensor, "step") for tensor in trained_tensors]
 
     def shape(self, key: str) -> tuple[int, ...]:
         """The shape of a parameter, or of its optimizer state."""
@@ -90,7 +87,8 @@ class Contents:
 
     def dtype(self, key: str) -> torch.dtype:
         """The element type of a parameter or state in checkpoints."""
-        return torch.float32 if self.places[key][1].wide else self.names.dtype
+        _, stored = self.places[key]
+        return torch.float32 if stored.wide else self.names.dtype
 
 
 def _state_key(tensor: str, slot: str) -> str:
@@ -99,44 +97,57 @@ def _state_key(tensor: str, slot: str) -> str:
 
 def contents(text: str) -> Contents:
     """The description of a plan's tensors that `scalec convert` writes."""
-    said = json.loads(text)
+    description = json.loads(text)
     names = HFNames(
-        getattr(torch, said["dtype"]),
-        {k: HFWeight.read(v) for k, v in said["weights"].items()},
-        said["repeats"],
+        getattr(torch, description["dtype"]),
+        {name: HFWeight.read(fields) for name, fields in description["weights"].items()},
+        description["repeats"],
     )
-    shapes = {pattern: tuple(shape) for pattern, shape in said["shapes"].items()}
-    return Contents(names, shapes, tuple(said["slots"]), said["copies"], said["scaled"])
+    shapes = {pattern: tuple(shape) for pattern, shape in description["shapes"].items()}
+    return Contents(
+        names,
+        shapes,
+        tuple(description["slots"]),
+        description["copies"],
+        description["scaled"],
+    )
 
 
 # ---- to torch
 
 
 def to_torch(saved: Saved, folder: Path, plan: Contents) -> str:
-    """Writes a checkpoint of a run into the new `folder`, whole or not at all; what it has.
+    """Writes a checkpoint of a run into the new `folder`, whole or not at all; returns a line that
+    says what was written.
 
     RunError.
     """
     recorded = saved.tensors()
-    own = {key: like for key, like in recorded.items() if not _is_kept(key)}
-    held = held_in(own, plan.places, saved.path)
-    _check_dtypes({key: (like.dtype, plan.dtype(key)) for key, like in own.items()}, saved.path)
-    tensors = {tensor: made(parts, plan.names.dtype, saved) for tensor, parts in held.items()}
-    tensors |= {copy: tensors[of] for copy, of in plan.copies.items()}
-    tensors |= {key: _kept(key, saved, recorded) for key in recorded if _is_kept(key)}
+    plan_tensors = {key: tensor for key, tensor in recorded.items() if not _is_kept(key)}
+    parts_by_tensor = held_in(plan_tensors, plan.places, saved.path)
+    dtypes = {key: (tensor.dtype, plan.dtype(key)) for key, tensor in plan_tensors.items()}
+    _check_dtypes(dtypes, saved.path)
+    tensors = dict[str, Made]()
+    for tensor, parts in parts_by_tensor.items():
+        tensors[tensor] = made(parts, plan.names.dtype, saved)
+    for copy, original in plan.copies.items():
+        tensors[copy] = tensors[original]
+    for key in recorded:
+        if _is_kept(key):
+            tensors[key] = _kept(key, saved, recorded)
     if STEP in recorded:
         tensors |= dict.fromkeys(plan.steps, _kept(STEP, saved, recorded))
     if plan.scaled:  # the first scale where the run had none, as in another precision
-        first = LossScale(torch.device("cpu")).kept()
-        tensors = {
-            key: Made(value.nbytes, partial(Tensor.clone, value)) for key, value in first
-        } | tensors
+        first_scale = dict[str, Made]()
+        for key, value in LossScale(torch.device("cpu")).kept():
+            first_scale[key] = Made(value.nbytes, partial(Tensor.clone, value))
+        tensors = first_scale | tensors
     put_tensors(folder, tensors, {BESIDE: _beside(saved.run)})
     return f"wrote {saved} to {folder}: {counted(len(tensors), 'tensor')}"
 
 
 def _is_kept(key: str) -> bool:
-    """Whether a key is of no parameter: the number of updates, a loss scale."""
+    """Whether a key belongs to no parameter, as the number of updates and a loss scale do."""
     return key.startswith("optimizer/") and key.count("/") == 1
 
 
@@ -147,30 +158,29 @@ def _kept(key: str, saved: Saved, recorded: Mapping[str, Tensor]) -> Made:
 # ---- from torch
 
 
-def from_torch(found: TorchFolder, target: Path, plan: Contents) -> str:
-    """Makes the checkpoint `target`, step-NNNNNN, of a folder, whole or not at all; what it has.
+def from_torch(source: TorchFolder, target: Path, plan: Contents) -> str:
+    """Makes the checkpoint `target`, step-NNNNNN, of a folder, whole or not at all; returns a line
+    that says what was written.
 
     RunError.
     """
-    step, there = _step_of(target), found.tensors()
-    key_of = _keys(there, plan)
-    _check(found, there, key_of, plan)
-    values = {
-        key: found.read([key_of[tensor] for tensor in tensors])
-        for key, (tensors, _) in plan.places.items()
-    }
-    own = {
-        key: stored.of([values[key][key_of[tensor]] for tensor in tensors], plan.shape(key))
-        for key, (tensors, stored) in plan.places.items()
-    }
-    own |= found.read([key for key in there if _is_kept(key)]) | {
-        STEP: _updates(found, there, key_of, plan, step)
-    }
-    boxes = {key: Box(key, tuple(x.shape), (0,) * x.ndim, x, own=True) for key, x in own.items()}
+    step, source_tensors = _step_of(target), source.tensors()
+    key_of = _keys(source_tensors, plan)
+    _check(source, source_tensors, key_of, plan)
+    checkpoint_tensors = dict[str, Tensor]()
+    for key, (tensors, stored) in plan.places.items():
+        keys = [key_of[tensor] for tensor in tensors]
+        values = source.read(keys)
+        checkpoint_tensors[key] = stored.of([values[name] for name in keys], plan.shape(key))
+    checkpoint_tensors |= source.read([key for key in source_tensors if _is_kept(key)])
+    checkpoint_tensors[STEP] = _updates(source, source_tensors, key_of, plan, step)
+    boxes = dict[str, Box]()
+    for key, value in checkpoint_tensors.items():
+        boxes[key] = Box(key, tuple(value.shape), (0,) * value.ndim, value, own=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as part:
-        write(Path(part), step, boxes, _run_of(found.path), Disk()).rename(target)
-    return f"wrote {found.path} to {target}: {counted(len(own), 'tensor')}"
+        write(Path(part), step, boxes, _run_of(source.path), Disk()).rename(target)
+    return f"wrote {source.path} to {target}: {counted(len(checkpoint_tensors), 'tensor')}"
 
 
 def _step_of(target: Path) -> int:
@@ -186,82 +196,107 @@ def _step_of(target: Path) -> int:
     return int(number[1])
 
 
-def _keys(there: Mapping[str, Tensor], plan: Contents) -> dict[str, str]:
-    """Each tensor's key in a folder, in which parameters may be the part `model`."""
-    names = (tensor for tensors, _ in plan.places.values() for tensor in tensors)
-    return {
-        name: f"model.{name}" if name not in there and f"model.{name}" in there else name
-        for name in [*names, *plan.steps, *plan.copies]
-    }
+def _keys(folder_tensors: Mapping[str, Tensor], plan: Contents) -> dict[str, str]:
+    """Each tensor's key in a folder, which may hold parameters under the prefix `model.`."""
+    names = list[str]()
+    for tensors, _ in plan.places.values():
+        names.extend(tensors)
+    key_of = dict[str, str]()
+    for name in [*names, *plan.steps, *plan.copies]:
+        prefixed = f"model.{name}"
+        is_prefixed = name not in folder_tensors and prefixed in folder_tensors
+        key_of[name] = prefixed if is_prefixed else name
+    return key_of
 
 
 def _check(
-    found: TorchFolder, there: Mapping[str, Tensor], key_of: Mapping[str, str], plan: Contents
+    folder: TorchFolder,
+    folder_tensors: Mapping[str, Tensor],
+    key_of: Mapping[str, str],
+    plan: Contents,
 ) -> None:
     """RunError unless a folder has the plan's tensors, whole, and no others."""
-    needed = {
-        key_of[tensor]: (key, stored)
-        for key, (tensors, stored) in plan.places.items()
-        for tensor in tensors
-    }
-    if lacking := [tensor for tensor in needed if tensor not in there]:
-        weights = [tensor for tensor in lacking if not tensor.startswith("optimizer.")]
-        how = (
-            "is --names right?" if weights else "with weights alone, `train.py --init` begins a run"
-        )
-        raise RunError(
-            f"{found.path} lacks {named(weights or lacking)}, which the plan needs: {how}"
-        )
-    known = {*needed, *(key_of[each] for each in (*plan.steps, *plan.copies))}
-    others = [
-        key
-        for key in there
-        if key not in known and not key.startswith(OTHERS) and not _is_kept(key)
-    ]
-    if others:
-        raise RunError(f"{found.path}: the plan does not use {named(others)}")
+    needed = dict[str, tuple[str, HFWeight]]()
+    for key, (tensors, stored) in plan.places.items():
+        for tensor in tensors:
+            needed[key_of[tensor]] = key, stored
+    _check_keys(folder, folder_tensors, needed, key_of, plan)
     for tensor, (_, stored) in needed.items():
-        if (shape := tuple(there[tensor].shape)) != stored.shape:
+        shape = tuple(folder_tensors[tensor].shape)
+        if shape != stored.shape:
             raise RunError(
-                f"{found.path}: `{tensor}` is {[*shape]}, but the plan's is {[*stored.shape]}"
+                f"{folder.path}: `{tensor}` is {[*shape]}, but the plan's is {[*stored.shape]}"
             )
-    _check_dtypes(
-        {tensor: (there[tensor].dtype, plan.dtype(key)) for tensor, (key, _) in needed.items()},
-        found.path,
-    )
-    found.check_parts([*needed])
-    for copy, of in plan.copies.items():
-        if key_of[copy] in there and not torch.equal(
-            *found.read([key_of[copy], key_of[of]]).values()
+    dtypes = dict[str, tuple[torch.dtype, torch.dtype]]()
+    for tensor, (key, _) in needed.items():
+        dtypes[tensor] = folder_tensors[tensor].dtype, plan.dtype(key)
+    _check_dtypes(dtypes, folder.path)
+    folder.check_parts([*needed])
+    for copy, original in plan.copies.items():
+        if key_of[copy] in folder_tensors and not torch.equal(
+            *folder.read([key_of[copy], key_of[original]]).values()
         ):
-            raise RunError(f"{found.path}: `{copy}` differs from `{of}`, to which the plan ties it")
+            raise RunError(
+                f"{folder.path}: `{copy}` differs from `{original}`, to which the plan ties it"
+            )
+
+
+def _check_keys(
+    folder: TorchFolder,
+    folder_tensors: Mapping[str, Tensor],
+    needed: Mapping[str, tuple[str, HFWeight]],
+    key_of: Mapping[str, str],
+    plan: Contents,
+) -> None:
+    """RunError unless a folder has all tensors that the plan needs, and no others."""
+    lacking = [tensor for tensor in needed if tensor not in folder_tensors]
+    if lacking:
+        weights = [tensor for tensor in lacking if not tensor.startswith("optimizer.")]
+        if weights:
+            how = "is --names right?"
+        else:
+            how = "with weights alone, `train.py --init` begins a run"
+        raise RunError(
+            f"{folder.path} lacks {named(weights or lacking)}, which the plan needs: {how}"
+        )
+    expected = {*needed, *(key_of[name] for name in (*plan.steps, *plan.copies))}
+    others = list[str]()
+    for key in folder_tensors:
+        if key not in expected and not key.startswith(OTHERS) and not _is_kept(key):
+            others.append(key)
+    if others:
+        raise RunError(f"{folder.path}: the plan does not use {named(others)}")
 
 
 def _check_dtypes(pairs: Mapping[str, tuple[torch.dtype, torch.dtype]], path: Path) -> None:
-    for key, (got, wanted) in pairs.items():
-        if got != wanted:
-            is_, own = (str(dtype).removeprefix("torch.") for dtype in (got, wanted))
+    """RunError unless the two element types of each key are equal: the folder's, the plan's."""
+    for key, (dtype, wanted) in pairs.items():
+        if dtype != wanted:
             raise RunError(
-                f"{path}: `{key}` is {is_}, but the plan's masters are {own}: a conversion"
-                " rounds nothing"
+                f"{path}: `{key}` is {_dtype_name(dtype)}, but the plan's masters are"
+                f" {_dtype_name(wanted)}: a conversion rounds nothing"
             )
 
 
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _updates(
-    found: TorchFolder,
-    there: Mapping[str, Tensor],
+    folder: TorchFolder,
+    folder_tensors: Mapping[str, Tensor],
     key_of: Mapping[str, str],
     plan: Contents,
     step: int,
 ) -> Tensor:
-    """The number of updates: what Adam has counted; without it, what a run kept; else its steps."""
-    keys = [key for name in plan.steps if (key := key_of[name]) in there] or [
-        key for key in (STEP,) if key in there
-    ]
-    counts = {float(value) for value in found.read(keys).values()}
+    """The number of updates: Adam's count, else the count that a run kept, else the run's steps."""
+    keys = [key_of[name] for name in plan.steps if key_of[name] in folder_tensors]
+    if not keys and STEP in folder_tensors:
+        keys = [STEP]
+    counts = {float(value) for value in folder.read(keys).values()}
     if len(counts) > 1:
         raise RunError(
-            f"{found.path}: parameters were updated {min(counts):.0f} to {max(counts):.0f}"
+            f"{folder.path}: parameters were updated {min(counts):.0f} to {max(counts):.0f}"
             " times, not alike"
         )
     return torch.tensor(counts.pop() if counts else float(step))
@@ -283,12 +318,12 @@ def _run_of(path: Path) -> Identity:
     """
     try:
         content: Any = json.loads((path / BESIDE).read_text("utf-8"))
-        said = content["run"]
-        if "blake2b" in content and content["blake2b"] != _hash_of_run(said):
+        run = content["run"]
+        if "blake2b" in content and content["blake2b"] != _hash_of_run(run):
             raise ValueError
         return {
             str(name): value
-            for name, value in said.items()
+            for name, value in run.items()
             if isinstance(value, str | int | float | None)
         }
     except FileNotFoundError:
@@ -301,8 +336,10 @@ def _run_of(path: Path) -> Identity:
 
 
 def main(source: Path, target: Path, text: str) -> str:
-    """Converts one into the other, by what `source` is: a checkpoint, a run's folder with such,
-    or one of torch's.
+    """Converts a checkpoint, or the newest one in a run's folder, for torch, or one of torch's
+    folders into a checkpoint; `source` decides which.
+
+    `text` describes the plan's tensors.
     """
     plan, checkpoint = contents(text), newest(source / "checkpoints") or source
     if (checkpoint / INDEX).exists():

@@ -34,17 +34,17 @@ class Part:
     expert: int
 
     def of(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The part, of the parameters' whole values by name."""
+        """The part's values, by the parameters' whole values; `values` are by name."""
         return values[self.name].tensor_split(self.stored.each[1])[self.expert]
 
     def is_whole(self, value: Tensor) -> bool:
-        """Whether the part is whole rows, or heads, of the tensor."""
+        """Whether `value`, this part's, is whole rows of the tensor, or whole heads."""
         head = self.stored.interleaved[-1] if self.stored.interleaved else 1
         return value.numel() % (prod(self.stored.rows(0)[1:]) * head) == 0
 
 
 Held = dict[str, list[Part]]
-"""The parameters in each tensor, one after the other."""
+"""By tensor of the files, the parts of parameters that it holds, one after the other."""
 
 
 def export(path: Path | Saved, folder: Path, names: HFNames) -> None:
@@ -52,13 +52,18 @@ def export(path: Path | Saved, folder: Path, names: HFNames) -> None:
     at all.  RunError.
     """
     saved = opened(path)
-    held = held_in(saved.parameters(), names.places, saved.path)
-    put_tensors(folder, {tensor: made(parts, names.dtype, saved) for tensor, parts in held.items()})
+    parts_by_tensor = held_in(saved.parameters(), names.places, saved.path)
+    tensors = dict[str, Made]()
+    for tensor, parts in parts_by_tensor.items():
+        tensors[tensor] = made(parts, names.dtype, saved)
+    put_tensors(folder, tensors)
 
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor to be written: its size in bytes, and what makes it when its file is written."""
+    """A tensor to be written: its size in bytes, and a function that makes it when its file is
+    written.
+    """
 
     size: int
     value: Callable[[], Tensor]
@@ -73,7 +78,8 @@ def put_tensors(
     package = safetensors()
     if folder.exists():
         raise RunError(f"{folder} is there already: name a new folder")
-    files = _split({tensor: each.size for tensor, each in tensors.items()})
+    sizes = {name: tensor.size for name, tensor in tensors.items()}
+    files = _split(sizes)
     with draft(folder) as part:
         for file, names in files.items():
             values = {tensor: tensors[tensor].value() for tensor in names}
@@ -83,9 +89,7 @@ def put_tensors(
             except package.SafetensorError as error:
                 raise RunError(f"cannot write {part / file}: {error}") from None
         if len(files) > 1:
-            (part / INDEX).write_text(
-                _index(files, sum(each.size for each in tensors.values())), "utf-8"
-            )
+            (part / INDEX).write_text(_index(files, sum(sizes.values())), "utf-8")
         for name, text in (beside or {}).items():
             (part / name).write_text(text, "utf-8")
 
@@ -105,8 +109,8 @@ def draft(folder: Path) -> Generator[Path]:
 
 @contextmanager
 def _readable(path: Path) -> Generator[Path]:
-    """The path of a new file that others may read as any new file; safetensors writes one for
-    its owner alone.
+    """Gives a file that is written while entered the rights of any new file; safetensors writes
+    one that its owner alone can read.
     """
     path.touch()
     mode = path.stat().st_mode
@@ -115,79 +119,99 @@ def _readable(path: Path) -> Generator[Path]:
 
 
 def held_in(recorded: Mapping[str, Tensor], places: Places, path: Path) -> Held:
-    """RunError unless the plan's parameters are those of the checkpoint at `path`."""
-    if lacking := [name for name in places if name not in recorded]:
+    """The parts that each tensor of the files holds.
+
+    RunError unless the checkpoint at `path` has the plan's parameters, in its shapes, and no
+    others.
+    """
+    lacking = [name for name in places if name not in recorded]
+    if lacking:
         raise RunError(f"{path} lacks {named(lacking)}")
-    if others := [name for name in recorded if name not in places]:
+    others = [name for name in recorded if name not in places]
+    if others:
         raise RunError(f"{path} has {named(others)}, which the plan has not")
-    held: Held = {}
+    parts_by_tensor: Held = {}
     for name in sorted(recorded, key=_by_number):
         tensors, stored = places[name]
         for expert, tensor in enumerate(tensors):
-            held.setdefault(tensor, []).append(Part(name, stored, expert))
-    for parts in held.values():
+            parts_by_tensor.setdefault(tensor, []).append(Part(name, stored, expert))
+    for parts in parts_by_tensor.values():
         parts.sort(key=lambda part: part.stored.start)
         if not _fit(parts, recorded):
             raise RunError(
                 f"{path}: {named([part.name for part in parts])}: the plan's shapes are others"
             )
-    return held
+    return parts_by_tensor
 
 
 def _fit(parts: list[Part], recorded: Mapping[str, Tensor]) -> bool:
-    """Whether parts of these sizes make up a tensor, which leaves out padding; experts have
-    none.
+    """Whether the parts make up a tensor of the files.
+
+    A tensor leaves out a parameter's padding; parameters of experts have none.
     """
-    left = sum(part.of(recorded).numel() for part in parts) - prod(parts[0].stored.shape)
-    is_whole = all(part.is_whole(part.of(recorded)) for part in parts)
-    return is_whole and (left == 0 if parts[0].stored.each[0] else left >= 0)
+    surplus = sum(part.of(recorded).numel() for part in parts) - prod(parts[0].stored.shape)
+    if not all(part.is_whole(part.of(recorded)) for part in parts):
+        return False
+    is_of_experts = bool(parts[0].stored.each[0])
+    return surplus == 0 if is_of_experts else surplus >= 0
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Layer 2 comes before layer 10."""
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", name)]
+    """A key to sort names by: layer 2 comes before layer 10."""
+    key = list[tuple[int, str]]()
+    for word in re.split(r"(\d+)", name):
+        if word.isdigit():
+            key.append((int(word), ""))
+        else:
+            key.append((-1, word))
+    return key
 
 
 def made(parts: list[Part], dtype: torch.dtype, saved: Saved) -> Made:
-    """A tensor as files have it, of parameters in a checkpoint."""
+    """A tensor of the files, made of parameters in a checkpoint."""
     stored = parts[0].stored
-    dtype = torch.float32 if stored.wide else dtype
+    file_dtype = torch.float32 if stored.wide else dtype
+    names = [*dict.fromkeys(part.name for part in parts)]
 
-    def value() -> Tensor:
-        return _joined(parts, saved.whole([*dict.fromkeys(part.name for part in parts)])).to(dtype)
+    def make_value() -> Tensor:
+        return _joined(parts, saved.whole(names)).to(file_dtype)
 
-    return Made(prod(stored.shape) * dtype.itemsize, value)
+    return Made(prod(stored.shape) * file_dtype.itemsize, make_value)
 
 
 def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
     """The tensors of each file, by its name."""
-    groups, left = list[list[str]](), 0
+    groups, space_left = list[list[str]](), 0
     for tensor, size in sizes.items():
-        if size > left:
+        if size > space_left:
             groups.append([])
-            left = LARGEST
+            space_left = LARGEST
         groups[-1].append(tensor)
-        left -= size
+        space_left -= size
     if len(groups) == 1:
         return {"model.safetensors": groups[0]}
-    return {
-        f"model-{n:05d}-of-{len(groups):05d}.safetensors": group
-        for n, group in enumerate(groups, 1)
-    }
+    files = dict[str, list[str]]()
+    for number, group in enumerate(groups, 1):
+        files[f"model-{number:05d}-of-{len(groups):05d}.safetensors"] = group
+    return files
 
 
-def _joined(parts: list[Part], read: Mapping[str, Tensor]) -> Tensor:
+def _joined(parts: list[Part], values_by_name: Mapping[str, Tensor]) -> Tensor:
     """A tensor's parts one after the other, without padding."""
-    stored, values = parts[0].stored, [(part.stored, part.of(read)) for part in parts]
-    whole = torch.cat(
-        [each.pairs(value.reshape(each.rows(value.numel()))) for each, value in values]
-    )
-    return (
-        whole[: stored.shape[-1]].T.contiguous() if stored.transposed else whole[: stored.shape[0]]
-    )
+    pieces = list[Tensor]()
+    for part in parts:
+        value = part.of(values_by_name)
+        rows = value.reshape(part.stored.rows(value.numel()))
+        pieces.append(part.stored.pairs(rows))
+    whole, stored = torch.cat(pieces), parts[0].stored
+    if stored.transposed:
+        return whole[: stored.shape[-1]].T.contiguous()
+    return whole[: stored.shape[0]]
 
 
 def _index(files: Mapping[str, list[str]], size: int) -> str:
     """The index of files, as Hugging Face writes it."""
-    where = {tensor: file for file, tensors in files.items() for tensor in tensors}
-    return json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2) + "\n"
+    file_of = dict[str, str]()
+    for file, tensors in files.items():
+        file_of |= dict.fromkeys(tensors, file)
+    return json.dumps({"metadata": {"total_size": size}, "weight_map": file_of}, indent=2) + "\n"

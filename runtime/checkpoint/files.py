@@ -1,4 +1,4 @@
-"""Files of a checkpoint: written durably, and read without trust in what they say."""
+"""Files of a checkpoint: written durably, and read without trust in their content."""
 
 import os
 import shutil
@@ -13,32 +13,32 @@ from ...formats.known import described
 from ..errors import RunError, reason
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""The errors of reading text that is no JSON, or JSON of another form."""
+"""The errors that come from text that is no JSON, or JSON of another form."""
 
 LARGEST_INDEX = 1 << 33
-"""Bytes, some more than a checkpoint of the largest plans has on the most ranks."""
+"""Bytes: somewhat more than the index of the largest plans has on the most ranks."""
 
 _ELEMENTS = 1 << 56
 _DIMS = 64  # the most that torch copies
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file that can be read.
+    """The size in bytes of a file that can be read.
 
-    RunError, also where it has no end: a pipe or a device.
+    RunError where it cannot be, and where it has no end: a pipe or a device.
     """
     try:
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
             path.open("rb").close()
-            return found.st_size
+            return status.st_size
     except OSError as error:
         raise RunError(f"cannot read {reason(error)}") from None
     raise RunError(f"cannot read {path}: it is no file")
 
 
 def index_of(path: Path) -> bytes:
-    """All of an index.  RunError."""
+    """The bytes of an index.  RunError."""
     if size_of(path) > LARGEST_INDEX:
         raise RunError(f"cannot read {path}: it is larger than any index")
     return path.read_bytes()
@@ -50,15 +50,18 @@ def cores_of_rank() -> int:
 
 
 def and_is(path: Path) -> str:
-    """The format of a file that should have another, as in `: it is a web page (HTML)`; ""
-    where it is not known.
+    """The format of a file that should have another one, as in `: it is a web page (HTML)`.
+
+    "" where the format is unknown.
     """
-    found = described(path)
-    return f": it is {found}" if found and not found.endswith(_OWN) else ""
+    format_name = described(path)
+    if not format_name or format_name.endswith(_EXPECTED_FORMATS):
+        return ""
+    return f": it is {format_name}"
 
 
-_OWN = ("JSON document", "JSON lines", "(safetensors)")
-"""The ends of the names of formats that checkpoints and weights have themselves."""
+_EXPECTED_FORMATS = ("JSON document", "JSON lines", "(safetensors)")
+"""The ends of the names of the formats that checkpoints and weights have themselves."""
 
 
 def is_within(name: str) -> bool:
@@ -72,19 +75,19 @@ def is_within(name: str) -> bool:
     )
 
 
-def natural(read: Any) -> int:
-    """A number of JSON that counts something.  ValueError."""
-    if type(read) is not int or read < 0:
+def natural(value: Any) -> int:
+    """A value of JSON that is a count.  ValueError where it is none."""
+    if type(value) is not int or value < 0:
         raise ValueError
-    return read
+    return value
 
 
-def shape(read: Any) -> tuple[int, ...]:
-    """The shape of a tensor, or its place in another.
+def shape(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor, or its offsets in another, from a list of JSON.
 
-    ValueError, also where no memory could hold such.
+    ValueError, also where no memory could hold such a tensor.
     """
-    sizes = tuple(map(natural, read))
+    sizes = tuple(map(natural, value))
     if len(sizes) > _DIMS or prod(max(size, 1) for size in sizes) > _ELEMENTS:
         raise ValueError
     return sizes
@@ -98,11 +101,11 @@ class Disk:
         file.write(data)
 
     def sync(self, descriptor: int) -> None:
-        """Has an open file or folder on the disk itself before it returns."""
+        """Returns when an open file or folder is on the disk itself."""
         os.fsync(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Gives a file or folder another name at once: it always has one of the two."""
+        """Renames a file or folder atomically: it always has one of the two names."""
         old.rename(new)
 
     def remove(self, folder: Path) -> None:
@@ -120,7 +123,10 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
 
 
 def settle(folder: Path, disk: Disk) -> None:
-    """Has the names in a folder on the disk: new files, renamed and removed ones.  OSError."""
+    """Returns when the names in a folder are on the disk: new, renamed and removed files.
+
+    OSError.
+    """
     with naming(folder):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -131,7 +137,7 @@ def settle(folder: Path, disk: Disk) -> None:
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Has an OSError name the file, which an error of a write or a sync does not."""
+    """Gives an OSError the file's name, which an error of a write or a sync lacks."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Words about files of weights that are not the plan's: what is there, and what to do.
+"""Errors about files of weights that do not fit the plan: they say what is there, and what to do.
 
 Non-goals: reading weights (`hf_weights`).
 """
@@ -14,24 +14,25 @@ Shape = tuple[int, ...]
 
 def unreadable(file: Path, error: Exception) -> RunError:
     """The error of a file that is no safetensors."""
-    found = described(file)
-    if not found:
+    format_name = described(file)
+    if not format_name:
         return RunError(f"cannot read weights from {file}: {error}")
     advice: tuple[str, ...] = ()
-    if "torch.save" in found or "pickle" in found:
+    if "torch.save" in format_name or "pickle" in format_name:
         advice = _to_safetensors(file.parent)
-    elif "HTML" in found:
+    elif "HTML" in format_name:
         advice = ("a download that failed leaves such a file: download it once more",)
-    return RunError(f"cannot read weights from {file}: it is {found}", *advice)
+    return RunError(f"cannot read weights from {file}: it is {format_name}", *advice)
 
 
 def missing(folder: Path) -> RunError:
     """The error of a folder without model.safetensors and without an index of such files."""
     names = sorted(path.name for path in folder.iterdir())
     weights = [name for name in names if name.endswith(".safetensors")]
-    pickles = [
-        name for name in names if name.startswith("pytorch_model") or name.endswith((".pth", ".pt"))
-    ]
+    pickles = list[str]()
+    for name in names:
+        if name.startswith("pytorch_model") or name.endswith((".pth", ".pt")):
+            pickles.append(name)
     if len(weights) == 1:
         return _unread(
             folder,
@@ -52,8 +53,8 @@ def missing(folder: Path) -> RunError:
             "write a model's files by `train.py --export DIR`, or go on with the run by --resume"
         )
         return _unread(folder, "it has checkpoints of a run, and no model.safetensors", advice)
-    there = named(names) if names else "nothing"
-    return _unread(folder, f"it has no model.safetensors: there is {there}")
+    content = named(names) if names else "nothing"
+    return _unread(folder, f"it has no model.safetensors: there is {content}")
 
 
 def _unread(folder: Path, why: str, *advice: str) -> RunError:
@@ -69,46 +70,57 @@ def _to_safetensors(folder: Path) -> tuple[str, ...]:
 
 
 def lacking_names(
-    path: Path, lacking: Mapping[str, str], shapes: Mapping[str, Shape], there: Mapping[str, Shape]
+    path: Path,
+    lacking: Mapping[str, str],
+    shapes: Mapping[str, Shape],
+    file_shapes: Mapping[str, Shape],
 ) -> RunError:
-    """The error of tensors that the files lack, each with its parameter.
+    """The error for tensors that the files lack; `lacking` has the parameter of each.
 
-    `shapes` are of all tensors that the plan needs, `there` of those in the files.
+    `shapes` are the shapes of all tensors that the plan needs, `file_shapes` the shapes of the
+    tensors in the files.
     """
     params = named([*dict.fromkeys(lacking.values())])
     line = f"{path} has no {named([*lacking])}, which the plan needs for {params}"
-    if prefix := _prefix_of_files(lacking, there):
+    if prefix := _prefix_of_files(lacking, file_shapes):
         why = (
             f"its names are the plan's behind the prefix `{prefix}`; without it they are the"
             " plan's:"
         )
         return RunError(line, why, *_renamed(path, f"name.removeprefix({prefix!r})"))
-    if prefix := _prefix_of_plan(lacking, there):
+    if prefix := _prefix_of_plan(lacking, file_shapes):
         why = f"its names lack the prefix `{prefix}` of the plan's; with it they are the plan's:"
         return RunError(line, why, *_renamed(path, f"{prefix!r} + name"))
     (first, head), *others = lacking.items()
-    twins = [name for name, shape in there.items() if name in shapes and shape == shapes[first]]
+    twins = list[str]()
+    for name, shape in file_shapes.items():
+        if name in shapes and shape == shapes[first]:
+            twins.append(name)
     if twins and not others and len(shapes[first]) == 2:
         why = f"its model seems to tie `{head}` to `{twins[0]}`, which has the same shape"
         return RunError(line, f"{why}: use that one's parameter in the plan in place of `{head}`")
     return RunError(line)
 
 
-def _prefix_of_files(lacking: Collection[str], there: Collection[str]) -> str:
-    """The prefix behind which the files have all these names; "" if there is none."""
+def _prefix_of_files(lacking: Collection[str], file_names: Collection[str]) -> str:
+    """The prefix that all these names have in the files; "" if there is none."""
     first = next(iter(lacking))
-    prefixes = [name.removesuffix(first) for name in there if name.endswith(f".{first}")]
-    return next(
-        (prefix for prefix in prefixes if all(prefix + name in there for name in lacking)), ""
-    )
+    for file_name in file_names:
+        if file_name.endswith(f".{first}"):
+            prefix = file_name.removesuffix(first)
+            if all(prefix + name in file_names for name in lacking):
+                return prefix
+    return ""
 
 
-def _prefix_of_plan(lacking: Collection[str], there: Collection[str]) -> str:
-    """The prefix without which the files have all these names; "" if there is none."""
+def _prefix_of_plan(lacking: Collection[str], file_names: Collection[str]) -> str:
+    """The prefix of all these names that they lack in the files; "" if there is none."""
     words = next(iter(lacking)).split(".")
-    prefixes = [".".join(words[:count]) + "." for count in range(1, len(words))]
-    for prefix in prefixes:
-        if all(name.startswith(prefix) and name.removeprefix(prefix) in there for name in lacking):
+    for count in range(1, len(words)):
+        prefix = ".".join(words[:count]) + "."
+        if all(
+            name.startswith(prefix) and name.removeprefix(prefix) in file_names for name in lacking
+        ):
             return prefix
     return ""
 

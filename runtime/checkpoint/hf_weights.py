@@ -1,7 +1,7 @@
 """Loads weights from safetensors, by their Hugging Face names.
 
-Each rank reads its own part of each tensor and nothing else; what only one of plan and files has is
-an error.
+Each rank reads its own part of each tensor and nothing else.  A tensor that only the plan or only
+the files have is an error.
 """
 
 import json
@@ -40,7 +40,7 @@ BUFFERS = (
     ".attention.masked_bias",
     ".rotary_emb.inv_freq",
 )
-"""Ends of names that older files hold though they are no weights: masks and frequencies."""
+"""Ends of the names of tensors in older files that are no weights: masks and frequencies."""
 
 ROWS = 256
 """Rows of a tensor that are compared at once."""
@@ -55,15 +55,15 @@ class HFWeight:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its
     transpose.
 
-    Where `each` is ("experts", 8), there are 8 such tensors, of equal parts of the parameter's
-    first dim.  Where `interleaved` is (0, 64, 256), rows 0 to 63 of the 256 of each head are pairs:
+    Where `each` is ("experts", 8), 8 tensors hold equal parts of the parameter's first dim.
+    Where `interleaved` is (0, 64, 256), a head has 256 rows, and its rows 0 to 63 are pairs:
     (0, 1), (2, 3), … A file may have more `positions` than the plan's sequences: its first rows are
     read.
     """
 
     tensor: (
         # {i} is the first index in the parameter's name, {j} the second, as in {2*i+1}; {experts}
-        # that of `each`
+        # is the index of one of `each`
         str
     )
     shape: tuple[int, ...]
@@ -75,46 +75,49 @@ class HFWeight:
     wide: bool = False  # float32 in files of any element type, as biases of routers are
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> "HFWeight":
-        """By what JSON says of it."""
-        tuples: dict[str, Any] = {
-            key: tuple(said[key]) for key in ("shape", "each", "interleaved") if key in said
-        }
-        return cls(**{**said, **tuples})
+    def read(cls, fields: Mapping[str, Any]) -> "HFWeight":
+        """Makes it of its fields in JSON, which has lists for tuples."""
+        tuples = dict[str, Any]()
+        for key in ("shape", "each", "interleaved"):
+            if key in fields:
+                tuples[key] = tuple(fields[key])
+        return cls(**{**fields, **tuples})
 
     def named(self, indices: Sequence[int]) -> tuple[str, ...]:
-        """The tensors of one repetition."""
-        value, (dim, count) = dict(zip("ij", indices, strict=False)), self.each
-        return tuple(self._named({**value, dim: at}) for at in range(count))
+        """The names of the tensors of one repetition."""
+        index_of, (dim, count) = dict(zip("ij", indices, strict=False)), self.each
+        return tuple(self._named({**index_of, dim: number}) for number in range(count))
 
-    def _named(self, value: Mapping[str, int]) -> str:
-        def index(braces: re.Match[str]) -> str:
-            terms = (term.split("*") for term in braces[1].split("+"))
-            return str(sum(prod(int(value.get(word, word)) for word in term) for term in terms))
+    def _named(self, index_of: Mapping[str, int]) -> str:
+        def evaluate(braces: re.Match[str]) -> str:
+            total = 0
+            for term in braces[1].split("+"):
+                total += prod(int(index_of.get(word, word)) for word in term.split("*"))
+            return str(total)
 
-        return re.sub(r"\{(.*?)\}", index, self.tensor)
+        return re.sub(r"\{(.*?)\}", evaluate, self.tensor)
 
     def is_longer(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape has all positions, and more."""
         return self.positions and shape[1:] == self.shape[1:] and shape[:1] > self.shape[:1]
 
     def rows(self, count: int) -> tuple[int, ...]:
-        """The shape of `count` of its elements."""
-        columns = self.shape[::-1][1:] if self.transposed else self.shape[1:]
+        """The shape of `count` of its elements: whole rows of the parameter."""
+        shape = self.shape[::-1] if self.transposed else self.shape
+        columns = shape[1:]
         return (count // prod(columns), *columns)
 
     def of(self, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """A parameter of this shape, of the whole tensors that hold it; rows after their last
+        """A parameter of this shape, made of the whole tensors that hold it; rows after their last
         are padding, and 0.
         """
         rows, *columns = (slice(0, size) for size in self.rows(prod(shape) // len(tensors)))
-        return torch.cat(
-            [self.halves(_rows(each, self, rows, *columns)) for each in tensors]
-        ).reshape(shape)
+        parts = [self.halves(_rows(tensor, self, rows, *columns)) for tensor in tensors]
+        return torch.cat(parts).reshape(shape)
 
     def halves(self, rows: Tensor) -> Tensor:
-        """Rows of whole heads as a file has them, in the parameter's order: first rows of pairs
-        before second ones.
+        """Puts rows of whole heads from a file into the parameter's order: the first rows of all
+        pairs before the second ones.
         """
         return self._heads(rows, (-1, 2))
 
@@ -133,7 +136,7 @@ class HFWeight:
 
 
 Places = Mapping[str, tuple[tuple[str, ...], HFWeight]]
-"""The tensors that hold each parameter, by its name, and which part of them."""
+"""By parameter, the tensors of the files that hold it, and how they hold it."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ class HFNames:
     """A plan's description of such files: the element type they are written in, and the parameters,
     by name pattern.
 
-    `repeats` is how often each repeat is repeated, by what patterns have before its `*`.
+    `repeats` says how often each repeat is repeated; its keys are the patterns' text before the
+    repeat's `*`.
     """
 
     dtype: torch.dtype
@@ -151,22 +155,21 @@ class HFNames:
     @property
     def have_parameter_names(self) -> bool:
         """Whether tensors have the names of the parameters: the plan gives them no others."""
-        tensor_patterns = {
-            pattern: re.sub(r"\{.*?\}", "*", weight.tensor)
-            for pattern, weight in self.stored.items()
-        }
-        return all(
-            tensor in (pattern, f"{pattern}.*") for pattern, tensor in tensor_patterns.items()
-        )
+        for pattern, weight in self.stored.items():
+            tensor_pattern = re.sub(r"\{.*?\}", "*", weight.tensor)
+            if tensor_pattern not in (pattern, f"{pattern}.*"):
+                return False
+        return True
 
     @cached_property
     def places(self) -> Places:
         """The tensors of each parameter of the plan, for all ranks and stages."""
-        return {
-            pattern.replace("*", "{}").format(*indices): (stored.named(indices), stored)
-            for pattern, stored in self.stored.items()
-            for indices in product(*map(range, self._counts(pattern)))
-        }
+        places = dict[str, tuple[tuple[str, ...], HFWeight]]()
+        for pattern, stored in self.stored.items():
+            template = pattern.replace("*", "{}")
+            for indices in product(*map(range, self._counts(pattern))):
+                places[template.format(*indices)] = stored.named(indices), stored
+        return places
 
     def _counts(self, pattern: str) -> Iterator[int]:
         """How often each repeat around a parameter is repeated, outermost first."""
@@ -175,20 +178,20 @@ class HFNames:
 
 
 _Taken = tuple[str, list[list[int]], str]
-"""A part that a rank has read of a tensor: the tensor, first and last index along each dim, the
-hash of the values.
+"""A part of a tensor that a rank has read: the tensor's name, the start and the stop along each
+dim, the hash of the values.
 """
 
 
 class _Noted:
-    """A tensor of a file, of which each part that is read is noted."""
+    """A tensor of a file that notes each part that is read."""
 
-    def __init__(self, view: Any, tensor: str, taken: list[_Taken]) -> None:
-        self._view, self._tensor, self._taken = view, tensor, taken
+    def __init__(self, view: Any, tensor: str, readings: list[_Taken]) -> None:
+        self._view, self._tensor, self._taken = view, tensor, readings
 
     def __getitem__(self, wanted: tuple[slice, ...]) -> Tensor:
         part = self._view[wanted]
-        extent = [[each.start, each.stop] for each in wanted]
+        extent = [[stretch.start, stretch.stop] for stretch in wanted]
         self._taken.append((self._tensor, extent, _hash(part)))
         return part
 
@@ -203,40 +206,45 @@ class Reader:
         self._path, self._file_of = path, _opened(path)
         self._taken: list[_Taken] | None = None
         prefix = self._left_out(names)
-        self._places = {
-            name: (tuple(tensor.removeprefix(prefix) for tensor in tensors), part)
-            for name, (tensors, part) in names.places.items()
-        }
+        self._places = dict[str, tuple[tuple[str, ...], HFWeight]]()
+        for name, (tensors, stored) in names.places.items():
+            file_names = tuple(tensor.removeprefix(prefix) for tensor in tensors)
+            self._places[name] = file_names, stored
         self._check_names()
-        held = ((tensor, stored) for tensors, stored in self._places.values() for tensor in tensors)
-        self._cut = {note for tensor, stored in held if (note := self._compared(tensor, stored))}
+        self._cut = set[str]()
+        for tensors, stored in self._places.values():
+            for tensor in tensors:
+                if note := self._compared(tensor, stored):
+                    self._cut.add(note)
 
     def _left_out(self, names: HFNames) -> str:
         """The prefix that names of a model without its head lack, as GPT-2's `transformer.`."""
         first, *others = {stored.tensor.partition(".")[0] for stored in names.stored.values()}
         prefix = f"{first}."
-        return "" if others or any(name.startswith(prefix) for name in self._file_of) else prefix
+        if others or any(name.startswith(prefix) for name in self._file_of):
+            return ""
+        return prefix
 
     def _check_names(self) -> None:
         """RunError unless the files hold the plan's tensors, and no others."""
-        names = {tensor: name for name, (tensors, _) in self._places.items() for tensor in tensors}
-        if lacking := {
-            tensor: name for tensor, name in names.items() if tensor not in self._file_of
-        }:
-            shapes = {
-                tensor: stored.shape
-                for tensors, stored in self._places.values()
-                for tensor in tensors
-            }
-            there = {tensor: tuple(self._slice(tensor).get_shape()) for tensor in self._file_of}
-            raise lacking_names(self._path, lacking, shapes, there)
-        left = (
-            name
-            for name in sorted(self._file_of)
-            if name not in names and not name.endswith(BUFFERS)
-        )
-        if left := [name for name in left if not self._is_copy(name, names)]:
-            raise RunError(f"{self._path}: the plan does not use {named(left)}")
+        param_of = dict[str, str]()
+        shapes = dict[str, tuple[int, ...]]()
+        for name, (tensors, stored) in self._places.items():
+            for tensor in tensors:
+                param_of[tensor], shapes[tensor] = name, stored.shape
+        lacking = {tensor: name for tensor, name in param_of.items() if tensor not in self._file_of}
+        if lacking:
+            file_shapes = dict[str, tuple[int, ...]]()
+            for tensor in self._file_of:
+                file_shapes[tensor] = tuple(self._slice(tensor).get_shape())
+            raise lacking_names(self._path, lacking, shapes, file_shapes)
+        unused = list[str]()
+        for tensor in sorted(self._file_of):
+            is_foreign = tensor not in param_of and not tensor.endswith(BUFFERS)
+            if is_foreign and not self._is_copy(tensor, param_of):
+                unused.append(tensor)
+        if unused:
+            raise RunError(f"{self._path}: the plan does not use {named(unused)}")
 
     def _is_copy(self, name: str, used: Iterable[str]) -> bool:
         """Whether a matrix equals one that the plan uses, as a head beside the embedding that
@@ -244,23 +252,31 @@ class Reader:
         """
         view = self._slice(name)
         rows, *columns = (*view.get_shape(), 0)
-        twins = (self._slice(tensor) for tensor in used) if columns[1:] else ()
-        alike = (twin for twin in twins if _kind(twin) == _kind(view))
-        stretches = [slice(at, at + ROWS) for at in range(0, rows, ROWS)]
-        return any(all(torch.equal(twin[part], view[part]) for part in stretches) for twin in alike)
+        if not columns[1:]:  # no matrix
+            return False
+        stretches = [slice(start, start + ROWS) for start in range(0, rows, ROWS)]
+        for tensor in used:
+            twin = self._slice(tensor)
+            if _kind(twin) == _kind(view) and all(
+                torch.equal(twin[stretch], view[stretch]) for stretch in stretches
+            ):
+                return True
+        return False
 
     def _slice(self, tensor: str) -> Any:
         return self._file_of[tensor].get_slice(tensor)
 
     def _noted(self, tensor: str) -> Any:
-        """The same, which notes what is taken of it, where there are several nodes."""
+        """The same slice; where there are several nodes, it notes the parts that are read."""
         view = self._slice(tensor)
-        return view if self._taken is None else _Noted(view, tensor, self._taken)
+        if self._taken is None:
+            return view
+        return _Noted(view, tensor, self._taken)
 
     def _compared(self, tensor: str, stored: HFWeight) -> str:
-        """The part that the plan takes of a longer tensor, else "".
+        """The words for the part that the plan takes of a longer tensor, else "".
 
-        RunError if it differs otherwise.
+        RunError if the tensor differs in any other way.
         """
         view = self._slice(tensor)
         shape, dtype = tuple(view.get_shape()), view.get_dtype()
@@ -272,14 +288,12 @@ class Reader:
             raise RunError(
                 f"{self._path}: `{tensor}` is {dtype}, which is not one of {', '.join(DTYPES)}"
             )
-        return (
-            ""
-            if shape == stored.shape
-            else f"the first {stored.shape[0]} of {shape[0]} positions of `{tensor}`"
-        )
+        if shape == stored.shape:
+            return ""
+        return f"the first {stored.shape[0]} of {shape[0]} positions of `{tensor}`"
 
     def __str__(self) -> str:
-        """The path, and what the plan takes where it does not take all."""
+        """The path, and the parts of tensors that the plan does not take whole."""
         return ": ".join([str(self._path), *sorted(self._cut)])
 
     def fill(self, state: TrainState) -> None:
@@ -294,32 +308,34 @@ class Reader:
             self._compare_nodes(previous)
 
     def _compare_nodes(self, previous: int) -> None:
-        """RunError on all ranks unless this node's files have what a rank of the previous node has
-        read of its own.
+        """RunError on all ranks unless this node's files equal the previous node's in all that one
+        of its ranks has read.
 
-        So all that any rank has read is the same on two nodes at least.
+        So every part that any rank has read is the same on two nodes at least.
         """
         store, (rank, _) = job_store(), c10d.place()
         assert self._taken is not None, "weights: nothing was noted"
         store.set(f"weights/{rank}", json.dumps([gethostname(), self._taken]))
         meet("weights", "")
-        host, taken = json.loads(store.get(f"weights/{previous}"))
+        host, readings = json.loads(store.get(f"weights/{previous}"))
         store.delete_key(f"weights/{previous}")
-        own = {(tensor, f"{extent}"): digest for tensor, extent, digest in self._taken}
+        digests = {(tensor, f"{extent}"): digest for tensor, extent, digest in self._taken}
         other = f"rank {previous} on {host}"
-        together(lambda: self._check_taken(taken, own, other))
+        together(lambda: self._check_taken(readings, digests, other))
 
     def _check_taken(
-        self, taken: Sequence[_Taken], own: Mapping[tuple[str, str], str], other: str
+        self, readings: Sequence[_Taken], digests: Mapping[tuple[str, str], str], other: str
     ) -> None:
-        """RunError unless all parts that another rank has taken are the same here, where some
-        were read already.
+        """RunError unless all parts that another rank has taken are the same here.
+
+        `digests` are the hashes of the parts that this rank has read already.
         """
-        for tensor, extent, digest in taken:
-            here = own.get((tensor, f"{extent}"))
-            if here is None:
-                here = _hash(self._slice(tensor)[tuple(slice(*each) for each in extent)])
-            if here != digest:
+        for tensor, extent, digest in readings:
+            digest_here = digests.get((tensor, f"{extent}"))
+            if digest_here is None:
+                part = tuple(slice(*stretch) for stretch in extent)
+                digest_here = _hash(self._slice(tensor)[part])
+            if digest_here != digest:
                 rank, _ = c10d.place()
                 raise RunError(
                     f"`{tensor}` of {self._path} differs between {other} and rank {rank} on"
@@ -328,18 +344,19 @@ class Reader:
                 )
 
     def _part(self, name: str, spec: Spec, mesh: Mesh) -> Tensor:
-        """This rank's part of a parameter; of tensors for each expert, those of its experts."""
+        """This rank's part of a parameter; where experts have tensors of their own, it is made of
+        the tensors of this rank's experts.
+        """
         tensors, stored = self._places[name]
         if len(tensors) == 1:
             return _part(self._noted(tensors[0]), stored, spec, mesh)
         rows, cut = spec.shape[0] // len(tensors), int(spec.shape[0] == len(tensors))
         first, count = (size // rows for size in (spec.offsets(mesh)[0], spec.local_shape(mesh)[0]))
         split = {dim - cut: axes for dim, axes in spec.split.items() if dim}
-        own = Spec((rows, *spec.shape[1:])[cut:], split, spec.init)
-        parts = [
-            _part(self._noted(tensor), stored, own, mesh)
-            for tensor in tensors[first : first + count]
-        ]
+        expert_spec = Spec((rows, *spec.shape[1:])[cut:], split, spec.init)
+        parts = list[Tensor]()
+        for tensor in tensors[first : first + count]:
+            parts.append(_part(self._noted(tensor), stored, expert_spec, mesh))
         return torch.cat(parts).reshape(spec.local_shape(mesh))
 
 
@@ -374,7 +391,7 @@ def _kind(view: Any) -> tuple[object, ...]:
 def _opened(path: Path) -> dict[str, Any]:
     """The tensors at a path, each with the open file that holds it."""
     package = safetensors()
-    found: dict[str, Any] = {}
+    file_of: dict[str, Any] = {}
     for file in _files(path):
         if path.is_dir() and not (file.exists() or (path / INDEX).exists()):
             raise missing(path)
@@ -383,10 +400,11 @@ def _opened(path: Path) -> dict[str, Any]:
             opened = package.safe_open(file, framework="pt", device="cpu")
         except (OSError, package.SafetensorError) as error:
             raise unreadable(file, error) from None
-        if twice := found.keys() & opened.keys():
+        twice = file_of.keys() & opened.keys()
+        if twice:
             raise RunError(f"{path}: more than one file has {named(sorted(twice))}")
-        found |= dict.fromkeys(opened.keys(), opened)
-    return found
+        file_of |= dict.fromkeys(opened.keys(), opened)
+    return file_of
 
 
 def _files(path: Path) -> list[Path]:
@@ -397,45 +415,47 @@ def _files(path: Path) -> list[Path]:
     data = index_of(index)
     try:
         names = sorted(set(json.loads(data)["weight_map"].values()))
-        wrong = [name for name in names if not is_within(name)]
+        outside = [name for name in names if not is_within(name)]
     except DAMAGE:
         raise RunError(f"{index} is damaged, or no index of weights{and_is(index)}") from None
-    if wrong:
-        raise RunError(f"{index} names {named(wrong)}, which cannot be a file in its folder")
+    if outside:
+        raise RunError(f"{index} names {named(outside)}, which cannot be a file in its folder")
     return [path / name for name in names]
 
 
 def _part(view: Any, stored: HFWeight, spec: Spec, mesh: Mesh) -> Tensor:
-    """Reads a box: along each stored dim the stretch that the first of its dims asks for; the
-    rest is cut after.
+    """Reads this rank's box of a parameter.
+
+    A stored dim may be several of the parameter's dims as one.  The first of them says which
+    stretch of the stored dim is read; the others are cut afterwards.
     """
-    whole = stored.rows(prod(spec.shape))
+    whole_shape = stored.rows(prod(spec.shape))
     offsets, sizes = list(spec.offsets(mesh)), spec.local_shape(mesh)
     stretches, shape = list[slice](), list[int]()
-    for size, (first, *others) in zip(whole, _grouped(spec.shape, whole), strict=True):
+    for size, (first, *others) in zip(whole_shape, _grouped(spec.shape, whole_shape), strict=True):
         unit = size // spec.shape[first]
         start = offsets[first] * unit
         stretches.append(slice(start, start + sizes[first] * unit))
         shape += [sizes[first], *(spec.shape[dim] for dim in others)]
         offsets[first] = 0
-    box = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+    box = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
     return stored.halves(_rows(view, stored, *stretches)).reshape(shape)[box]
 
 
 def _rows(view: Any, stored: HFWeight, rows: slice, *columns: slice) -> Tensor:
-    """A stretch of a parameter's rows; those after the tensor's last are padding, and 0."""
-    last = stored.shape[-1 if stored.transposed else 0]
-    start, stop = (min(stored.start + at, last) for at in (rows.start, rows.stop))
+    """A stretch of a parameter's rows; rows after the tensor's last are padding, and 0."""
+    end = stored.shape[-1 if stored.transposed else 0]
+    start, stop = min(stored.start + rows.start, end), min(stored.start + rows.stop, end)
     wanted = (slice(start, stop), *columns)
-    read = view[wanted[::-1]].T if stored.transposed else view[wanted]
-    padding = read.new_zeros(rows.stop - rows.start - (stop - start), *read.shape[1:])
-    return torch.cat([read, padding]) if len(padding) else read
+    values = view[wanted[::-1]].T if stored.transposed else view[wanted]
+    padding = values.new_zeros(rows.stop - rows.start - (stop - start), *values.shape[1:])
+    if not len(padding):
+        return values
+    return torch.cat([values, padding])
 
 
 def _grouped(shape: tuple[int, ...], into: tuple[int, ...]) -> list[list[int]]:
-    """The dims that make up each stored dim: those of (4, 16, 64) make (64, 64) as [[0, 1],
-    [2]].
-    """
+    """The dims that make up each stored dim: (4, 16, 64) makes (64, 64) by [[0, 1], [2]]."""
     groups, dims = list[list[int]](), list(range(len(shape)))
     for size in into:
         group = [dims.pop(0)]

@@ -1,9 +1,9 @@
 """The index of a checkpoint: shape, element type and shards of every tensor; size and hash of every
 file.
 
-While ranks write, each has an index of its own part; the checkpoint's is all of them as one.
+While ranks write, each has an index of its own part; the checkpoint's index joins them.
 
-The text begins with a hash of all its other bytes, so that a byte that a disk has changed is found,
+The text begins with a hash of all its other bytes.  So a byte that a disk has changed is noticed,
 in the run's settings too.  Version 1 of the format had no such hash.
 """
 
@@ -28,8 +28,8 @@ _DIGITS = 64  # of the hash, in hexadecimal
 _OPENING = f'{{"format": "{_FORMAT}", "version": {_VERSION}, "{_HASH}": "'.encode()
 
 PADDED_ROWS = "padded rows"
-"""The setting of a run that has the rows of each padded parameter without padding, as JSON, by
-patterns of names.
+"""The name of a run's setting for padded parameters: as JSON, by pattern of names, the rows that
+each has without padding.
 """
 
 Identity = Mapping[str, str | int | float | None]
@@ -66,20 +66,21 @@ class Index:
 
 def of(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
     """The index of one file, with the boxes by their names in it."""
-    tensors: dict[str, list[Part]] = {}
-    about = {box.key: box for box in boxes.values()}
+    parts_of: dict[str, list[Part]] = {}
+    box_of = {box.key: box for box in boxes.values()}
     for name, box in boxes.items():
-        tensors.setdefault(box.key, []).append(Part(box.extent, file, name))
-    entries = {
-        key: Entry(about[key].shape, about[key].tensor.dtype, tuple(parts))
-        for key, parts in tensors.items()
-    }
+        parts_of.setdefault(box.key, []).append(Part(box.extent, file, name))
+    entries = dict[str, Entry]()
+    for key, parts in parts_of.items():
+        box = box_of[key]
+        entries[key] = Entry(box.shape, box.tensor.dtype, tuple(parts))
     return Index(step, entries, {file: stamp})
 
 
 def merged(indices: Sequence[Index]) -> Index:
-    """The index of a whole checkpoint from the ranks' parts; asserts that they are parts of the
-    same.
+    """The index of a whole checkpoint, from the indices of its ranks' parts.
+
+    Asserts that the parts are of one checkpoint.
     """
     steps = {index.step for index in indices}
     assert len(steps) == 1, f"checkpoint: ranks are at steps {steps}"
@@ -88,121 +89,121 @@ def merged(indices: Sequence[Index]) -> Index:
         files |= index.files
         for key, entry in index.tensors.items():
             shares.setdefault(key, []).append(entry)
-    return Index(
-        steps.pop(), {key: _joined(key, entries) for key, entries in shares.items()}, files
-    )
+    tensors = {key: _joined(key, entries) for key, entries in shares.items()}
+    return Index(steps.pop(), tensors, files)
 
 
 def _joined(key: str, entries: Sequence[Entry]) -> Entry:
-    kinds = {(entry.shape, entry.dtype) for entry in entries}
+    kinds, parts = set[tuple[Shape, torch.dtype]](), list[Part]()
+    for entry in entries:
+        kinds.add((entry.shape, entry.dtype))
+        parts.extend(entry.parts)
     assert len(kinds) == 1, f"checkpoint: ranks differ over `{key}`: {kinds}"
-    return Entry(*kinds.pop(), tuple(part for entry in entries for part in entry.parts))
+    return Entry(*kinds.pop(), tuple(parts))
 
 
 def faults(index: Index, keys: Iterable[str]) -> str:
-    """The first of these tensors whose parts are not the whole, and why; empty if all are."""
+    """The first of these tensors whose parts are not all of it, and why; "" if there is none."""
     for key in keys:
         entry = index.tensors[key]
-        if found := fault(entry.shape, [part.extent for part in entry.parts]):
-            return f"`{key}`: {found}"
+        if gap := fault(entry.shape, [part.extent for part in entry.parts]):
+            return f"`{key}`: {gap}"
     return ""
 
 
 def text(index: Index) -> bytes:
-    """As JSON."""
-    tensors = {
-        key: {
-            "shape": entry.shape,
-            "dtype": NAMES[entry.dtype],
-            "boxes": [
-                {
-                    "offset": part.extent.offset,
-                    "size": part.extent.size,
-                    "file": part.file,
-                    "name": part.name,
-                }
-                for part in entry.parts
-            ],
-        }
-        for key, entry in index.tensors.items()
-    }
-    files = {
-        name: {"bytes": stamp.size, "blake2b": stamp.blake2b} for name, stamp in index.files.items()
-    }
+    """The index as JSON."""
+    tensors = {key: _fields_of_entry(entry) for key, entry in index.tensors.items()}
+    files = dict[str, dict[str, Any]]()
+    for name, stamp in index.files.items():
+        files[name] = {"bytes": stamp.size, "blake2b": stamp.blake2b}
     return hashed({"step": index.step, "run": {**index.run}, "tensors": tensors, "files": files})
+
+
+def _fields_of_entry(entry: Entry) -> dict[str, Any]:
+    """A tensor, as JSON has it."""
+    boxes = list[dict[str, Any]]()
+    for part in entry.parts:
+        boxes.append(
+            {
+                "offset": part.extent.offset,
+                "size": part.extent.size,
+                "file": part.file,
+                "name": part.name,
+            }
+        )
+    return {"shape": entry.shape, "dtype": NAMES[entry.dtype], "boxes": boxes}
 
 
 def hashed(content: Mapping[str, Any]) -> bytes:
     """The content as JSON, behind the format, its version and the hash of all but the hash
     itself.
     """
-    rest = b'", ' + json.dumps(content).encode().removeprefix(b"{") + b"\n"
-    return _OPENING + _hash_of(rest) + rest
+    after_hash = b'", ' + json.dumps(content).encode().removeprefix(b"{") + b"\n"
+    return _OPENING + _hash_of(after_hash) + after_hash
 
 
-def _hash_of(rest: bytes) -> bytes:
-    """The hash of a text that goes on with `rest` after its hash."""
-    return blake2b(_OPENING + rest, digest_size=_DIGITS // 2).hexdigest().encode()
+def _hash_of(after_hash: bytes) -> bytes:
+    """The hash of a text that goes on with `after_hash` behind its hash."""
+    return blake2b(_OPENING + after_hash, digest_size=_DIGITS // 2).hexdigest().encode()
 
 
 def parsed(data: bytes) -> Index:
-    """Reads the JSON of `text`.
+    """The index that JSON of `text` describes.
 
-    RunError if it is none, has changed since, or is of another version.
+    RunError if the data is no such JSON, has changed since, or is of another version.
     """
     try:
-        read = json.loads(data)
-        _check_text(read, data)
-        return _index(read)
+        content = json.loads(data)
+        _check_text(content, data)
+        return _index(content)
     except DAMAGE:
         raise RunError("is damaged, or no index of a checkpoint") from None
 
 
-def _check_text(read: Any, data: bytes) -> None:
+def _check_text(content: Any, data: bytes) -> None:
     """ValueError unless the text is as it was written; RunError where its version is another."""
-    if read["format"] != _FORMAT:
+    if content["format"] != _FORMAT:
         raise ValueError
-    if read["version"] == _WITHOUT_HASH:
-        if _HASH in read:  # the version is what has changed
+    if content["version"] == _WITHOUT_HASH:
+        if _HASH in content:  # the version is what has changed
             raise ValueError
         return
-    if read["version"] != _VERSION:
+    if content["version"] != _VERSION:
         versions = f"{_WITHOUT_HASH} and {_VERSION}"
-        raise RunError(f"has format version {read['version']}; this program reads {versions}")
+        raise RunError(f"has format version {content['version']}; this program reads {versions}")
     start, stop = len(_OPENING), len(_OPENING) + _DIGITS
     if not data.startswith(_OPENING) or data[start:stop] != _hash_of(data[stop:]):
         raise ValueError
 
 
-def _index(read: Any) -> Index:
-    files = {
-        name: Stamp(natural(each["bytes"]), str(each["blake2b"]))
-        for name, each in read["files"].items()
-    }
-    # all lie in the checkpoint's own folder
+def _index(content: Any) -> Index:
+    files = dict[str, Stamp]()
+    for name, fields in content["files"].items():
+        files[name] = Stamp(natural(fields["bytes"]), str(fields["blake2b"]))
+    # all files lie in the checkpoint's own folder
     if any("/" in name or not is_within(name) for name in files):
         raise ValueError
-    tensors = {key: _entry(each, files) for key, each in read["tensors"].items()}
-    # earlier versions had none
-    return Index(natural(read["step"]), tensors, files, _run(read.get("run", {})))
+    tensors = {key: _entry(fields, files) for key, fields in content["tensors"].items()}
+    # earlier versions had no settings of a run
+    return Index(natural(content["step"]), tensors, files, _run(content.get("run", {})))
 
 
-def _run(read: Any) -> Identity:
-    if not all(isinstance(value, str | int | float | None) for value in read.values()):
+def _run(settings: Any) -> Identity:
+    if not all(isinstance(value, str | int | float | None) for value in settings.values()):
         raise ValueError
-    natural(read.get("global_batch", 0))  # which is reckoned with
-    return read
+    natural(settings.get("global_batch", 0))  # a run that goes on computes with it
+    return settings
 
 
-def _entry(read: Any, files: Mapping[str, Stamp]) -> Entry:
-    sizes = shape(read["shape"])
-    return Entry(
-        sizes, DTYPES[read["dtype"]], tuple(_part(box, len(sizes), files) for box in read["boxes"])
-    )
+def _entry(fields: Any, files: Mapping[str, Stamp]) -> Entry:
+    sizes = shape(fields["shape"])
+    parts = tuple(_part(box, len(sizes), files) for box in fields["boxes"])
+    return Entry(sizes, DTYPES[fields["dtype"]], parts)
 
 
-def _part(read: Any, dims: int, files: Mapping[str, Stamp]) -> Part:
-    extent, file = Extent(shape(read["offset"]), shape(read["size"])), read["file"]
+def _part(fields: Any, dims: int, files: Mapping[str, Stamp]) -> Part:
+    extent, file = Extent(shape(fields["offset"]), shape(fields["size"])), fields["file"]
     if not len(extent.offset) == len(extent.size) == dims or file not in files:
         raise ValueError
-    return Part(extent, file, str(read["name"]))
+    return Part(extent, file, str(fields["name"]))

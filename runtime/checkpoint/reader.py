@@ -36,14 +36,14 @@ _PRECISION = (
 class Saved:
     """A whole checkpoint, open for reading.  RunError where it is not what was written.
 
-    The size and hash of a file are checked when the first of its tensors is asked for, whatever
-    part of it; the hash once, also where another rank has done so.
+    The size and hash of a file are checked when any part of one of its tensors is first asked for.
+    The hash is checked once, by any rank.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._index, self.digest = _index_of(path)
-        """The index, and a short hash of its text, which all ranks must have read alike."""
+        """The index, and a short hash of its text, which must be the same on all ranks."""
         self._files: dict[str, dict[str, Tensor]] = {}
         self._is_checked = False
         self._padded_rows: Mapping[str, int] = {}
@@ -58,89 +58,86 @@ class Saved:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by key, whole, without their values: on the device `meta`."""
-        entries = self._index.tensors.items()
-        return {
-            key: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-            for key, entry in entries
-        }
+        tensors = dict[str, Tensor]()
+        for key, entry in self._index.tensors.items():
+            tensors[key] = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+        return tensors
 
     def parameters(self) -> dict[str, Tensor]:
-        """The names of parameters."""
-        return {
-            key: tensor
-            for key, tensor in self.tensors().items()
-            if not key.startswith("optimizer/")
-        }
+        """All parameters by name, as `tensors` has them."""
+        tensors = self.tensors()
+        return {key: tensors[key] for key in tensors if not key.startswith("optimizer/")}
 
     def whole(self, keys: Sequence[str]) -> dict[str, Tensor]:
-        """Whole tensors, of those that are here, by key."""
+        """Whole tensors, which this checkpoint must have, by key."""
         self._check_parts(keys)
         return {key: self._joined(self._index.tensors[key]) for key in keys}
 
     def _joined(self, entry: index.Entry) -> Tensor:
         parts = [(part.extent, self._tensor(part, entry.dtype)) for part in entry.parts]
-        # which asks for no more memory than the parts have
+        # made after the parts are checked, so that it takes no more memory than they have
         joined = torch.empty(entry.shape, dtype=entry.dtype)
         for extent, values in parts:
             joined[extent.within(whole(entry.shape))] = values
         return joined
 
     def check_files(self, part: int, parts: int) -> None:
-        """RunError unless these files, each `parts`th one from `part` on, are what was written;
-        on several threads.
+        """RunError unless these files, each `parts`th one from `part` on, are what was written.
+
+        Reads them on several threads.
         """
         names = sorted(self._index.files)[part::parts]
         with ThreadPoolExecutor(max(1, min(cores_of_rank(), len(names)))) as pool:
             self._files.update(zip(names, pool.map(self._read, names), strict=True))
 
     def checked(self) -> None:
-        """To be called when all files have been, by some rank."""
+        """Says that ranks have checked all files, so that none is hashed again."""
         self._is_checked = True
 
     def close(self) -> None:
-        """Lets go of files and index, which are as large as the checkpoint asks for."""
+        """Releases the files and the index: a checkpoint decides how large they are."""
         self._files.clear()
         self._index = replace(self._index, tensors={}, files={})
 
     def repad(self, padded_rows: Mapping[str, int]) -> None:
-        """Has padding of rows be read as more or less of it: of a plan's parameters, by
-        patterns, and of those here.
+        """Lets parameters have more or fewer rows of padding than they were saved with.
+
+        `padded_rows` has the plan's parameters, by pattern; their rows without padding must be the
+        same in the checkpoint.
         """
         try:
-            read: Mapping[str, Any] = json.loads(str(self.run.get(PADDED_ROWS, "{}")))
-            here = {str(name): natural(rows) for name, rows in read.items()}
+            setting: Mapping[str, Any] = json.loads(str(self.run.get(PADDED_ROWS, "{}")))
+            saved_rows = {str(name): natural(rows) for name, rows in setting.items()}
         except DAMAGE:
             raise RunError(
                 f"{self.path / INDEX} is damaged: its run's `{PADDED_ROWS}` is no JSON of numbers"
             ) from None
-        both = {**here, **padded_rows}
-        self._padded_rows = {
-            name: rows for name, rows in both.items() if here.get(name, rows) == rows
-        }
+        all_padded_rows = {**saved_rows, **padded_rows}
+        agreed_rows = dict[str, int]()
+        for name, rows in all_padded_rows.items():
+            if saved_rows.get(name, rows) == rows:
+                agreed_rows[name] = rows
+        self._padded_rows = agreed_rows
 
     def _is_repadded(self, box: Box) -> bool:
         """Whether the tensor here differs from the plan's in rows of padding alone."""
-        (rows, *others), (wanted, *wanted_others) = (
-            (*self._index.tensors[box.key].shape, 0),
-            (*box.shape, 0),
-        )
+        rows, *columns = *self._index.tensors[box.key].shape, 0
+        wanted_rows, *wanted_columns = *box.shape, 0
+        if rows == wanted_rows or columns != wanted_columns:
+            return False
         parameter = box.key.rpartition("/")[2]
-        valid = next(
-            (n for name, n in self._padded_rows.items() if fnmatchcase(parameter, name)), None
-        )
-        return (
-            valid is not None
-            and valid <= min(rows, wanted)
-            and rows != wanted
-            and others == wanted_others
-        )
+        for pattern, rows_without_padding in self._padded_rows.items():
+            if fnmatchcase(parameter, pattern):
+                return rows_without_padding <= min(rows, wanted_rows)
+        return False
 
     def check(self, boxes: Sequence[Box]) -> None:
-        """RunError unless each box is of a tensor that is here, of its element type, in a shape
-        like its, and whole.
+        """RunError unless the checkpoint has the tensor of each box: whole, of the box's element
+        type, and in a shape that can be read as the plan's.
         """
         keys = list(dict.fromkeys(box.key for box in boxes))
-        if missing := [key for key in keys if key not in self._index.tensors]:
+        missing = [key for key in keys if key not in self._index.tensors]
+        if missing:
             raise RunError(f"{self.path} lacks {named(missing)}: {_MODEL}")
         for box in boxes:
             entry = self._index.tensors[box.key]
@@ -159,8 +156,11 @@ class Saved:
             raise RunError(f"{self.path / INDEX}: {fault}")
 
     def copies(self, boxes: Iterable[Box]) -> list[tuple[Tensor, Tensor]]:
-        """Parts of checked boxes, and what to copy into each: together all of them."""
-        return [copy for box in boxes for copy in self._copies(box, self._index.tensors[box.key])]
+        """Pairs of a part of a checked box and the values to copy into it, for all of the boxes."""
+        copies = list[tuple[Tensor, Tensor]]()
+        for box in boxes:
+            copies.extend(self._copies(box, self._index.tensors[box.key]))
+        return copies
 
     def _copies(self, box: Box, entry: index.Entry) -> Iterator[tuple[Tensor, Tensor]]:
         if self._is_repadded(box):
@@ -172,13 +172,12 @@ class Saved:
         for part in entry.parts:
             for source, target in product(pieces(part.extent, entry.shape, common), targets):
                 if shared := source.extent.overlap(target.extent):
-                    values = source.of(self._tensor(part, entry.dtype))[
-                        shared.within(source.extent)
-                    ]
+                    piece = source.of(self._tensor(part, entry.dtype))
+                    values = piece[shared.within(source.extent)]
                     yield target.of(box.tensor)[shared.within(target.extent)], values
 
     def _rows(self, box: Box, entry: index.Entry) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows that both have; those of the plan alone are padding, and 0."""
+        """Copies for the rows that both have; rows that the plan alone has are padding, and 0."""
         for part in entry.parts:
             if shared := part.extent.overlap(box.extent):
                 values = self._tensor(part, entry.dtype)[shared.within(part.extent)]
@@ -187,11 +186,11 @@ class Saved:
         yield padding, torch.zeros_like(padding)
 
     def _tensor(self, part: index.Part, dtype: torch.dtype) -> Tensor:
-        found = self._file(part.file).get(part.name)
-        if found is None or (found.shape, found.dtype) != (part.extent.size, dtype):
+        tensor = self._file(part.file).get(part.name)
+        if tensor is None or (tensor.shape, tensor.dtype) != (part.extent.size, dtype):
             path, wanted = self.path / part.file, _kind(part.extent.size, dtype)
             raise RunError(f"{path} has no `{part.name}` that is {wanted}, though {INDEX} says so")
-        return found
+        return tensor
 
     def _file(self, name: str) -> dict[str, Tensor]:
         if name not in self._files:
@@ -205,8 +204,10 @@ class Saved:
 
 
 def opened(saved: Path | Saved) -> Saved:
-    """A checkpoint, open if it was not.  RunError."""
-    return saved if isinstance(saved, Saved) else Saved(saved)
+    """Opens a checkpoint that is not open yet.  RunError."""
+    if isinstance(saved, Saved):
+        return saved
+    return Saved(saved)
 
 
 def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
@@ -214,18 +215,20 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def _index_of(path: Path) -> tuple[index.Index, str]:
+    """The index of a checkpoint, and a short hash of its text.  RunError."""
     file = path / INDEX
     if not file.exists() and (path / ".metadata").exists():
         how = f"`scalec convert PLAN {path} -o step-NNNNNN` makes a checkpoint of it"
         raise RunError(f"{path} is of torch.distributed.checkpoint: {how}")
     data = index_of(file)
     try:
-        found = index.parsed(data)
+        parsed_index = index.parsed(data)
     except RunError as error:
         raise RunError(f"{file} {error}{and_is(file)}") from None
-    if path.name != folder_name(found.step):
-        raise RunError(f"{path} holds step {found.step}: it was saved as {folder_name(found.step)}")
-    return found, blake2b(data, digest_size=6).hexdigest()
+    name = folder_name(parsed_index.step)
+    if path.name != name:
+        raise RunError(f"{path} holds step {parsed_index.step}: it was saved as {name}")
+    return parsed_index, blake2b(data, digest_size=6).hexdigest()
 
 
 def folder_name(step: int) -> str:

@@ -3,12 +3,12 @@
     step-000300/index.json              what is where; size and hash of every file
     step-000300/rank-00002.safetensors  the boxes that rank 2 wrote
 
-A state is saved as boxes of global tensors, each written by one of the ranks that hold it, and each
-rank reads those that overlap its own: so any mesh can load what any other saved.  No pickle, which
-could run code when it is loaded.
+A state is saved as boxes of global tensors.  One of the ranks that hold a box writes it; a rank
+that loads reads all saved boxes that overlap its own.  So any mesh can load what any other saved.
+Files are no pickles, which could run code when they are loaded.
 
 Until all its files are on the disk a checkpoint is called step-NNNNNN.tmp.  A crash leaves at most
-such a folder, which the next save removes, and all whole ones as they were.
+such a folder, which the next save removes, and does not touch whole checkpoints.
 """
 
 import re
@@ -31,15 +31,15 @@ from .reader import INDEX, Saved, folder_name, opened
 
 _NAMED = 4  # checkpoints in a line
 ADAPTED = (*LossScale.KEYS, *Losses.KEYS, *Held.KEYS)
-"""State that a run can find anew, as when a plan of another precision, or that watches other
-things, continues.
+"""Keys of state that a run can begin anew, as when it goes on with another precision, or watches
+other things.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Which checkpoints outlive the next ones: the `newest`, and of every so many steps;
-    `every` 0 is none of these.
+    """Which checkpoints stay when newer ones are saved: the `newest` ones, and one each `every`
+    steps; no such one where `every` is 0.
     """
 
     newest: int = 2
@@ -47,11 +47,10 @@ class Keep:
 
     def gone(self, paths: Sequence[Path]) -> list[Path]:
         """The paths to remove of all, oldest first."""
-        return [
-            path
-            for path in paths[: -self.newest]
-            if not self.every or finished_steps(path) % self.every
-        ]
+        old_paths = paths[: -self.newest]
+        if not self.every:
+            return [*old_paths]
+        return [path for path in old_paths if finished_steps(path) % self.every]
 
 
 def save(
@@ -61,44 +60,46 @@ def save(
     disk: Disk | None = None,
     run: Identity | None = None,
 ) -> Path:
-    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective; `step` counts
-    finished steps.
+    """Writes `folder`/step-NNNNNN, then removes all but the newest two.  Collective.
 
-    `run` is what a run that goes on must have too.
+    `step` counts finished steps.  `run` are settings that a run that goes on must have too.
 
     RunError, on all ranks, where the disk of one refuses, or this step was saved before.
     """
     disk = disk or Disk()
-    made = write(folder, step, own_boxes(state), run or {}, disk)
+    path = write(folder, step, own_boxes(state), run or {}, disk)
     together(lambda: prune(folder, Keep(), disk))
-    return made
+    return path
 
 
 def own_boxes(state: TrainState) -> dict[str, Box]:
     """The boxes that this rank writes, by their names in its file."""
-    return {box.name: box for box in state.boxes() if box.own and box.tensor.numel()}
+    boxes = dict[str, Box]()
+    for box in state.boxes():
+        if box.own and box.tensor.numel():
+            boxes[box.name] = box
+    return boxes
 
 
 def write(
     folder: Path,
     step: int,
-    own: Mapping[str, Box],
+    boxes: Mapping[str, Box],
     run: Identity,
     disk: Disk,
     agree: Callable[[Callable[[], None]], None] = together,
     allowed: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes `folder`/step-NNNNNN of all ranks' own boxes; `agree` is their `together`.
-    Collective.
+    """Writes `folder`/step-NNNNNN, made of all ranks' own boxes.  Collective.
 
-    RunError on all ranks, with the number of the first of several that failed; also where rank 0 is
-    not `allowed`.
+    `agree` is `together`, with its arguments.  RunError on all ranks, with the number of the first
+    of several that failed; also where `allowed` raises one on rank 0.
     """
     rank, world = c10d.place()
-    saving = _Saving(folder / folder_name(step), step, own, rank, world, disk, run, allowed)
+    saving = _Saving(folder / folder_name(step), step, boxes, rank, world, disk, run, allowed)
     for stage in (saving.prepare, saving.write, saving.publish):
         agree(partial(saving.told, stage))
-    return saving.made
+    return saving.target
 
 
 def prune(folder: Path, keep: Keep, disk: Disk) -> None:
@@ -106,7 +107,7 @@ def prune(folder: Path, keep: Keep, disk: Disk) -> None:
     if c10d.place()[0] > 0:
         return
     for old in keep.gone(checkpoints(folder)):
-        gone = old.with_suffix(".tmp")  # first, so that none is ever there in part
+        gone = old.with_suffix(".tmp")  # renamed first: no checkpoint is ever there in part
         disk.rename(old, gone)
         disk.remove(gone)
 
@@ -116,15 +117,18 @@ def load(
 ) -> None:
     """Fills the state from a checkpoint written on any mesh, and closes it.  Collective.
 
-    `padded_rows` are the rows of padded parameters without padding, of which the checkpoint may
-    have more or less.  A loss scale or a window of losses that it lacks begins anew, and one that
-    the state has no use for is ignored.  RunError, on all ranks and before anything is changed,
-    where one cannot read what it needs.
+    `padded_rows` has the rows of padded parameters without padding; the checkpoint may have more
+    or less padding.  A loss scale or a window of losses that the checkpoint lacks begins anew, and
+    one that the state has no use for is ignored.  RunError, on all ranks and before anything is
+    changed, where one cannot read what it needs.
     """
     saved, boxes = together(lambda: _opened(path, [*state.boxes()], padded_rows or {}))
-    keys, held = [key for key in saved.tensors() if key not in ADAPTED], {box.key for box in boxes}
-    used = anywhere([key in held for key in keys])
-    if extra := [key for key, is_used in zip(keys, used, strict=True) if not is_used]:
+    keys = [key for key in saved.tensors() if key not in ADAPTED]
+    box_keys = {box.key for box in boxes}
+    # a tensor is used if a rank fills a box from it
+    used = anywhere([key in box_keys for key in keys])
+    extra = [key for key, is_used in zip(keys, used, strict=True) if not is_used]
+    if extra:
         raise RunError(f"{path} has {named(extra)}, which the plan has not")
     for target, source in together(lambda: saved.copies(boxes)):
         target.copy_(source)
@@ -144,33 +148,31 @@ def finished_steps(path: Path) -> int:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
-    return sorted(
-        (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)),
-        key=finished_steps,
-    )
+    paths = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(paths, key=finished_steps)
 
 
 def newest_whole(folder: Path) -> tuple[Saved | None, list[str]]:
     """The last checkpoint in a folder that is whole, and a line for each newer one that is not.
     Collective.
 
-    Each rank reads a part of the files, so that each is read and hashed once.  RunError, on all
-    ranks, where they see other checkpoints, or there are some but none is whole.
+    Each rank reads a part of the files, so that every file is read and hashed once.  RunError, on
+    all ranks, where ranks see different checkpoints, or there are some but none is whole.
     """
     paths = together(lambda: checkpoints(folder))
-    seen = meet("checkpoints", " ".join(path.name for path in paths))
-    if len(seen) > 1:
-        words = [
-            f"rank {ranks[0]} sees {' '.join(word.split()[-_NAMED:]) or 'none'}"
-            for word, ranks in seen.items()
-        ]
+    names_of_ranks = meet("checkpoints", " ".join(path.name for path in paths))
+    if len(names_of_ranks) > 1:
+        lines = list[str]()
+        for names, ranks in names_of_ranks.items():
+            last_names = " ".join(names.split()[-_NAMED:])
+            lines.append(f"rank {ranks[0]} sees {last_names or 'none'}")
         raise RunError(
-            f"ranks see other checkpoints in {folder}: is it one folder for all nodes?", *words[:2]
+            f"ranks see other checkpoints in {folder}: is it one folder for all nodes?", *lines[:2]
         )
     notes = list[str]()
     for path in reversed(paths):
-        saved, own = _checked(path)
-        fault = "; ".join(word for word in meet("whole", own) if word)
+        saved, rank_fault = _checked(path)
+        fault = "; ".join(word for word in meet("whole", rank_fault) if word)
         if saved and not fault:
             saved.checked()
             return saved, notes
@@ -181,20 +183,27 @@ def newest_whole(folder: Path) -> tuple[Saved | None, list[str]]:
 
 
 def set_aside(folder: Path, step: int) -> list[str]:
-    """Gives checkpoints of later steps, which a run does not go on from, names that no run
-    reads; a line for each.
+    """Renames checkpoints of later steps, so that no run reads them; a line for each.
+
+    A run that goes on from `step` will save these steps again.
     """
-    later = [path for path in checkpoints(folder) if finished_steps(path) > step]
-    return [f"{path} is not used: it is now {_set_aside(path).name}" for path in later]
+    lines = list[str]()
+    for path in checkpoints(folder):
+        if finished_steps(path) > step:
+            lines.append(f"{path} is not used: it is now {_set_aside(path).name}")
+    return lines
 
 
 def _set_aside(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}.aside-{number}") for number in range(1, 1 << 30))
-    return path.rename(next(name for name in names if not name.exists()))
+    """Gives a checkpoint the first free name of the form step-NNNNNN.aside-N."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
+        number += 1
+    return path.rename(aside)
 
 
 def _checked(path: Path) -> tuple[Saved | None, str]:
-    """A checkpoint, or the fault of its index or of this rank's part of its files."""
+    """A checkpoint and "", or None and the fault of its index or this rank's part of its files."""
     try:
         saved = Saved(path)
         saved.check_files(*c10d.place())
@@ -206,24 +215,24 @@ def _checked(path: Path) -> tuple[Saved | None, str]:
 def _opened(
     path: Path | Saved, boxes: list[Box], padded_rows: Mapping[str, int]
 ) -> tuple[Saved, list[Box]]:
-    """A checkpoint, and those of the boxes that are filled from it."""
+    """A checkpoint, and the boxes that it can fill."""
     saved = opened(path)
     saved.repad(padded_rows)
-    there = saved.tensors()
-    filled = [box for box in boxes if box.key in there or box.key not in ADAPTED]
-    saved.check(filled)
-    return saved, filled
+    saved_tensors = saved.tensors()
+    to_fill = [box for box in boxes if box.key in saved_tensors or box.key not in ADAPTED]
+    saved.check(to_fill)
+    return saved, to_fill
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Saving:
-    """One rank's share in a save: three stages, each begun when all ranks have done the one
+    """One rank's share in a save: three stages, and each begins when all ranks have done the one
     before.
     """
 
-    made: Path
+    target: Path
     step: int
-    own: Mapping[str, Box]
+    boxes: Mapping[str, Box]
     rank: int
     world: int
     disk: Disk
@@ -231,43 +240,44 @@ class _Saving:
     allowed: Callable[[], None]
 
     def told(self, stage: Callable[[], None]) -> None:
-        """A stage, whose failure says which of several ranks met it."""
+        """Runs a stage; an error of one of several ranks says which rank met it."""
         try:
             stage()
         except (RunError, OSError) as error:
-            raise RunError(
-                f"rank {self.rank}: {reason(error)}" if self.world > 1 else reason(error)
-            ) from None
+            line = reason(error)
+            if self.world > 1:
+                line = f"rank {self.rank}: {line}"
+            raise RunError(line) from None
 
     @property
     def part(self) -> Path:
         """The folder while it is not whole."""
-        return self.made.with_suffix(".tmp")
+        return self.target.with_suffix(".tmp")
 
     def prepare(self) -> None:
-        """An empty folder, and none that a crash left."""
+        """Makes an empty folder, and removes folders that a crash left."""
         if self.rank > 0:
             return
         self.allowed()
-        if self.made.exists():
-            raise RunError(f"{self.made} is there already: a checkpoint is never written over")
-        for left in self.made.parent.glob("step-*.tmp"):
-            self.disk.remove(left)
+        if self.target.exists():
+            raise RunError(f"{self.target} is there already: a checkpoint is never written over")
+        for leftover in self.target.parent.glob("step-*.tmp"):
+            self.disk.remove(leftover)
         self.part.mkdir(parents=True)
 
     def write(self) -> None:
-        """This rank's boxes, and what they are."""
+        """Writes this rank's boxes, and their index."""
         name = _rank_name(self.rank)
         mine = index.Index(self.step, {}, {})
-        if self.own:
-            tensors = {tensor: box.tensor for tensor, box in self.own.items()}
+        if self.boxes:
+            tensors = {tensor: box.tensor for tensor, box in self.boxes.items()}
             stamp = tensor_file.write(self.part / f"{name}.safetensors", tensors, self.disk)
-            mine = index.of(self.step, f"{name}.safetensors", self.own, stamp)
+            mine = index.of(self.step, f"{name}.safetensors", self.boxes, stamp)
         put(self.part / f"{name}.json", [index.text(mine)], self.disk)
         settle(self.part, self.disk)
 
     def publish(self) -> None:
-        """One index for all; the folder's name."""
+        """Writes one index for all ranks, and gives the folder its name."""
         if self.rank > 0:
             return
         self.allowed()
@@ -275,19 +285,21 @@ class _Saving:
         for rank in range(self.world):
             (self.part / f"{_rank_name(rank)}.json").unlink()
         settle(self.part, self.disk)
-        self.disk.rename(self.part, self.made)
+        self.disk.rename(self.part, self.target)
         try:
-            settle(self.made.parent, self.disk)
+            settle(self.target.parent, self.disk)
         except OSError:
-            self.made.rename(self.part)  # so that it does not count, and can be tried anew
+            self.target.rename(self.part)  # so that it does not count, and can be tried anew
             raise
 
     def _merged(self) -> index.Index:
-        """All ranks' parts as one.  RunError where one is not to be seen from here."""
+        """The index of all ranks' parts.  RunError where this rank cannot see one of them."""
         files = [self.part / f"{_rank_name(rank)}.json" for rank in range(self.world)]
-        if lost := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
+        unseen = [str(rank) for rank, file in enumerate(files) if not file.exists()]
+        if unseen:
             raise RunError(
-                f"{self.part} lacks what rank {named(lost)} wrote: is it one folder for all nodes?"
+                f"{self.part} lacks what rank {named(unseen)} wrote:"
+                " is it one folder for all nodes?"
             )
         merged = index.merged([index.parsed(file.read_bytes()) for file in files])
         fault = index.faults(merged, merged.tensors)

@@ -1,9 +1,9 @@
 """The safetensors format: written as a stream with a hash, read as mapped memory.
 
 The format is eight bytes of a length, that much JSON, and the tensors' bytes (its README,
-huggingface/safetensors).  Written here because the package wants all tensors in host memory at
-once, and another pass through the file to hash it; and so that a checkpoint, which every run saves,
-needs nothing but torch.
+huggingface/safetensors).  It is written here because the package wants all tensors in host memory
+at once, and a hash would need another pass through the file.  Also, a checkpoint, which every run
+saves, so needs nothing but torch.
 """
 
 import json
@@ -27,7 +27,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The size and the hash by which a file is recognised."""
+    """The size and the hash of a file, which tell whether it is what was written."""
 
     size: int
     blake2b: str
@@ -39,22 +39,22 @@ def write(path: Path, tensors: Mapping[str, Tensor], disk: Disk) -> Stamp:
     """
     size, digest = 0, _hash()
 
-    def stamped() -> Iterator[bytes | memoryview]:
+    def count_and_hash() -> Iterator[bytes | memoryview]:
         nonlocal size
         for chunk in _stream(tensors):
             size += len(chunk)
             digest.update(chunk)
             yield chunk
 
-    put(path, stamped(), disk)
+    put(path, count_and_hash(), disk)
     return Stamp(size, digest.hexdigest())
 
 
 def read(path: Path, stamp: Stamp, hashes: bool = True) -> dict[str, Tensor]:
-    """The tensors of a file, as views of its mapped memory.  RunError if it is not, bit for bit,
-    what was written.
+    """The tensors of a file, as views of its mapped memory.  RunError if the file is not, bit for
+    bit, what was written.
 
-    The bits are not looked at unless `hashes`.
+    The bits are compared only where `hashes` is set; the size always is.
     """
     size = size_of(path)
     if size != stamp.size:
@@ -74,13 +74,13 @@ def _hash(data: bytes | memoryview = b"") -> blake2b:
 
 def _stream(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """The file: its header, padded to whole words; then all tensors."""
-    # so that all are aligned
+    # so that each tensor is aligned for its element type
     widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-    header, at = dict[str, dict[str, Any]](), 0
+    header, offset = dict[str, dict[str, Any]](), 0
     for name, tensor in widest_first.items():
-        shape, end = list(tensor.shape), at + tensor.nbytes
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": shape, "data_offsets": [at, end]}
-        at = end
+        shape, end = list(tensor.shape), offset + tensor.nbytes
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -94,13 +94,13 @@ def _views(data: Tensor) -> dict[str, Tensor]:
     """All tensors, by name.  ValueError and the like where the header is none."""
     begin = 8 + int.from_bytes(_bytes(data[:8]), "little")
     header = json.loads(bytes(_bytes(data)[8:begin]))
-    return {name: _view(data, begin, about) for name, about in header.items()}
+    return {name: _view(data, begin, fields) for name, fields in header.items()}
 
 
-def _view(data: Tensor, begin: int, about: Any) -> Tensor:
-    """One tensor, by what the header says about it; offsets are counted from `begin`."""
-    dtype, sizes = DTYPES[about["dtype"]], shape(about["shape"])
-    start, stop = (begin + natural(offset) for offset in about["data_offsets"])
+def _view(data: Tensor, begin: int, fields: Any) -> Tensor:
+    """One tensor, by its fields in the header; offsets are counted from `begin`."""
+    dtype, sizes = DTYPES[fields["dtype"]], shape(fields["shape"])
+    start, stop = (begin + natural(offset) for offset in fields["data_offsets"])
     if start % dtype.itemsize or stop > len(data) or stop - start != prod(sizes) * dtype.itemsize:
         raise ValueError
     return data[start:stop].view(dtype).view(sizes)

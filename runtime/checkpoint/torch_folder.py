@@ -1,7 +1,7 @@
 """A folder of torch.distributed.checkpoint, open for reading: safetensors, or torch's own files
 with `.metadata`.
 
-A folder is checked to be whole: torch marks no folder of safetensors as finished.
+The reader checks that a folder is whole: torch marks no folder of safetensors as finished.
 """
 
 import re
@@ -27,7 +27,7 @@ from .hf_weights import safetensors
 
 
 class TorchFolder:
-    """The tensors of a folder, by key.  RunError where it is none, or damaged."""
+    """The tensors of a folder, by key.  RunError where it is no checkpoint, or is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,44 +38,45 @@ class TorchFolder:
             return metadata
 
         cast(Any, self._reader).read_metadata = read_metadata
-        found = metadata.state_dict_metadata.items()
-        self._tensors = {
-            key: each for key, each in found if isinstance(each, TensorStorageMetadata)
-        }
+        entries = metadata.state_dict_metadata.items()
+        self._tensors = dict[str, TensorStorageMetadata]()
+        for key, entry in entries:
+            if isinstance(entry, TensorStorageMetadata):
+                self._tensors[key] = entry
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by key, without their values: on the device `meta`."""
-        return {
-            key: torch.empty(each.size, dtype=each.properties.dtype, device="meta")
-            for key, each in self._tensors.items()
-        }
+        tensors = dict[str, Tensor]()
+        for key, entry in self._tensors.items():
+            tensors[key] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        return tensors
 
     def read(self, keys: Sequence[str]) -> dict[str, Tensor]:
         """The values of tensors that are there, by key."""
-        of = {key: self._tensors[key] for key in keys}
-        values = {
-            key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in of.items()
-        }
-        with _told(self.path), warnings.catch_warnings(action="ignore"):  # that a process is alone
+        values = dict[str, Tensor]()
+        for key in keys:
+            entry = self._tensors[key]
+            values[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        # torch warns that no process group is set up
+        with _told(self.path), warnings.catch_warnings(action="ignore"):
             cast(Any, dcp).load(values, storage_reader=self._reader, no_dist=True)
         return values
 
     def check_parts(self, keys: Sequence[str]) -> None:
         """RunError unless the parts of each of these tensors are all of it."""
         for key in keys:
-            found = self._tensors[key]
-            parts = [Extent(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
+            entry = self._tensors[key]
+            parts = [Extent(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
             with _told(self.path):
-                wrong = fault(tuple(found.size), parts)
-            if wrong:
-                raise RunError(
-                    f"{self.path}: `{key}`: {wrong}; was the save that wrote it cut off?"
-                )
+                gap = fault(tuple(entry.size), parts)
+            if gap:
+                raise RunError(f"{self.path}: `{key}`: {gap}; was the save that wrote it cut off?")
 
 
 def _opened(path: Path) -> tuple[FileSystemReader, Metadata]:
-    """The reader for the files in a folder, and what they hold; torch's own, a pickle, is read
-    as data.
+    """The reader for the files in a folder, and their metadata.
+
+    Torch's own metadata is a pickle, which is read as data.
     """
     if (file := path / ".metadata").exists():
         try:
@@ -96,7 +97,7 @@ def _opened(path: Path) -> tuple[FileSystemReader, Metadata]:
 
 @contextmanager
 def _told(path: Path) -> Generator[None]:
-    """Has a fault of the files be told in a line."""
+    """Turns any fault of the files into a RunError of one line."""
     try:
         yield
     except OSError as error:
@@ -106,12 +107,11 @@ def _told(path: Path) -> Generator[None]:
     except (CheckpointException, Exception) as error:
         if isinstance(error, RunError):
             raise
-        inner = (
-            [each[0] for each in error.failures.values()]
-            if isinstance(error, CheckpointException)
-            else [error]
-        )
-        word = re.sub(r"\s+", " ", str(inner[0]))[:120]
+        cause: BaseException = error
+        if isinstance(error, CheckpointException):
+            failures_of_ranks = [*error.failures.values()]
+            cause = failures_of_ranks[0][0]
+        word = re.sub(r"\s+", " ", str(cause))[:120]
         raise RunError(
-            f"{path} is damaged ({type(inner[0]).__name__}: {word}): take another checkpoint"
+            f"{path} is damaged ({type(cause).__name__}: {word}): take another checkpoint"
         ) from None

@@ -1,12 +1,12 @@
-"""Reads the `.metadata` of torch.distributed.checkpoint, a pickle, without running what it says.
+"""Reads the `.metadata` of torch.distributed.checkpoint, a pickle, without running its code.
 
-Records of torch's own metadata classes become inert stand-ins, whose content is checked; a pickle
+Records of torch's own metadata classes become inert stand-ins, whose content is checked.  A pickle
 that names anything else is refused.
 """
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -50,65 +50,63 @@ class _Record:
 
 
 def _known() -> dict[tuple[str, str], Any]:
-    """The objects that a pickle may name: made anew for each, so that none leaves anything in
-    them.
+    """The objects that a pickle may name, by module and name.
+
+    They are made anew for each pickle, so that no pickle leaves anything in them.
     """
 
     def size(sizes: Any) -> tuple[int, ...]:
         return shape(sizes)
 
-    records = {
-        (f"{_MODULE}.metadata", name): type(name, (_Record,), {}) for name in (*_RECORDS, *_STORED)
-    }
-    ignored: dict[tuple[str, str], Callable[..., None]] = {
-        name: lambda *_: None
-        for name in (
-            (f"{_MODULE}.metadata", "_MEM_FORMAT_ENCODING"),
-            ("torch.serialization", "_get_layout"),
-            ("pathlib", "PosixPath"),
-        )
-    }
-    dtypes = {
-        ("torch", name): each
-        for name in dir(torch)
-        if isinstance(each := getattr(torch, name), torch.dtype)
-    }
-    storage = {(f"{_MODULE}.filesystem", "_StorageInfo"): type("_StorageInfo", (_Record,), {})}
-    return {**records, **storage, **ignored, **dtypes, ("torch", "Size"): size}
+    def ignore(*_: object) -> None:
+        return None
+
+    stand_ins = dict[tuple[str, str], Any]()
+    for name in (*_RECORDS, *_STORED):
+        stand_ins[f"{_MODULE}.metadata", name] = type(name, (_Record,), {})
+    stand_ins[f"{_MODULE}.filesystem", "_StorageInfo"] = type("_StorageInfo", (_Record,), {})
+    stand_ins[f"{_MODULE}.metadata", "_MEM_FORMAT_ENCODING"] = ignore
+    stand_ins["torch.serialization", "_get_layout"] = ignore
+    stand_ins["pathlib", "PosixPath"] = ignore
+    for name in dir(torch):
+        value = getattr(torch, name)
+        if isinstance(value, torch.dtype):
+            stand_ins["torch", name] = value
+    stand_ins["torch", "Size"] = size
+    return stand_ins
 
 
 def _loaded(data: bytes) -> Any:
     """The stand-ins that a pickle describes.
 
-    By pickle's Python code: C's trusts the numbers in it with memory.
+    Uses pickle's Python code: the C code allocates as much memory as numbers in the pickle say.
     """
     base: Any = vars(pickle)["_Unpickler"]
-    known = _known()
+    stand_ins = _known()
 
     class Restricted(base):
         def find_class(self, module: str, name: str) -> Any:
-            if (module, name) not in known:
+            if (module, name) not in stand_ins:
                 raise RunError(
                     f"names {module}.{name}, which is none of torch's own metadata: it is not read"
                 )
-            return known[module, name]
+            return stand_ins[module, name]
 
     return Restricted(io.BytesIO(data)).load()
 
 
 def parsed(data: bytes) -> Metadata:
-    """The metadata that torch's reader needs, of tensors alone.
+    """The metadata that torch's reader needs, for tensors alone.
 
-    RunError where it is damaged, or is something else.
+    RunError where the data is damaged, or is something else.
     """
     try:
-        read = _of(_loaded(data), "Metadata")
-        tensors: Any = {
-            _text(key): found
-            for key, each in read["state_dict_metadata"].items()
-            if (found := _tensor(each))
-        }
-        storage = dict(_stored(key, each) for key, each in read["storage_data"].items())
+        metadata = _of(_loaded(data), "Metadata")
+        tensors: Any = {}
+        for key, record in metadata["state_dict_metadata"].items():
+            if tensor := _tensor(record):
+                tensors[_text(key)] = tensor
+        storage = dict(_stored(key, record) for key, record in metadata["storage_data"].items())
     except _FAULTS as error:
         raise RunError(
             f"is damaged, or no metadata of torch.distributed.checkpoint ({type(error).__name__})"
@@ -117,7 +115,7 @@ def parsed(data: bytes) -> Metadata:
 
 
 def _of(record: Any, name: str) -> Mapping[str, Any]:
-    """The state of a record.  ValueError where it is another's."""
+    """The state of a record.  ValueError unless its class has this name."""
     if type(record).__name__ != name or not isinstance(record, _Record):
         raise ValueError
     return cast("Mapping[str, Any]", record.state)
@@ -130,19 +128,19 @@ def _text(value: Any) -> str:
 
 
 def _tensor(record: Any) -> TensorStorageMetadata | BytesStorageMetadata | None:
-    """A tensor of an element type that parameters have; None for all else, which is never read."""
+    """A tensor whose element type parameters may have; None for others, which are never read."""
     if type(record).__name__ == "BytesStorageMetadata":
         return None
-    read = _of(record, "TensorStorageMetadata")
-    dtype = _of_tuple(read["properties"], "TensorProperties")[0]
+    fields = _of(record, "TensorStorageMetadata")
+    dtype = _of_tuple(fields["properties"], "TensorProperties")[0]
     if dtype not in DTYPES.values():
         return None
-    chunks = [_of(each, "ChunkStorageMetadata") for each in read["chunks"]]
-    parts = [
-        ChunkStorageMetadata(Size(shape(each["offsets"])), Size(shape(each["sizes"])))
-        for each in chunks
-    ]
-    return TensorStorageMetadata(TensorProperties(dtype), Size(shape(read["size"])), parts)
+    parts = list[ChunkStorageMetadata]()
+    for record_of_chunk in fields["chunks"]:
+        chunk = _of(record_of_chunk, "ChunkStorageMetadata")
+        offsets, sizes = Size(shape(chunk["offsets"])), Size(shape(chunk["sizes"]))
+        parts.append(ChunkStorageMetadata(offsets, sizes))
+    return TensorStorageMetadata(TensorProperties(dtype), Size(shape(fields["size"])), parts)
 
 
 def _of_tuple(record: Any, name: str) -> tuple[Any, ...]:
@@ -153,9 +151,10 @@ def _of_tuple(record: Any, name: str) -> tuple[Any, ...]:
 
 
 def _stored(key: Any, record: Any) -> tuple[MetadataIndex, _StorageInfo]:
-    index, read = _of(key, "MetadataIndex"), _of(record, "_StorageInfo")
-    path, offset = _text(read["relative_path"]), index.get("offset")
-    if not is_within(path) or read.get("transform_descriptors"):
+    index, fields = _of(key, "MetadataIndex"), _of(record, "_StorageInfo")
+    path, offset = _text(fields["relative_path"]), index.get("offset")
+    if not is_within(path) or fields.get("transform_descriptors"):
         raise ValueError
-    place = MetadataIndex(_text(index["fqn"]), None if offset is None else Size(shape(offset)))
-    return place, _StorageInfo(path, natural(read["offset"]), natural(read["length"]))
+    offsets = None if offset is None else Size(shape(offset))
+    place = MetadataIndex(_text(index["fqn"]), offsets)
+    return place, _StorageInfo(path, natural(fields["offset"]), natural(fields["length"]))

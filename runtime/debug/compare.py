@@ -1,16 +1,18 @@
 """Checks that tensors are bitwise equal on all ranks of an axis; if not, names the first difference
 and its ranks.
 
-One all-gather of hashes, 24 bytes a tensor and rank; only where these differ, two more to find the
-element.
+A check is one all-gather of hashes, 24 bytes for each tensor and rank.  Where hashes differ, two
+more find the element.
 
 A tensor's bits are read as words w of at most 32 bits, in blocks of 2^18.  The hash of a block is Σ
-k_i·w_i mod 2^64 with odd random keys k_i of 64 bits, once each with two sets of keys; the hash of
-the tensor is that of its blocks' hashes, with keys of their own.  One word that differs is always
-seen, since no k_i·(w_i − v_i) is 0 mod 2^64.  Several are missed with probability at most 2^-32 a
-set: for all but one of the keys given, the last has 2^63 values, and the difference it multiplies,
-below 2^32, lets at most 2^31 of them give 0.  (Multilinear hashing: Carter and Wegman, 1979;
-Lemire and Kaser, Computer Journal 57, 2014.)  So 2^-64 for the blocks, and 2^-64 for their hashes.
+k_i·w_i mod 2^64 with odd random keys k_i of 64 bits, once with each of two sets of keys.  The hash
+of the tensor is the hash of its blocks' hashes, with keys of their own.
+
+A single word that differs is always noticed, since no k_i·(w_i − v_i) is 0 mod 2^64.  Several are
+missed with probability at most 2^-32 for each set: with all keys but one fixed, the last has 2^63
+values, and the difference it multiplies, below 2^32, lets at most 2^31 of them give 0.
+(Multilinear hashing: Carter and Wegman, 1979; Lemire and Kaser, Computer Journal 57, 2014.)  So
+the probability is 2^-64 for the blocks, and 2^-64 for their hashes.
 
 Sums of integers mod 2^64 do not depend on their order: the hash is the same on CPUs and GPUs, in
 any launch.
@@ -40,8 +42,10 @@ def words(x: Tensor) -> Tensor:
 
 
 def blocks(words: Tensor) -> tuple[Tensor, ...]:
-    """Words that are hashed together."""
-    return cast(Any, words).split(BLOCK) if len(words) else ()
+    """Splits words into blocks that are hashed together; no blocks for no words."""
+    if not len(words):
+        return ()
+    return cast(Any, words).split(BLOCK)
 
 
 def _hash(words: Tensor, keys: Tensor) -> Tensor:
@@ -55,10 +59,11 @@ _SHOWN = 8  # ranks of a list
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first of several tensors that is not the same on all ranks, its first element, who has
-    another, and what.
+    """The first of several tensors that is not the same on all ranks: its number, and the index of
+    its first element that differs.
 
-    `index` is row-major, None where shapes or element types differ.
+    `index` is row-major; None where shapes or element types differ.  `ranks` says in words which
+    ranks differ, and their values.
     """
 
     number: int
@@ -88,39 +93,43 @@ class Comparison:
             return self._located(number, values[number], rows[:, number], axis)
 
     def first_copy(self, copies: Sequence[Copies], axis: Axis, model: nn.Module) -> str:
-        """The first of a model's copies that differs over the axis, its ranks and the line that
-        uses it; "" if none.
+        """Words for the first of a model's copies that differs over the axis: its name, its ranks
+        and the line that uses it; "" if none differs.
         """
-        if (difference := self.first([each.tensor for each in copies], axis)) is None:
+        difference = self.first([copy.tensor for copy in copies], axis)
+        if difference is None:
             return ""
-        held = copies[difference.number]
-        parameter, index = held.element(difference.index or 0)
+        copy = copies[difference.number]
+        parameter, index = copy.element(difference.index or 0)
+        words = differs(f"{copy.what}{parameter}{index}", axis, difference)
         place = first_use(model, parameter)
-        return differs(f"{held.what}{parameter}{index}", axis, difference) + (
-            f"; used at {place}" if place else ""
-        )
+        if place:
+            words += f"; used at {place}"
+        return words
 
     @torch.no_grad()
-    def first_exchange(self, to: Sequence[int], of: Sequence[int], axis: Axis) -> str:
-        """The first pair of ranks of which one sends other rows than the other takes; empty if
-        none does.
+    def first_exchange(self, rows_to: Sequence[int], rows_from: Sequence[int], axis: Axis) -> str:
+        """Words for the first pair of ranks where one sends another number of rows than the other
+        takes; "" if there is none.
+
+        `rows_to` and `rows_from` are this rank's numbers of rows, by rank of the axis.
         """
         with c10d.unrecorded():
-            own = torch.tensor([to, of], device=self._device)
-            sent, taken = _gathered(own, axis).unbind(1)
-        differing = (sent != taken.mT).nonzero()
+            own_rows = torch.tensor([rows_to, rows_from], device=self._device)
+            rows_sent, rows_taken = _gathered(own_rows, axis).unbind(1)
+        differing = (rows_sent != rows_taken.mT).nonzero()
         if not len(differing):
             return ""
         source, target = cast(Any, differing[0]).tolist()
-        ranks, rows = axis.ranks(), (int(sent[source, target]), int(taken[target, source]))
+        ranks = axis.ranks()
         return (
-            f"rank {ranks[source]} sends {rows[0]} rows to rank {ranks[target]}, which takes"
-            f" {rows[1]}"
+            f"rank {ranks[source]} sends {int(rows_sent[source, target])} rows to rank"
+            f" {ranks[target]}, which takes {int(rows_taken[target, source])}"
         )
 
     @torch.no_grad()
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
-        """[values, 3] int64: two hashes of the bits of each, and one of element type and shape."""
+        """[values, 3] int64: two hashes of the bits of each tensor, one of its type and shape."""
         with c10d.unrecorded():
             return torch.stack([self._hash(x) for x in values])
 
@@ -132,24 +141,27 @@ class Comparison:
     def _of_blocks(self, x: Tensor) -> Tensor:
         """[blocks, 2] int64: two hashes of the bits of each block of `words(x)`."""
         hashes = [_hash(part, self._blocks) for part in blocks(words(x))]
-        return torch.stack(hashes) if hashes else self._blocks.new_zeros(1, 2)
+        if not hashes:
+            return self._blocks.new_zeros(1, 2)
+        return torch.stack(hashes)
 
     def _located(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:
-        """The first element of x that differs, and who has which value, given the ranks'
-        fingerprints.
+        """The first element of x that differs, and which ranks have which value, by the `rows` of
+        the ranks' hashes.
         """
         ranks, kinds = axis.ranks(), [tuple(row) for row in cast(Any, rows).tolist()]
         parties = _parties(kinds, ranks)
         if len({kind[-1] for kind in kinds}) > 1:
             return Difference(number, None, f"{parties}, in shape or element type")
         index, bits = self._first_element(x, axis)
-        one = kinds.index(Counter(kinds).most_common(1)[0][0])
+        most_common, _ = Counter(kinds).most_common(1)[0]
+        one = kinds.index(most_common)
         other = int((bits != bits[one]).any(-1).nonzero()[0])
-        shown = [
-            f"{bits[rank].clone().view(x.dtype).item()} on rank {ranks[rank]}"
-            for rank in (one, other)
-        ]
-        return Difference(number, index, f"{parties}, {' and '.join(shown)}")
+        values = list[str]()
+        for place in (one, other):
+            value = bits[place].clone().view(x.dtype).item()
+            values.append(f"{value} on rank {ranks[place]}")
+        return Difference(number, index, f"{parties}, {' and '.join(values)}")
 
     def _first_element(self, x: Tensor, axis: Axis) -> tuple[int, Tensor]:
         """The index of the first element whose bits differ, and these bits, [ranks, bytes]."""
@@ -158,9 +170,8 @@ class Comparison:
         part = _gathered(words(x)[block * BLOCK : (block + 1) * BLOCK].view(torch.uint8), axis)
         size = x.element_size()
         element = int((part != part[0]).any(0).nonzero()[0]) // size
-        return block * BLOCK * words(x).element_size() // size + element, part[
-            :, element * size : (element + 1) * size
-        ]
+        index = block * BLOCK * words(x).element_size() // size + element
+        return index, part[:, element * size : (element + 1) * size]
 
 
 def differs(name: str, axis: Axis, difference: Difference) -> str:
@@ -184,17 +195,20 @@ def _parties(kinds: Sequence[object], ranks: Sequence[int]) -> str:
     if size > others[0][1]:
         odd = [rank for kind, rank in zip(kinds, ranks, strict=True) if kind != most]
         return f"{_ranks(odd)} from the other {size}"
-    parties = [
-        [rank for k, rank in zip(kinds, ranks, strict=True) if k == kind]
-        for kind in dict.fromkeys(kinds)
-    ]
-    return f"{_ranks(parties[0])} from {' and '.join(_names(party) for party in parties[1:])}"
+    parties: dict[object, list[int]] = {}
+    for kind, rank in zip(kinds, ranks, strict=True):
+        parties.setdefault(kind, []).append(rank)
+    first, *other_parties = parties.values()
+    return f"{_ranks(first)} from {' and '.join(map(_names, other_parties))}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"{_names(ranks)} differ{'' if len(ranks) > 1 else 's'}"
+    verb = "differ" if len(ranks) > 1 else "differs"
+    return f"{_names(ranks)} {verb}"
 
 
 def _names(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_SHOWN])) + (", …" if len(ranks) > _SHOWN else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+    words = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_SHOWN]))}"
+    if len(ranks) > _SHOWN:
+        words += ", …"
+    return words

@@ -1,8 +1,8 @@
 """The first value of a step that is not finite, with its line of the plan: the step is run once
 more, call by call.
 
-Calls are seen as torch's own functions are; gradients by hooks on their results.  The host reads
-each result, so that this is for a run that ends.
+It sees calls of torch's functions and of functions that act as they do, and gradients by hooks on
+the calls' results.  The host reads each result, which is slow: only a run that ends does this.
 """
 
 import linecache
@@ -21,7 +21,7 @@ _UNSET = {
     *"empty empty_like new_empty empty_strided".split(),
     *"masked_fill masked_fill_ full full_like fill_".split(),
 }
-"""Results that have no values yet, or infinities by intention."""
+"""Functions whose results have no values yet, or have infinities by intention."""
 
 
 class FirstValue(TorchFunctionMode):
@@ -33,8 +33,8 @@ class FirstValue(TorchFunctionMode):
         super().__init__()
         self._file, self._results, self.found = file, 0, ""
         self.order: list[int] = []
-        """Sorts what ranks have found: forward before backward of a microbatch, then the number
-        of the result.
+        """Sorts the values that ranks have found: forward before backward of a microbatch, then
+        by the number of the result.
         """
         self._inside: list[str] = []
         self._calls: dict[str, int] = {}
@@ -60,34 +60,36 @@ class FirstValue(TorchFunctionMode):
         results = func(*args, **(kwargs or {}))
         if not self.found and self._inside and getattr(func, "__name__", "") not in _UNSET:
             several = isinstance(results, tuple)
-            for each in cast("tuple[Any, ...]", results) if several else (results,):
-                if isinstance(each, Tensor) and each.is_floating_point():
-                    self._look(each, getattr(func, "__name__", "?"))
+            for value in cast("tuple[Any, ...]", results) if several else (results,):
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    self._look(value, getattr(func, "__name__", "?"))
         return results
 
     def _look(self, value: Tensor, function: str) -> None:
-        here, self._results = self._here(function), self._results + 1
+        description, self._results = self._here(function), self._results + 1
         order = [self._calls[self._inside[0]], 0, self._results]
         if not _is_finite(value):
-            self.found, self.order = here, order
+            self.found, self.order = description, order
         elif value.requires_grad and not value.is_leaf:
-            cast(Any, value).register_hook(partial(self._gradient, here, order))
+            cast(Any, value).register_hook(partial(self._gradient, description, order))
 
-    def _gradient(self, here: str, order: list[int], gradient: Tensor) -> None:
+    def _gradient(self, description: str, order: list[int], gradient: Tensor) -> None:
         if not self.found and not _is_finite(gradient):
-            self.found, self.order = f"the gradient of {here}", [order[0], 1, -order[2]]
+            self.found, self.order = f"the gradient of {description}", [order[0], 1, -order[2]]
 
     def _here(self, function: str) -> str:
         """For instance ``y` in layers.1, microbatch 1, at llama.scale:25, train.py:84 (linear)`."""
         frame = cast(Any, sys)._getframe(1)
         while frame and frame.f_code.co_filename != self._file:
             frame = frame.f_back
-        line = linecache.getline(self._file, frame.f_lineno) if frame else ""
-        made = re.match(r"\s*(\w+) = ", line)
-        name = f"`{made[1]}`" if made else "a result"
+        name, where = "a result", ""
+        if frame:
+            line = linecache.getline(self._file, frame.f_lineno)
+            if assignment := re.match(r"\s*(\w+) = ", line):
+                name = f"`{assignment[1]}`"
+            where = f", at {place(self._file, frame.f_lineno)}"
         module = f" in {self._inside[-1]}" if self._inside[-1] else ""
-        at = f", at {place(self._file, frame.f_lineno)}" if frame else ""
-        return f"{name}{module}, microbatch {self._calls[self._inside[0]]}{at} ({function})"
+        return f"{name}{module}, microbatch {self._calls[self._inside[0]]}{where} ({function})"
 
 
 def _is_finite(value: Tensor) -> bool:

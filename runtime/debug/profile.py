@@ -1,13 +1,14 @@
 """Profiles some steps of a run on this rank, with plan lines (SCALEC_PROFILE=FOLDER).
 
-`rank00000.json` is a Chrome trace, for Perfetto (ui.perfetto.dev): torch's ops, kernels and memory,
-as its profiler sees them; a span for each line of the program, by the plan's line (`Lines`); what
-backward and kernels do for which line (`trace`).  `rank00000-lines.json` has its sums by plan line
-(`line_times`).  On CUDA the lines are NVTX ranges too, and `rank00000-memory.pickle` is a snapshot
-of the allocator with its history, for pytorch.org/memory_viz.
+`rank00000.json` is a Chrome trace, for Perfetto (ui.perfetto.dev).  It has torch's ops, kernels and
+memory, as torch's profiler sees them; a span for each line of the program, by the plan's line
+(`Lines`); and the lines that nodes of backward and kernels belong to (`trace`).
+`rank00000-lines.json` has its sums by plan line (`line_times`).  On CUDA the lines are NVTX ranges
+too, and `rank00000-memory.pickle` is a snapshot of the allocator with its history, for
+pytorch.org/memory_viz.
 
 Without SCALEC_PROFILE this module is not imported; in a profiled step a line takes some 25 µs more
-of host time.  Python's own tracing tells which line a thread has come to; it is on while a step is
+of host time.  Python's own tracing says which line a thread has come to; it is on while a step is
 profiled, and only then.
 """
 
@@ -37,12 +38,12 @@ _PLAIN = str.maketrans({'"': "'", "\\": "/"})  # torch writes names into JSON as
 
 
 class Lines:
-    """While entered, each line that this thread runs of the program, the model's file, is a span;
-    so are its modules.
+    """While entered, each line of the program, the model's file, that this thread runs is a span;
+    so are the model's modules.
 
-    A line is called by the plan's line, or else the program's, and its code; a module by its name.
-    With `nvtx` they are NVTX ranges too.  `named` has the lines met so far: by their names, what
-    they are called without their code.
+    The span of a line is named by the plan's line, or else the program's, and the line's code; the
+    span of a module by the module's name.  With `nvtx` they are NVTX ranges too.  `named` has the
+    lines met so far: by the span's name, the name without the code.
     """
 
     def __init__(self, model: nn.Module, nvtx: bool) -> None:
@@ -63,19 +64,19 @@ class Lines:
         """Follows a function of the program, line by line."""
         if frame.f_code.co_filename != self.file:
             return None
-        whole, line = ExitStack(), ExitStack()  # of at most one span each
-        if frame.f_code.co_name == "forward" and (
-            name := self._modules.get(id(frame.f_locals.get("self")))
-        ):
-            self._open(whole, name)
+        module_span, line_span = ExitStack(), ExitStack()  # of at most one span each
+        if frame.f_code.co_name == "forward":
+            name = self._modules.get(id(frame.f_locals.get("self")))
+            if name:
+                self._open(module_span, name)
 
         def follow(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
             if event in ("line", "return"):
-                line.close()
+                line_span.close()
             if event == "line":
-                self._open(line, self._name(frame.f_lineno))
+                self._open(line_span, self._name(frame.f_lineno))
             if event == "return":  # after an exception too
-                whole.close()
+                module_span.close()
             return follow
 
         return follow
@@ -88,11 +89,12 @@ class Lines:
 
     @cached_property
     def _modules(self) -> Mapping[int, str]:
-        named = cast("dict[str, nn.Module]", dict(cast(Any, self._model).named_modules()))
-        return {id(module): name or type(module).__name__ for name, module in named.items()}
+        modules = cast("dict[str, nn.Module]", dict(cast(Any, self._model).named_modules()))
+        return {id(module): name or type(module).__name__ for name, module in modules.items()}
 
     def _name(self, number: int) -> str:
-        if (name := self._names.get(number)) is None:
+        name = self._names.get(number)
+        if name is None:
             place = plan_line(self.file, number) or f"{Path(self.file).name}:{number}"
             code = linecache.getline(self.file, number).partition("  #")[0].strip()
             name = self._names[number] = f"{place}  {code}".translate(_PLAIN)
@@ -102,17 +104,15 @@ class Lines:
 
 @contextmanager
 def _spanned_waits() -> Generator[None]:
-    """While entered, each wait for a collective is a span, of which torch's profiler knows
-    nothing.
-    """
+    """While entered, each wait for a collective is a span; torch's profiler does not show waits."""
     kind: Any = Work
     wait = kind.wait
 
-    def spanned(work: Any, *timeout: Any) -> Any:
+    def wait_in_span(work: Any, *timeout: Any) -> Any:
         with record_function(WAIT):
             return wait(work, *timeout)
 
-    kind.wait = spanned
+    kind.wait = wait_in_span
     try:
         yield
     finally:
@@ -121,28 +121,37 @@ def _spanned_waits() -> Generator[None]:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_TORCHS_STEP = "ProfilerStep#"  # from step to step, whatever comes between and after
+# torch's span from one step to the next, with all that comes between
+_TORCHS_STEP = "ProfilerStep#"
 
 
 class Profiler:
-    """While entered, profiles those calls of what `of` wraps that are asked for, counted from 1,
-    and writes them.
+    """While entered, profiles the calls that are asked for of a function that `of` wraps, counted
+    from 1, and writes the profile.
 
     `first` steps were done before this run.
     """
 
-    def __init__(self, asked: Profiled, model: nn.Module, device: torch.device, first: int) -> None:
-        self._asked, self._first, self._done = asked, first, 0
+    def __init__(
+        self, request: Profiled, model: nn.Module, device: torch.device, first: int
+    ) -> None:
+        self._asked, self._first, self._done = request, first, 0
         self._times: dict[str, Any] = {}  # once they are written
         self._on_gpu = device.type == "cuda"
         self._lines = Lines(model, nvtx=self._on_gpu)
-        self._file = asked.folder / f"rank{int(os.environ.get('RANK', 0)):05}.json"
-        before = asked.first - 1
+        self._file = request.folder / f"rank{int(os.environ.get('RANK', 0)):05}.json"
+        before = request.first - 1
+        activities = [ProfilerActivity.CPU]
+        if self._on_gpu:
+            activities.append(ProfilerActivity.CUDA)
         self._profile = profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])],
-            # the profiler's first moments, in which it sets itself up, are those of an earlier step
+            activities=activities,
+            # the profiler sets itself up in its first moments, which fall into an earlier step
             schedule=cast(Any, torch_profiler).schedule(
-                wait=max(before - 1, 0), warmup=min(before, 1), active=asked.last - before, repeat=1
+                wait=max(before - 1, 0),
+                warmup=min(before, 1),
+                active=request.last - before,
+                repeat=1,
             ),
             on_trace_ready=self._write,
             profile_memory=True,
@@ -157,9 +166,9 @@ class Profiler:
         cast(Any, self._profile).__exit__(*reason)
 
     def of(self, step: Callable[_P, _T]) -> Callable[_P, _T]:
-        """`step`, some of whose calls are profiled."""
+        """`step`, with the calls that are asked for profiled."""
 
-        def profiled(*args: _P.args, **options: _P.kwargs) -> _T:
+        def run(*args: _P.args, **options: _P.kwargs) -> _T:
             if self._done >= self._asked.last:
                 return step(*args, **options)
             self._done += 1
@@ -177,7 +186,7 @@ class Profiler:
             self._profile.step()
             return result
 
-        return profiled
+        return run
 
     def _write(self, finished: Any) -> None:
         if self._on_gpu:
@@ -187,7 +196,7 @@ class Profiler:
         finished.export_chrome_trace(str(self._file))
         trace = json.loads(self._file.read_text(encoding="utf-8"))
         trace["traceEvents"] = [
-            it for it in trace["traceEvents"] if not it["name"].startswith(_TORCHS_STEP)
+            event for event in trace["traceEvents"] if not event["name"].startswith(_TORCHS_STEP)
         ]
         add_lines(trace, self._lines.named)
         self._file.write_text(json.dumps(trace), encoding="utf-8")
@@ -197,11 +206,10 @@ class Profiler:
         )
 
     def slow_lines(self) -> str:
-        """The lines that take longest beyond the prediction; "" before all is profiled, or
-        without one.
+        """The lines that take longest beyond the prediction.
+
+        "" before all steps are profiled, or without a prediction.
         """
-        return (
-            longest(self._times, Path(self._lines.file).with_name("plan.json"))
-            if self._times
-            else ""
-        )
+        if not self._times:
+            return ""
+        return longest(self._times, Path(self._lines.file).with_name("plan.json"))

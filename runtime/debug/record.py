@@ -1,9 +1,9 @@
-"""Every collective of a run on this rank: recorded for `scalec verify --recorded`, or told on the
-terminal.
+"""Every collective of a run on this rank: recorded for `scalec verify --recorded`, or printed on
+the terminal.
 
 The dispatch mode sees every `c10d` op that torch's dispatcher is asked to do, whoever calls it.
-autograd hands its modes to the threads on which it runs backward, so that calls in backward are
-seen on CUDA too.
+autograd hands its modes to the threads that run backward, so that the mode sees calls in backward
+on CUDA too.
 
 With SCALEC_RECORD=1 or SCALEC_LOG=trace each torch op costs about 6 µs more of host time and each
 collective about 0.1 ms; a collective takes about 150 bytes of the record.  Without either this
@@ -46,12 +46,12 @@ _OPS = {
 }
 _PEERS = {"send": "dst", "receive": "src"}  # as torch's schemas call them
 _GROUP = {"process_group", "group_name"}
-# what goes in, as torch's schemas call it
+# the tensors that go in, as torch's schemas call them
 _SENT = ("input_tensor", "input", "tensors", "tensor", "input_tensors")
 
 
 class Named(Protocol):
-    """A call as the plan has it, whose text names its value, layer, microbatch and plan line."""
+    """A call as the plan has it; its text names its value, layer, microbatch and plan line."""
 
     @property
     def op(self) -> str: ...
@@ -68,9 +68,11 @@ class _Observer(TorchDispatchMode, ABC):
     def of(
         self, phase: Literal["train", "evaluate"], function: Callable[_P, _T]
     ) -> Callable[_P, _T]:
-        """`function`, its calls marked as of `phase`; a call in `train` is the next step."""
+        """`function`, with its calls marked as calls of `phase`; a call in `train` is the next
+        step.
+        """
 
-        def marked(*args: _P.args, **options: _P.kwargs) -> _T:
+        def run(*args: _P.args, **options: _P.kwargs) -> _T:
             self._step += phase == "train"
             self._phase, began = phase, self._order
             self._begin()
@@ -79,45 +81,45 @@ class _Observer(TorchDispatchMode, ABC):
             self._phase = "loop"
             return result
 
-        return marked
+        return run
 
     def _begin(self) -> None:
-        """A step or an evaluation begins."""
+        """Is called when a step or an evaluation begins."""
 
     def _end(self, calls: int) -> None:
-        """It has made so many calls."""
+        """Is called when a step or an evaluation has ended, with the number of its calls."""
 
     @abstractmethod
     def _observe(self, line: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """The result of a collective, which the line describes."""
+        """Does a collective, which the line describes, by `call`; returns its result."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = partial(func, *args, **(kwargs or {}))
         if "c10d" not in func.namespace:
             return call()
         names = (argument.name for argument in func._schema.arguments)
-        # without those at their defaults
+        # torch passes no arguments that have their defaults
         arguments = dict(zip(names, args, strict=False)) | dict(kwargs or {})
         if _GROUP.isdisjoint(arguments):  # it only waits, or wraps a result
             return call()
         name = func.name().partition(".")[0]
         shape, dtype = _sent(arguments)
-        op, group, reduction = (
-            _OPS.get(name, name),
-            c10d.ranks_of(arguments),
-            arguments.get("reduce_op", ""),
-        )
+        op, group = _OPS.get(name, name), c10d.ranks_of(arguments)
+        reduction = arguments.get("reduce_op", "")
+        if not isinstance(reduction, str):
+            reduction = c10d.reduction(reduction)
         line: dict[str, Any] = {
             "step": self._step,
             "phase": self._phase,
             "order": self._order,
             "op": op,
-            "reduction": reduction if isinstance(reduction, str) else c10d.reduction(reduction),
+            "reduction": reduction,
             "group": group,
             "shape": shape,
             "dtype": dtype,
         }
-        line |= {"peer": group[arguments[_PEERS[op]]]} if op in _PEERS else {}
+        if op in _PEERS:
+            line["peer"] = group[arguments[_PEERS[op]]]
         self._order += 1
         return self._observe(line | _splits(name, arguments), call)
 
@@ -126,12 +128,12 @@ class Recorder(_Observer):
     """While entered, writes a JSON line to `folder`/rank<N>.jsonl for each collective, before it is
     done.
 
-    The first line says whose record it is.  A collective's line says: `step`; `phase`, which is
+    The first line says whose record it is.  A collective's line has: `step`; `phase`, which is
     `train` or `evaluate` within functions that `of` wraps, and `loop` outside of them; `order`,
     counted over the run; `op`, `reduction`, `group` as global ranks; `shape` and `dtype` of the
-    local tensor that goes in, or is received; of a message its `peer` too, a global rank; of an
-    all-to-all with parts of given sizes these as `splits`, [to each rank, from each].  An op that
-    no plan has appears under torch's own name.  A line with `calls` closes each step and
+    local tensor that goes in, or is received; for a message its `peer` too, a global rank; for an
+    all-to-all with parts of given sizes the sizes as `splits`, [to each rank, from each].  An op
+    that no plan has appears under torch's own name.  A line with `calls` closes each step and
     evaluation.  Rank 0 puts the program's plan.json beside, so that the folder holds all that a
     comparison needs.
     """
@@ -171,9 +173,9 @@ class CallLog(_Observer):
     """While entered, prints a line for each collective on standard error, when its call has
     returned.
 
-    `calls` has those of a step of this rank, or of an evaluation, in the plan's order; a call that
-    is none of them is told by its op and its group.  The time is the host's in the call: of a GPU
-    it is that of its launch.
+    `calls` gives the plan's calls of a step of this rank, or of an evaluation, in order; a call
+    that the plan does not have is named by its op and its group.  The time is the time of the host
+    in the call; on a GPU that is the time of the launch.
     """
 
     def __init__(self, first: int, calls: Callable[[bool], Iterator[Named]]) -> None:
@@ -187,17 +189,10 @@ class CallLog(_Observer):
         began = perf_counter()
         result = call()
         seconds = perf_counter() - began
-        planned = next(self._planned, None) if self._phase != "loop" else None
-        known = planned is not None and planned.op in (
-            line["op"],
-            {"send": "rotate"}.get(line["op"]),
-        )
-        what = (
-            str(planned)
-            if known
-            else f"{line['op']} among ranks {line['group']}, which the plan does not have here"
-        )
-        size = prod(line["shape"]) * getattr(torch, line["dtype"]).itemsize if line["dtype"] else 0
+        what = self._describe(line)
+        size = 0
+        if line["dtype"]:
+            size = prod(line["shape"]) * getattr(torch, line["dtype"]).itemsize
         when = f"step {self._step}" if self._phase == "train" else self._phase
         print(
             f"rank {self._rank}, {when}: {what}, {size:,} bytes, {seconds * 1e3:.3f} ms",
@@ -206,26 +201,39 @@ class CallLog(_Observer):
         )
         return result
 
+    def _describe(self, line: Mapping[str, Any]) -> str:
+        """The plan's next call, if it is the one that the line describes; else its op and group."""
+        planned = None
+        if self._phase != "loop":
+            planned = next(self._planned, None)
+        op = line["op"]
+        # the plan's rotation is a send of torch
+        if planned is not None and planned.op in (op, {"send": "rotate"}.get(op)):
+            return str(planned)
+        return f"{op} among ranks {line['group']}, which the plan does not have here"
+
 
 def _sent(arguments: Mapping[str, Any]) -> tuple[list[int], str]:
-    """Shape and dtype of the first tensor that goes in; of a rank that sends nothing, an empty
-    dtype.
+    """Shape and dtype of the first tensor that goes in; on a rank that sends nothing, the dtype is
+    "".
     """
-    found = next((arguments[name] for name in _SENT if name in arguments), None)
-    while isinstance(found, list):
-        found = cast("list[Any]", found)[0] if found else None
-    return (
-        (list(found.shape), str(found.dtype).removeprefix("torch."))
-        if isinstance(found, Tensor)
-        else ([], "")
-    )
+    value = next((arguments[name] for name in _SENT if name in arguments), None)
+    while isinstance(value, list):
+        values = cast("list[Any]", value)
+        value = values[0] if values else None
+    if not isinstance(value, Tensor):
+        return [], ""
+    return list(value.shape), str(value.dtype).removeprefix("torch.")
 
 
 def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of an all-to-all's parts along dim 0, to each rank and from each; nothing where
-    none are given.
+    """The sizes of an all-to-all's parts along dim 0, to each rank and from each; empty where the
+    call has none.
     """
     if name != "c10d::alltoall_base_":
         return {}
-    splits: list[list[int]] = [list(arguments[f"{end}_split_sizes"]) for end in ("input", "output")]
-    return {"splits": splits} if any(splits) else {}
+    to_ranks: list[int] = list(arguments["input_split_sizes"])
+    from_ranks: list[int] = list(arguments["output_split_sizes"])
+    if not to_ranks and not from_ranks:
+        return {}
+    return {"splits": [to_ranks, from_ranks]}

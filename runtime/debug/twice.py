@@ -1,9 +1,9 @@
-"""`watch { copies  replay }`: what should be the same is compared: copies of ranks, state at rest,
-                 steps run twice.
+"""`watch { copies  replay }`: compares values that should be the same: copies on ranks, state at
+rest, steps that are run twice.
 
-Ranks compare hashes by the job's store, in which no group of the plan takes part; a step that is
+Ranks compare hashes by the job's store, so that no group of the plan takes part; a step that is
 run twice does its own collectives twice.  Only where hashes differ do ranks exchange values, to
-find the first, and then the run ends.
+find the first that differs, and then the run ends.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from .compare import Comparison
 
 _PIECE = 1 << 24  # elements of the state that are kept at a time: `explain memory` counts them
 _SHOWN = 3
-"""The most differences of a rank that are named."""
+"""The most differences of a rank that a message names."""
 
 TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
 
@@ -38,8 +38,8 @@ class CopyCheck:
     """Compares inputs, parameters, optimizer state, working copies and reduced gradients over the
     ranks that hold them.
 
-    Also the state at the beginning of a step, which may be one rank's alone, with that before its
-    update.
+    Also compares the state at the beginning of a step, which only one rank may hold, with the state
+    before the step's update.
     """
 
     def __init__(
@@ -50,73 +50,76 @@ class CopyCheck:
         comparison: Comparison,
     ) -> None:
         self._model, self._state, self._comparison = model, state, comparison
-        whole = {
-            name: {axis for axes in it.split.values() for axis in axes}
-            for name, it in inputs.items()
-        }
-        self._inputs = {name: state.mesh.without(split) for name, split in whole.items()}
+        self._inputs = dict[str, Axis]()
+        for name, layout in inputs.items():
+            split = set[str]().union(*layout.split.values())
+            self._inputs[name] = state.mesh.without(split)
         self._held = [*state.copies()]
         self._by_axis: dict[Axis, list[Copies]] = {}
         self._begun: dict[str, Tensor] = {}
 
     def begin(self, batch: Batch) -> None:
-        """The beginning of a step that is compared."""
+        """Takes the copies and the state at the beginning of a step that is compared."""
+        copies_of_inputs = list[Copies]()
+        for name, axis in self._inputs.items():
+            value: Tensor = getattr(batch, name)
+            element = partial(_of_input, name, value.shape)
+            copies_of_inputs.append(Copies(value, axis, "state", "input ", element))
         self._by_axis = {}
-        given: list[tuple[str, Tensor]] = [(name, getattr(batch, name)) for name in self._inputs]
-        inputs = (
-            Copies(x, self._inputs[k], "state", "input ", partial(_of_input, k, x.shape))
-            for k, x in given
-        )
-        for each in (*inputs, *self._held):
-            if each.axis.size > 1:
-                self._by_axis.setdefault(each.axis, []).append(each)
+        for copies in (*copies_of_inputs, *self._held):
+            if copies.axis.size > 1:
+                self._by_axis.setdefault(copies.axis, []).append(copies)
         self._begun = self._at_rest()
 
     def _at_rest(self) -> dict[str, Tensor]:
-        """Hashes of what nothing but an update changes, by key."""
-        counted = dict(self._state.kept)
-        boxes = {
-            box.key: box.tensor
-            for box in self._state.boxes()
-            if box.key not in counted and box.tensor.numel()
-        }
+        """Hashes of the state that only an update changes, by key."""
+        counters = dict(self._state.kept)
+        boxes = dict[str, Tensor]()
+        for box in self._state.boxes():
+            if box.key not in counters and box.tensor.numel():
+                boxes[box.key] = box.tensor
         return dict(zip(boxes, self._comparison.hashes([*boxes.values()]).cpu(), strict=True))
 
     def compare(self, step: int) -> None:
-        """RunError on all ranks, with the first that differs.
+        """RunError on all ranks, with the first value that differs.
 
         All ranks call it before the update of the same step.
         """
         differing = [self._differs(step, axis, copies) for axis, copies in self._by_axis.items()]
-        moved = [
-            key
-            for key, hashes in self._at_rest().items()
-            if not torch.equal(hashes, self._begun[key])
-        ]
-        found = meet("copies", "differ" if any(differing) else "moved" if moved else "")
+        change = self._change_at_rest()
+        word = ""
+        if any(differing):
+            word = "differ"
+        elif change:
+            word = "moved"
+        words = meet("copies", word)
         for axis in self._by_axis:
             if axis.rank == 0:
                 job_store().delete_key(_key(step, axis))
-        if "differ" in found:
-            _end(
-                f"step {step}",
-                [
-                    self._comparison.first_copy(copies, axis, self._model)
-                    for axis, copies in self._by_axis.items()
-                ],
-            )
-        if [*found] != [""]:
-            more = f" and {len(moved) - 1} others" if moved[1:] else ""
-            _end(
-                f"step {step}",
-                [f"`{moved[0]}`{more} changed before the update, on {_who()}" if moved else ""],
-            )
+        if "differ" in words:
+            differences = list[str]()
+            for axis, copies in self._by_axis.items():
+                differences.append(self._comparison.first_copy(copies, axis, self._model))
+            _end(f"step {step}", differences)
+        if [*words] != [""]:
+            _end(f"step {step}", [change])
+
+    def _change_at_rest(self) -> str:
+        """Words for state that has changed since the beginning of the step; "" if none has."""
+        changed = list[str]()
+        for key, hashes in self._at_rest().items():
+            if not torch.equal(hashes, self._begun[key]):
+                changed.append(key)
+        if not changed:
+            return ""
+        more = f" and {len(changed) - 1} others" if changed[1:] else ""
+        return f"`{changed[0]}`{more} changed before the update, on {_who()}"
 
     def _differs(self, step: int, axis: Axis, copies: Sequence[Copies]) -> bool:
         """Whether this rank has other values than the rank of the axis that came first."""
-        hashes = self._comparison.hashes([each.tensor for each in copies]).cpu()
-        own = blake2b(hashes.numpy().tobytes(), digest_size=16).hexdigest()
-        return job_store().compare_set(_key(step, axis), "", own).decode() != own
+        hashes = self._comparison.hashes([copy.tensor for copy in copies]).cpu()
+        digest = blake2b(hashes.numpy().tobytes(), digest_size=16).hexdigest()
+        return job_store().compare_set(_key(step, axis), "", digest).decode() != digest
 
 
 class Replay:
@@ -125,7 +128,7 @@ class Replay:
     """
 
     def __init__(self, state: TrainState, train_step: TrainStep, comparison: Comparison) -> None:
-        """`train_step` is that of the program, which nothing else watches."""
+        """`train_step` is the program's own, which nothing else watches."""
         self._state, self._train_step, self._comparison = state, train_step, comparison
 
     def step(
@@ -137,7 +140,7 @@ class Replay:
         run: TrainStep,
         begin: Callable[[], None],
     ) -> Metrics:
-        """Step `number` by `run`, after the same without an update.
+        """Runs step `number` without an update, then by `run`.
 
         RunError on all ranks where a bit differs.
         """
@@ -148,59 +151,60 @@ class Replay:
         finally:
             self._state.held.paused = False
         begin()
-        usual, updated = self._state.around, list[str]()
+        around_before, updated = self._state.around, list[str]()
         self._state.around = partial(self._twice, updated)
         try:
             second, metrics = self._seen(run, model, batch, lr)
         finally:
-            self._state.around = usual
-        places = [at for at, name in enumerate(first) if not torch.equal(first[name], second[name])]
-        other = [[*first][at] for at in places[:_SHOWN]] or updated[:_SHOWN]
-        told = f"run twice, {_who()} has another {', '.join(other)}" if other else ""
-        _end(f"step {number}", [told], places[0] if places else 0)
+            self._state.around = around_before
+        places, names = list[int](), list[str]()
+        for place, name in enumerate(first):
+            if not torch.equal(first[name], second[name]):
+                places.append(place)
+                names.append(name)
+        differing = names[:_SHOWN] or updated[:_SHOWN]
+        words = f"run twice, {_who()} has another {', '.join(differing)}" if differing else ""
+        _end(f"step {number}", [words], places[0] if places else 0)
         return metrics
 
-    def _twice(self, found: list[str], part: Part, update: Callable[[Part], None]) -> None:
-        """Updates a part, piece by piece, twice from one state, which is kept meanwhile;
-        `found` gets what differs.
+    def _twice(self, differing: list[str], part: Part, update: Callable[[Part], None]) -> None:
+        """Updates a part, piece by piece, twice from one state, which is kept meanwhile; adds the
+        updates that differ to `differing`.
         """
-        names = ", ".join(" + ".join(each) for each in part.group.patterns)
+        names = ", ".join(" + ".join(patterns) for patterns in part.group.patterns)
         for piece in part.pieces(_PIECE):
             tensors = piece.tensors()
-            kept = {name: tensor.clone() for name, tensor in tensors.items()}
+            before = {name: tensor.clone() for name, tensor in tensors.items()}
             update(piece)
             first = self._comparison.hashes([*tensors.values()])
             for name, tensor in tensors.items():
-                tensor.copy_(kept[name])
+                tensor.copy_(before[name])
             update(piece)
-            same = (self._comparison.hashes([*tensors.values()]) == first).all(-1)
-            found += [
-                f"update of {name} in {names}"
-                for name, alike in zip(tensors, same, strict=True)
-                if not alike
-            ]
+            are_equal = (self._comparison.hashes([*tensors.values()]) == first).all(-1)
+            for name, is_equal in zip(tensors, are_equal, strict=True):
+                if not is_equal:
+                    differing.append(f"update of {name} in {names}")
 
     def _seen(
         self, run: TrainStep, model: nn.Module, batch: Batch, lr: float
     ) -> tuple[Mapping[str, Tensor], Metrics]:
-        """Hashes by name, in the order in which they are made, and the step's metrics."""
-        seen, calls = dict[str, Tensor](), Counter[str]()
+        """Runs a step: the hashes of its values by name, in the order of their making, and its
+        metrics.
+        """
+        hashes, calls = dict[str, Tensor](), Counter[str]()
 
-        def result(name: str, made: Any) -> None:
+        def result(name: str, output: Any) -> None:
             calls[name] += 1
-            several = isinstance(made, tuple)
-            values = [
-                each
-                for each in (cast("tuple[Any, ...]", made) if several else (made,))
-                if isinstance(each, Tensor)
-            ]
-            if values:
-                seen[f"result of {name} in call {calls[name]}"] = self._comparison.hashes(values)
+            several = isinstance(output, tuple)
+            outputs = cast("tuple[Any, ...]", output) if several else (output,)
+            tensors = [value for value in outputs if isinstance(value, Tensor)]
+            if tensors:
+                hashes[f"result of {name} in call {calls[name]}"] = self._comparison.hashes(tensors)
 
         def look() -> None:
             for name, flat in self._state.gradients().items():
-                flats = cast("list[Tensor]", flat) if isinstance(flat, list) else [flat]
-                seen[f"gradient of bucket `{name}`"] = self._comparison.hashes(flats)
+                buffers = cast("list[Tensor]", flat) if isinstance(flat, list) else [flat]
+                hashes[f"gradient of bucket `{name}`"] = self._comparison.hashes(buffers)
 
         self._state.looks.append(look)
         try:
@@ -208,39 +212,38 @@ class Replay:
                 metrics = run(model, self._state, batch, lr)
         finally:
             self._state.looks.remove(look)
-        values = {"loss": metrics.loss, "gradient norm": metrics.norm}
-        return seen | {
-            k: self._comparison.hashes([v]) for k, v in values.items() if v is not None
-        }, metrics
+        for name, value in {"loss": metrics.loss, "gradient norm": metrics.norm}.items():
+            if value is not None:
+                hashes[name] = self._comparison.hashes([value])
+        return hashes, metrics
 
 
 @contextmanager
 def telling(model: nn.Module, result: Callable[[str, Any], None]) -> Generator[None]:
-    """Tells the results of modules; of those that torch.compile has made graphs of, the graphs',
-    and none within them.
+    """While entered, calls `result` with the name and the result of each call of a module.
 
-    A hook on these has torch make the graph anew, with the hook in it, for each such step.
+    Where torch.compile has made a graph of a module, it is called with the graph's result, and with
+    none from within the graph: a hook there would have torch make the graph anew, with the hook in
+    it, for each such step.
     """
     modules: dict[str, Any] = dict([*cast(Any, model).named_modules()][1:])
-    graphs = {
-        name: module for name, module in modules.items() if module._compiled_call_impl is not None
-    }
-    within = tuple(f"{name}." for name in graphs)
-    plain = {
-        name: module
-        for name, module in modules.items()
-        if name not in graphs and not name.startswith(within)
-    }
-    with ExitStack() as ends:
-        for name, module in plain.items():
+    graphs = dict[str, Any]()
+    for name, module in modules.items():
+        if module._compiled_call_impl is not None:
+            graphs[name] = module
+    within_graphs = tuple(f"{name}." for name in graphs)
+    with ExitStack() as cleanup:
+        for name, module in modules.items():
+            if name in graphs or name.startswith(within_graphs):
+                continue
 
             def hook(*call: Any, name: str = name) -> None:
                 result(name, call[-1])
 
-            ends.callback(module.register_forward_hook(hook).remove)
+            cleanup.callback(module.register_forward_hook(hook).remove)
         for name, module in graphs.items():
             graph = module._compiled_call_impl
-            ends.callback(setattr, module, "_compiled_call_impl", graph)
+            cleanup.callback(setattr, module, "_compiled_call_impl", graph)
             module._compiled_call_impl = partial(_run, graph, result, name)
         yield
 
@@ -249,21 +252,27 @@ def _run(
     graph: Callable[..., Any],
     result: Callable[[str, Any], None],
     name: str,
-    *given: Any,
-    **named: Any,
+    *arguments: Any,
+    **keywords: Any,
 ) -> Any:
-    made = graph(*given, **named)
-    result(name, made)
-    return made
+    output = graph(*arguments, **keywords)
+    result(name, output)
+    return output
 
 
-def _end(when: str, found: Sequence[str], place: int = 0) -> None:
-    """RunError on all ranks, with what the ranks say that have found something, that of the
-    first place first.
+def _end(when: str, findings: Sequence[str], place: int = 0) -> None:
+    """RunError on all ranks if one of them has a finding; none where all findings are "".
+
+    Each rank tells its first finding; the one of the least `place` comes first.
     """
-    own = next((f"{place:08} {each}" for each in found if each), "")
-    if told := sorted(each for each in meet("watch", own) if each):
-        first, *others = (each.partition(" ")[2] for each in told)
+    word = ""
+    for finding in findings:
+        if finding:
+            word = f"{place:08} {finding}"
+            break
+    words = sorted(text for text in meet("watch", word) if text)
+    if words:
+        first, *others = (text.partition(" ")[2] for text in words)
         raise RunError(f"{when}: {first}", *others[:3])
 
 
@@ -271,9 +280,10 @@ def _who() -> str:
     return f"rank {c10d.place()[0]} on {gethostname()}"
 
 
-def _of_input(name: str, shape: Sequence[int], at: int) -> tuple[str, str]:
-    """An element of an input: microbatch, and the place in it."""
-    return name, str([int(each) for each in torch.unravel_index(torch.tensor(at), [*shape])])
+def _of_input(name: str, shape: Sequence[int], element: int) -> tuple[str, str]:
+    """The name of an input, and the indices of its element: its microbatch, and the place in it."""
+    indices = torch.unravel_index(torch.tensor(element), [*shape])
+    return name, str([int(index) for index in indices])
 
 
 def _key(step: int, axis: Axis) -> str:

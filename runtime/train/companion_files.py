@@ -1,8 +1,8 @@
 """Reads the files that lie beside a program: a pipeline's schedule, and the names that Hugging Face
 has for parameters.
 
-Non-goals: tiles of kernels (`kernels.tiles_file`), whether they are right (the compiler has checked
-them).
+Non-goals: tiles of kernels (`kernels.tiles_file`); checks of the files' content, which the compiler
+has done.
 """
 
 import json
@@ -17,8 +17,8 @@ from .shutdown import refuse
 
 
 def read_schedule(name: str, beside: str, sha256: str) -> tuple[str, ...]:
-    """The rows in a CSV file beside a program, a row for each rank: actions as
-    torch.distributed.pipelining has them.
+    """The rows in a CSV file beside a program: for each rank its actions, in the notation of
+    torch.distributed.pipelining.
 
     Exit status 2, with a line that says why, where the file is missing or has another hash.
     """
@@ -28,15 +28,15 @@ def read_schedule(name: str, beside: str, sha256: str) -> tuple[str, ...]:
 def read_hf_names(name: str, beside: str, sha256: str) -> HFNames:
     """Where files of weights hold the parameters, by a JSON file beside a program.
 
-    Exit status 2 as above.
+    Exit status 2 as in `read_schedule`.
     """
-    said = json.loads(text_beside(name, beside, sha256))
-    stored = {param: HFWeight.read(said) for param, said in said["weights"].items()}
-    return HFNames(getattr(torch, said["dtype"]), stored, said["repeats"])
+    description = json.loads(text_beside(name, beside, sha256))
+    stored = {param: HFWeight.read(fields) for param, fields in description["weights"].items()}
+    return HFNames(getattr(torch, description["dtype"]), stored, description["repeats"])
 
 
 def text_beside(name: str, beside: str, sha256: str) -> str:
-    """The text of a file beside a program; a run without it cannot start."""
+    """The text of a file beside a program.  Exit status 2 without it: a run cannot start."""
     path = Path(beside).with_name(name)
     try:
         content = path.read_bytes()

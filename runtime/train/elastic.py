@@ -1,5 +1,4 @@
-"""An elastic run on the ranks that are left: the largest mesh that they make, and spare ranks that
-stand by.
+"""An elastic run: it takes the largest mesh that there are ranks for; spare ranks stand by.
 
 torchrun starts WORLD_SIZE ranks, as many as its nodes have.  Ranks for which the mesh has no place
 wait until the run ends, or until their launcher, which notices that nodes go or come, starts all
@@ -32,33 +31,33 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
     """The plan on the largest of its meshes for which there are ranks, and the number of spare
     ones.
 
-    Spare ranks do not return; the others find WORLD_SIZE as if there were none.  RunError where a
-    restart would not go on.
+    Does not return on spare ranks; the others then see a WORLD_SIZE without them.  RunError where a
+    restart would not go on with the run.
     """
     _check_restarts(plan, options)
     world = environment("WORLD_SIZE", 1)
-    found = plan.on(world)
-    if not plan.smaller or world < found.ranks:
+    fitting_plan = plan.on(world)
+    if not plan.smaller or world < fitting_plan.ranks:
         return plan, 0
-    spare = range(found.ranks, world)
+    spare = range(fitting_plan.ranks, world)
     if environment("RANK", 0) in spare:
         _stand_by()
-    os.environ["WORLD_SIZE"] = str(found.ranks)
-    if found is not plan:
+    os.environ["WORLD_SIZE"] = str(fitting_plan.ranks)
+    if fitting_plan is not plan:
         warn(
-            f"on {mesh_words(found)}, {found.microbatches} microbatches a step, in place of"
-            f" {mesh_words(plan)}"
+            f"on {mesh_words(fitting_plan)}, {fitting_plan.microbatches} microbatches a step, in"
+            f" place of {mesh_words(plan)}"
         )
     if spare:
         last = spare[-1]
-        ranks = (
-            f"ranks {spare[0]} to {last} stand by" if len(spare) > 1 else f"rank {last} stands by"
-        )
+        ranks = f"rank {last} stands by"
+        if len(spare) > 1:
+            ranks = f"ranks {spare[0]} to {last} stand by"
         warn(
-            f"{ranks}: {mesh_words(found)} has no place for more than"
-            f" {counted(found.ranks, 'rank')}"
+            f"{ranks}: {mesh_words(fitting_plan)} has no place for more than"
+            f" {counted(fitting_plan.ranks, 'rank')}"
         )
-    return found, len(spare)
+    return fitting_plan, len(spare)
 
 
 def _check_restarts(plan: Plan, options: Options) -> None:
@@ -77,8 +76,8 @@ def _check_restarts(plan: Plan, options: Options) -> None:
 
 @contextmanager
 def releasing(spare: int) -> Generator[None]:
-    """Has the spare ranks of a run that ends well, or is stopped, end likewise; the first rank
-    tells them.
+    """Ends the spare ranks of a run that ends well, or is stopped, with the same status; the first
+    rank tells them.
     """
     try:
         yield
@@ -101,11 +100,14 @@ def _release(spare: int, status: int) -> None:
 def _stand_by() -> NoReturn:
     """Waits until the run ends, and ends with it: with its status, or 1 where it fails.
 
-    A signal that stops the run reaches its ranks too.  This one is ended by none but torchrun's,
-    which starts it anew.
+    A signal that stops the run reaches the run's ranks too.  Only torchrun's SIGTERM ends this
+    rank; torchrun then starts it anew.
     """
-    for each in (signal.SIGUSR1, signal.SIGINT, *(() if _under_torchrun() else (signal.SIGTERM,))):
-        signal.signal(each, signal.SIG_IGN)
+    ignored = [signal.SIGUSR1, signal.SIGINT]
+    if not _under_torchrun():
+        ignored.append(signal.SIGTERM)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     status = 1
     with suppress(RuntimeError):  # the store is gone with the rank that kept it
         store = _job_store()
@@ -121,7 +123,7 @@ def _under_torchrun() -> bool:
 
 
 def _job_store() -> Any:
-    """The store in which the ranks meet, to which spare ranks do not count."""
+    """The store where the ranks meet; it does not count spare ranks."""
     address, port = os.environ["MASTER_ADDR"], environment("MASTER_PORT", 0)
     return cast(Any, dist).TCPStore(
         address, port, is_master=False, timeout=timedelta(minutes=10), wait_for_workers=False

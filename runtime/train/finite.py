@@ -1,9 +1,9 @@
-"""Each rank's look at whether a step's loss and gradient norm were finite and usual, without
-waiting for the device.
+"""Each rank's check that a step's loss and gradient norm were finite and usual, which does not wait
+for the device.
 
-The step itself has changed nothing then, by the `finite` of its update, nor has any step after it.
-A rank reads a step's metrics when the next step has been handed to the device; on the CPU, where
-they are there, at once.
+Where they were not, the `finite` of the step's update has let neither this step nor any after it
+change anything.  A rank reads a step's metrics when the next step has been handed to the device; on
+the CPU, where they are there already, at once.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from ..state.engine import TrainState
 class Bad:
     """A step whose values were not finite, or whose loss was a spike: above `limit`.
 
-    It is the last of `row` steps in a row that were skipped; 0 if it was not.
+    It is the last of `row` steps in a row that were skipped; `row` is 0 if it was not skipped.
     """
 
     step: int
@@ -61,10 +61,10 @@ class _Due:
 
 
 class Finite:
-    """Looks every `every` steps, with `skips` in a row that may be skipped; `located` says more of
-    a step's values.
+    """Looks every `every` steps; `skips` steps in a row may be skipped; `located` says more about a
+    step's values.
 
-    All ranks read the same, and so do the same after the same step.
+    All ranks read the same values, and so do the same after the same step.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class Finite:
         self._due: _Due | None = None
 
     def after(self, step: int, metrics: Metrics) -> Bad | None:
-        """A step that has been handed to the device.
+        """Takes note of a step that has been handed to the device.
 
-        As `settle`, for the step before it, or on the CPU for itself.
+        Returns as `settle` does, for the step before it; on the CPU for this step.
         """
-        found = self.settle()
+        bad = self.settle()
         if step % self._every == 0:
             self._due = self._begun(step, metrics)
             if self._due.copied is None:
-                found = self.settle()
-        return found
+                bad = self.settle()
+        return bad
 
     def settle(self) -> Bad | None:
-        """The step that was read, if it was skipped or a spike.
+        """The step that is read now, if it was skipped or a spike.
 
         RunError on all ranks if no more may be skipped.
         """
@@ -108,20 +108,19 @@ class Finite:
 
     def _why(self, bad: Bad) -> str:
         skipped = f"{self._skips} in a row were skipped; " if self._skips else ""
-        found = (
-            f"; {self._located(bad.step)}" if self._located and bad.row and not bad.is_spike else ""
-        )
-        return f"{skipped}no parameter has been updated by it; try a lower --lr{found}"
+        place = ""
+        if self._located and bad.row and not bad.is_spike:
+            place = f"; {self._located(bad.step)}"
+        return f"{skipped}no parameter has been updated by it; try a lower --lr{place}"
 
     def _begun(self, step: int, metrics: Metrics) -> _Due:
-        """Begins to copy; scale 0 is none."""
+        """Begins to copy a step's metrics to the host; scale 0 is none."""
         loss, zero = metrics.loss, torch.zeros_like(metrics.loss)
         limit = torch.full_like(loss, torch.inf) if metrics.limit is None else metrics.limit
         norm = zero if metrics.norm is None else metrics.norm
         scale = zero if metrics.loss_scale is None else metrics.loss_scale
-        values = torch.stack(
-            [each.double() for each in (loss, norm, metrics.tokens, scale, self._held.row(), limit)]
-        )
+        scalars = (loss, norm, metrics.tokens, scale, self._held.row(), limit)
+        values = torch.stack([scalar.double() for scalar in scalars])
         if not loss.is_cuda:
             return _Due(step, values, None)
         values, copied = values.to("cpu", non_blocking=True), torch.cuda.Event()

@@ -1,8 +1,9 @@
 """The identity of a run's samples and model, stored in checkpoints: a resumed run must have the
 same.
 
-Mesh, microbatch, precision and kernels may change: each sample is still seen once.  So may the
-learning rate, its schedule and the number of steps, which are stored to be told.
+Mesh, microbatch, precision and kernels may change: each sample is still seen once.  The learning
+rate, its schedule and the number of steps may change too; they are stored so that a run can say
+how they changed.
 """
 
 import json
@@ -19,7 +20,7 @@ from ..config.plan import Plan
 from ..data.mixture import Mixture
 from ..errors import counted
 
-_ENDS = 1 << 16  # bytes at a file's beginning and at its end that it is known by
+_ENDS = 1 << 16  # bytes at a file's beginning, and at its end, that are hashed
 _SKIPPED = "so some are skipped and others seen twice"
 _RATE = ("lr", "steps", "schedule")
 _UNCOMPARED = (*_RATE, "unpadded", PADDED_ROWS)
@@ -44,9 +45,9 @@ _MEANING = {
 
 
 def identity(plan: Plan, seed: int, training: Mixture, hashes: Sequence[str]) -> Identity:
-    """The identity of a run with this seed on this data, of which `content` has made the hashes."""
+    """The identity of a run with this seed on this data; `content` has made the hashes."""
     data = plan.data
-    return {
+    settings: dict[str, str | int | float | None] = {
         "seed": seed,
         **_sets(training, hashes),
         "global_batch": plan.global_batch,
@@ -55,49 +56,56 @@ def identity(plan: Plan, seed: int, training: Mixture, hashes: Sequence[str]) ->
         "separator": data.separator,
         "masked": data.masked,
         "mask_token": data.mask_token,
-        **({"model": plan.model} if plan.model else {}),
-        **({"unpadded": plan.unpadded} if plan.unpadded else {}),
-        **({PADDED_ROWS: json.dumps({**plan.padded_rows})} if plan.padded_rows else {}),
     }
+    if plan.model:
+        settings["model"] = plan.model
+    if plan.unpadded:
+        settings["unpadded"] = plan.unpadded
+    if plan.padded_rows:
+        settings[PADDED_ROWS] = json.dumps({**plan.padded_rows})
+    return settings
 
 
 def _sets(training: Mixture, hashes: Sequence[str]) -> Identity:
-    """The files of all sets and, if they have names, how often one of each is dealt out."""
-    data = list[str]()
-    for part, each in zip(training.parts, hashes, strict=True):
+    """The files of all sets and, for sets that have names, how often each is dealt out."""
+    data, weights = list[str](), list[str]()
+    for part, digest in zip(training.parts, hashes, strict=True):
         files, size = part.stream.files, sum(map(os.path.getsize, part.stream.files))
-        known = f"{counted(len(files), 'file')} of {counted(size, 'byte')}, {each}"
+        words = f"{counted(len(files), 'file')} of {counted(size, 'byte')}, {digest}"
         if part.stream.is_split:
-            known += f", the first {counted(part.stream.windows, 'sequence')}"
-        data.append(f"{part.name}: {known}" if part.name else known)
-    weights = " ".join(f"{part.name} {part.weight:g}" for part in training.parts if part.name)
-    return {"data": "; ".join(data), **({"weights": weights} if weights else {})}
+            words += f", the first {counted(part.stream.windows, 'sequence')}"
+        if part.name:
+            words = f"{part.name}: {words}"
+            weights.append(f"{part.name} {part.weight:g}")
+        data.append(words)
+    sets = {"data": "; ".join(data)}
+    if weights:
+        sets["weights"] = " ".join(weights)
+    return sets
 
 
 def optimizer(program: Path) -> Identity:
-    """The optimizer's settings but for its learning rate, as plan.json beside the program has
-    them; none without it.
+    """The optimizer's settings but for its learning rate, from plan.json beside the program; none
+    where that file is missing.
     """
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        said = json.loads(program.with_name("plan.json").read_bytes())["settings"]["train"][
-            "optimizer"
-        ]
-        groups = "; ".join(_group(each) for each in said["groups"]) or "none"
+        plan = json.loads(program.with_name("plan.json").read_bytes())
+        settings = plan["settings"]["train"]["optimizer"]
+        groups = "; ".join(_group(group) for group in settings["groups"]) or "none"
         names = ("betas", "eps", "momentum", "weight_decay", "clip")
         return {
-            "optimizer": said["kind"],
-            **{name: f"{said[name]}" for name in names},
+            "optimizer": settings["kind"],
+            **{name: f"{settings[name]}" for name in names},
             "groups": groups,
         }
     return {}
 
 
-def _group(said: Mapping[str, Any]) -> str:
+def _group(group: Mapping[str, Any]) -> str:
     """For instance `norms (*norm*) with weight_decay 0.0, lr_scale 1.0`."""
-    decay, scale = said["weight_decay"], said["lr_scale"]
-    return (
-        f"{said['name']} ({', '.join(said['params'])}) with weight_decay {decay}, lr_scale {scale}"
-    )
+    decay, scale = group["weight_decay"], group["lr_scale"]
+    params = ", ".join(group["params"])
+    return f"{group['name']} ({params}) with weight_decay {decay}, lr_scale {scale}"
 
 
 def rate(plan: Plan, lr: float, steps: int) -> Identity:
@@ -106,55 +114,57 @@ def rate(plan: Plan, lr: float, steps: int) -> Identity:
 
 
 def other_rate(then: Identity, now: Identity, step: int, lr: float) -> list[str]:
-    """A line where settings of the learning rate differ from what they were; `lr` is that of
+    """A line where settings of the learning rate differ from what they were; `lr` is the rate of
     the step after `step`.
     """
-    changed = [
-        f"{name} was {then[name]}, now {now[name]}"
-        for name in _RATE
-        if then.get(name, now[name]) != now[name]
-    ]
-    return (
-        [f"learning rate: {', '.join(changed)}; step {step + 1} takes {lr:.2e}"] if changed else []
-    )
+    changes = list[str]()
+    for name in _RATE:
+        if then.get(name, now[name]) != now[name]:
+            changes.append(f"{name} was {then[name]}, now {now[name]}")
+    if not changes:
+        return []
+    return [f"learning rate: {', '.join(changes)}; step {step + 1} takes {lr:.2e}"]
 
 
 def differences(then: Identity, now: Identity, step: int) -> list[str]:
-    """A line for each setting that differs from what it was, of those that both have, for a run
-    that goes on.
+    """For a run that goes on, a line for each setting that differs from what it was.
+
+    A setting that only one of the two has is not compared.
     """
-    return [
-        f"{name} was {then[name]}, now {now[name]}: {_meaning(name, then, now, step)}"
-        for name in now
-        if name in then
-        and name not in _UNCOMPARED
-        and then[name] != now[name]
-        and not _is_padding(name, then, now)
-    ]
+    lines = list[str]()
+    for name in now:
+        if name not in then or name in _UNCOMPARED or then[name] == now[name]:
+            continue
+        if not _is_padding(name, then, now):
+            meaning = _meaning(name, then, now, step)
+            lines.append(f"{name} was {then[name]}, now {now[name]}: {meaning}")
+    return lines
 
 
 def _is_padding(name: str, then: Identity, now: Identity) -> bool:
     """Whether models differ in their padding alone, which another mesh may need."""
-    return name == "model" and then.get("unpadded", then["model"]) == now.get(
-        "unpadded", now["model"]
-    )
+    if name != "model":
+        return False
+    unpadded_then = then.get("unpadded", then["model"])
+    return unpadded_then == now.get("unpadded", now["model"])
 
 
 def _meaning(name: str, then: Identity, now: Identity, step: int) -> str:
-    if name == "global_batch":
-        first, was = (step * int(each[name] or 0) for each in (now, then))
-        missed = (
-            f"{first - was:,} are skipped" if first > was else f"{was - first:,} are seen twice"
-        )
-        return f"step {step + 1} begins with sample {first:,}, not {was:,}: {missed}"
-    return _MEANING[name]
+    if name != "global_batch":
+        return _MEANING[name]
+    first = step * int(now[name] or 0)
+    first_then = step * int(then[name] or 0)
+    if first > first_then:
+        missed = f"{first - first_then:,} are skipped"
+    else:
+        missed = f"{first_then - first:,} are seen twice"
+    return f"step {step + 1} begins with sample {first:,}, not {first_then:,}: {missed}"
 
 
 def content(training: Mixture) -> list[str]:
-    """A hash of the files of each set: of both ends of each, wherever they lie.  One rank of a node
-    reads them.
+    """For each set, a hash of both ends of each of its files; the files' paths do not count.
 
-    Collective.  RunError.
+    One rank of each node reads them.  Collective.  RunError.
     """
     return of_node(lambda: " ".join(_ends(part.stream.files) for part in training.parts)).split()
 

@@ -1,5 +1,5 @@
-"""Options on the command line that a run cannot follow: a row for each, with the condition and
-the reason.
+"""Options on the command line that a run cannot follow: for each a row with the condition and the
+reason.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,12 +34,13 @@ class Row:
 
 def ignored_options(situation: Situation) -> Iterator[str]:
     """A line for each option that is on the command line and has no effect in this run."""
-    given = situation.options.given
+    options = situation.options.given
     for row in ROWS:
-        if row.option in given and (why := row.why(situation)):
+        if row.option in options and (why := row.why(situation)):
             yield f"warning: {row.option} has no effect: {why}"
-    if "--data" in given and (sets := situation.plan.data.sets):
-        names = ", ".join(each.name for each in sets)
+    sets = situation.plan.data.sets
+    if "--data" in options and sets:
+        names = ", ".join(data_set.name for data_set in sets)
         yield (
             f"note: the files of --data take the place of all sets of the plan ({names}) and"
             " of their weights"
@@ -47,7 +48,7 @@ def ignored_options(situation: Situation) -> Iterator[str]:
 
 
 def ignored_by_export(options: Options) -> Iterator[str]:
-    """A line for each option that says something of training, which an export does not do."""
+    """A line for each option that concerns training: an export trains nothing."""
     for option in options.given:
         if option not in _OF_EXPORT:
             yield (
@@ -63,11 +64,15 @@ def _eval_every(situation: Situation) -> str:
 
 
 def _init(situation: Situation) -> str:
-    return f"the run goes on from {situation.resumed_from}" if situation.resumed_from else ""
+    if not situation.resumed_from:
+        return ""
+    return f"the run goes on from {situation.resumed_from}"
 
 
 def _limit(situation: Situation) -> str:
-    return "a single rank waits for no other" if situation.plan.ranks == 1 else ""
+    if situation.plan.ranks > 1:
+        return ""
+    return "a single rank waits for no other"
 
 
 def _keep_every(situation: Situation) -> str:

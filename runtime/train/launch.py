@@ -32,22 +32,23 @@ _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 _TORCHRUN = b"torchrun", b"torch.distributed.run"  # in the command line of torch's launcher
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _RECORD = "flight_record_"
-"""The names of files in the run's folder, but for the rank, that have torch's record of its
-last calls.
+"""The beginning of the names of files in the run's folder that have torch's record of a rank's last
+calls; the rank follows.
 """
-_BEYOND = 60.0  # seconds after the watchdog's limits, which tells more than a group does
+# seconds that a group's limit is above the watchdog's, which says more when it ends a rank
+_BEYOND = 60.0
 
 
 def settle_streams() -> None:
-    """Has terminals show the number of a sign that they lack."""
+    """Lets terminals show the number of a character that they cannot show."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def end_with_launcher() -> None:
-    """Has Linux kill this rank when the torchrun that has started it ends in any way: nobody would
-    end it, or see it.
+    """Has Linux kill this rank when the torchrun that has started it ends in any way: otherwise
+    nobody would end the rank, or notice it.
 
     Saved files are whole at any moment.
     """
@@ -60,11 +61,11 @@ def end_with_launcher() -> None:
 
 
 def stop_launcher() -> None:
-    """Signals torch's own torchrun, where it has started this rank, that the run has stopped, as a
-    person would.
+    """Sends torch's own torchrun, where it has started this rank, the signal of a person who stops
+    the run.
 
-    It would take a rank that ends by itself for a failed one, and start all anew.  That of `scalec
-    run` knows better.
+    Otherwise it would take a rank that ends by itself for a failed one, and start all anew.  The
+    torchrun of `scalec run` can tell the two apart.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return
@@ -96,37 +97,36 @@ def check(plan: Plan, options: Options) -> None:
     """RunError if the processes or GPUs do not fit the plan, or this one cannot find the others."""
     ranks, world = prod(plan.mesh.values()), environment("WORLD_SIZE", 1)
     if world != ranks:
-        asked = (
-            f"the plan's mesh, {mesh_words(plan)}, takes"
-            if plan.mesh
-            else "a plan without a mesh takes"
-        )
+        needs = "a plan without a mesh takes"
+        if plan.mesh:
+            needs = f"the plan's mesh, {mesh_words(plan)}, takes"
         least = f", or at least {plan.smaller[-1].ranks}" if plan.smaller else ""
         raise RunError(
-            f"{asked} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}"
+            f"{needs} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}"
         )
     if (rank := environment("RANK", 0)) >= world:
         raise RunError(
             f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}"
         )
     environment("MASTER_PORT", 0)
-    if world > 1 and (lacking := [name for name in _MEETING if name not in os.environ]):
+    lacking = [name for name in _MEETING if name not in os.environ]
+    if world > 1 and lacking:
         raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")
-    local, of = environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)
+    local, ranks_of_node = environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)
     if options.device == "cuda":
-        gpu(local, of)
+        gpu(local, ranks_of_node)
     if world > 1:
         await_address(os.environ["MASTER_ADDR"], says=local == 0)
 
 
-def gpu(local: int, of: int) -> int:
-    """The index of the GPU of a rank of a node, of several: its own, or the only one that its
-    launcher shows it.
+def gpu(local: int, ranks_of_node: int) -> int:
+    """The index of the GPU of rank `local` of a node with so many ranks: its own GPU, or the only
+    one that its launcher shows it.
 
     Slurm's --gpus-per-task=1, Kubernetes and a CUDA_VISIBLE_DEVICES for each rank show one.  If it
     is the node's only GPU, NCCL refuses two ranks on it.  RunError where there are too few.
     """
-    gpus, ranks = torch.cuda.device_count(), max(of, local + 1)
+    gpus, ranks = torch.cuda.device_count(), max(ranks_of_node, local + 1)
     if gpus == 1:
         return 0
     if gpus < ranks:
@@ -138,7 +138,7 @@ def gpu(local: int, of: int) -> int:
 
 
 def check_folder(folder: Path) -> None:
-    """RunError unless the folder can be written to, which is made if it is not there."""
+    """Makes the folder if it is not there.  RunError unless it can be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -151,17 +151,15 @@ def obstacle(path: Path) -> str:
     """The reason why a path that is there is no folder; "" if it is one, or is not there."""
     if path.is_dir() or not os.path.lexists(path):
         return ""
-    return (
-        "it is a file"
-        if path.exists()
-        else f"it is a link to {os.readlink(path)}, which is not there"
-    )
+    if path.exists():
+        return "it is a file"
+    return f"it is a link to {os.readlink(path)}, which is not there"
 
 
 def environment(name: str, least: int) -> int:
-    """A number that a launcher gives; `least` where there is none.
+    """A number that a launcher has set in the environment; `least` where there is none.
 
-    RunError where it is no such number.
+    RunError where the variable is no number from `least` upwards.
     """
     value = os.environ.get(name, str(least))
     if not value.isdecimal() or int(value) < least:
@@ -180,7 +178,7 @@ def is_first() -> bool:
 
 
 def warn(line: str) -> None:
-    """A line on rank 0's standard error."""
+    """Prints a line on rank 0's standard error."""
     if is_first():
         print(line, file=sys.stderr)
 
@@ -222,18 +220,18 @@ def connect(plan: Plan, options: Options) -> Mesh:
 
 
 def flight_record(folder: Path, rank: int | str = "") -> Path:
-    """The file of a rank's last calls in a run's folder; without a rank, how the names of all
-    begin.
+    """The file of a rank's last calls in a run's folder; without a rank, the beginning of the names
+    of all such files.
     """
     return folder.absolute() / f"{_RECORD}{rank}"
 
 
 def settle(mesh: Mesh, options: Options, validates: bool) -> None:
-    """After the first step, on all ranks alike: calls get the limit of later ones, and what lives
-    is kept.
+    """After the first step, on all ranks alike: gives groups the time limit of later calls, and
+    freezes the objects that live.
 
-    Python's collector does not look at what is frozen: a look at all of it takes tens of ms, on
-    each rank at another step, for which all others wait.
+    Python's collector skips frozen objects.  A look at all of them takes tens of ms, on each rank
+    at another step, and all others wait for it.
     """
     gc.collect()
     gc.freeze()

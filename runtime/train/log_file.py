@@ -14,50 +14,50 @@ REPEATED = "log.repeated.jsonl"
 class LogFile:
     """Appends records to `folder`/log.jsonl.
 
-    A disk that refuses is told once, and costs the lines, not the run.
+    If the disk refuses, the log says so once; the run goes on without these lines.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path, self._refused, self._told = folder / NAME, False, False
 
     def write(self, record: Mapping[str, Any]) -> str:
-        """Appends a record; why it could not, the first time, or else ""."""
+        """Appends a record; returns why it could not, the first time, or else ""."""
+        line = json.dumps(record) + "\n"
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(
-                    ("\n" if self._refused and _is_cut(self.path) else "")
-                    + json.dumps(record)
-                    + "\n"
-                )
+                if self._refused and _is_cut(self.path):
+                    line = "\n" + line
+                file.write(line)
         except OSError as error:
-            self._refused, told, self._told = True, self._told, True
-            return (
-                ""
-                if told
-                else f"warning: cannot write to {self.path}: {error.strerror}; its lines are lost"
-            )
+            was_told = self._told
+            self._refused = self._told = True
+            if was_told:
+                return ""
+            return f"warning: cannot write to {self.path}: {error.strerror}; its lines are lost"
         self._refused = False
         return ""
 
 
 def mend(folder: Path, first: int) -> None:
-    """Leaves the lines of steps up to `first`; later ones, which the run repeats, go to
+    """Keeps the lines of steps up to `first`; moves later ones, which the run repeats, to
     `folder`/log.repeated.jsonl.
 
-    A line that a crash has cut off goes too.
+    A line that a crash has cut off is moved too.
     """
     path = folder / NAME
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    kept = [*_up_to(first, lines)]
-    stays = {*kept}
-    if gone := [line for line in lines if line.strip() and line not in stays]:
+    lines_to_keep = [*_up_to(first, lines)]
+    to_keep = {*lines_to_keep}
+    to_move = [line for line in lines if line.strip() and line not in to_keep]
+    if to_move:
         with (folder / REPEATED).open("a", encoding="utf-8") as file:
-            file.write("".join(line if line.endswith("\n") else line + "\n" for line in gone))
-        made = path.with_suffix(".tmp")
-        made.write_text("".join(kept), encoding="utf-8")
-        os.replace(made, path)
+            for line in to_move:
+                file.write(line.removesuffix("\n") + "\n")
+        draft = path.with_suffix(".tmp")
+        draft.write_text("".join(lines_to_keep), encoding="utf-8")
+        os.replace(draft, path)
 
 
 def _is_cut(path: Path) -> bool:

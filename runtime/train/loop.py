@@ -53,15 +53,15 @@ EvalStep = Callable[[nn.Module, TrainState, Batch], Metrics]
 
 _EVAL_BATCHES = 8
 
-# that have a line however few `--log-every` asks for: it shows at once whether a run learns
+# steps that have a line, however few lines `--log-every` asks for: they show whether a run learns
 _FIRST_STEPS = 3
 
 
 def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
     """Runs the program from the command line: checks, connects, trains, validates, saves; or
-    exports what was saved.
+    exports the newest checkpoint.
 
-    Exit status 0, 1 where the run failed, 2 where it could not start, 75 where a signal has stopped
+    Exit status 0; 1 where the run failed, 2 where it could not start, 75 where a signal has stopped
     it and it is saved.
     """
     settle_streams()
@@ -118,8 +118,9 @@ class _Run:
         self.loader = self._loader(start.training)
         self.held = self._loader(start.validation) if start.validation else None
         self._compare_windows()
-        # which knows nothing of these
-        expected = None if recording() or sanitizing() or tracing() else plan.expected
+        # the prediction does not count the time that these take
+        is_observed = recording() or sanitizing() or tracing()
+        expected = None if is_observed else plan.expected
         self.speed = Speed(
             plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected
         )
@@ -146,10 +147,12 @@ class _Run:
         )
 
     def _compare_windows(self) -> None:
-        """Where there are other ranks: those of validation are the same each time, and compared
-        once.
+        """Compares the batches of ranks that read the same data, where there are other ranks.
+
+        Batches of validation are the same each time, and are compared once.
         """
-        if (store := job_store()) is None:
+        store = job_store()
+        if store is None:
             return
         self.loader.compare_windows("data", EVERY, self.options.steps, store.clone())
         if self.held:
@@ -159,12 +162,13 @@ class _Run:
         folder = self.options.out if is_first() else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        asked = profiling()
-        warm_up, first = asked.last if asked else 1, self.start.first
-        progress = Progress(sys.stdout, self.mesh.device) if folder else None
-        sinks = (
-            Sinks(self.options.log_to, folder, first) if folder and self.options.log_to else None
-        )
+        profile, first = profiling(), self.start.first
+        warm_up = profile.last if profile else 1
+        progress, sinks = None, None
+        if folder is not None:
+            progress = Progress(sys.stdout, self.mesh.device)
+            if self.options.log_to:
+                sinks = Sinks(self.options.log_to, folder, first)
         return Log(
             folder,
             first,
@@ -205,10 +209,10 @@ class _Run:
             torchrun(self.plan, "--help"),
         )
 
-    def _stopped(self, done: int) -> NoReturn:
+    def _stopped(self, steps_done: int) -> NoReturn:
         """Ends a run that a signal has stopped after `done` steps, and that is saved."""
-        self._finish_save(done)
-        self._doing("end", done)
+        self._finish_save(steps_done)
+        self._doing("end", steps_done)
         further = going_on(self.plan, self.options.steps)
         self.log.say(
             f"stopped by {self.stop.signal}: saved {self.saver.newest}\n  to go on    {further}"
@@ -216,13 +220,13 @@ class _Run:
         raise Stopped(self.stop.status)
 
     def _doing(self, kind: Kind, step: int) -> None:
-        """Tells the watchdog, where there is one."""
+        """Tells the watchdog, if there is one, what this rank begins to do."""
         if self.watchdog is not None:
             self.watchdog.begin(kind, step)
 
     def _observers(self) -> Iterator[AbstractContextManager[Any]]:
-        """The observers that variables ask for, to be entered while the run goes: most runs do
-        without any.
+        """The observers that variables of the environment ask for, as context managers around the
+        run; most runs have none.
         """
         if sanitizing():  # inputs and metrics are compared too, and differences know their step
             from ..debug.sanitize import observed
@@ -230,10 +234,10 @@ class _Run:
             inputs = self.plan.inputs
             self.train_step = observed(self.train_step, self.mesh, inputs, "step", self.start.first)
             self.eval_step = observed(self.eval_step, self.mesh, inputs, "validation batch", 0)
-        if asked := profiling():
+        if profile := profiling():
             from ..debug.profile import Profiler
 
-            profiler = Profiler(asked, self.model, self.mesh.device, self.start.first)
+            profiler = Profiler(profile, self.model, self.mesh.device, self.start.first)
             self.train_step = profiler.of(self.train_step)
             self.log.slow_lines = profiler.slow_lines
             yield profiler
@@ -252,8 +256,8 @@ class _Run:
             )
 
     def _wrap_steps(self, observer: Any) -> AbstractContextManager[Any]:
-        """An observer of collectives, put around steps and evaluations, so that it knows these
-        from all else.
+        """Puts an observer of collectives around steps and evaluations, so that it can tell their
+        collectives from all others.
         """
         self.train_step = observer.of("train", self.train_step)
         self.eval_step = observer.of("evaluate", self.eval_step)
@@ -280,68 +284,78 @@ class _Run:
             self.log.say(predicted)
         self.log.mark(self.start.first)
 
-    def _after(self, done: int, metrics: Metrics, lr: float) -> bool:
-        """The tasks due after `done` steps; all are due after the last.
+    def _after(self, steps_done: int, metrics: Metrics, lr: float) -> bool:
+        """Does the tasks that are due after `done` steps; all are due after the last.
 
-        Whether a signal stops the run here.
+        Returns whether a signal stops the run here.
         """
-        stops = done < self.options.steps and self.stop.after(done)
+        stops = steps_done < self.options.steps and self.stop.after(steps_done)
 
         def due(every: int) -> bool:
-            return done % every == 0 or done == self.options.steps or stops
+            return steps_done % every == 0 or steps_done == self.options.steps or stops
 
-        if done == self.start.first + 1:
+        if steps_done == self.start.first + 1:
             settle(self.mesh, self.options, self.held is not None)
-        if done == self.start.first + 1 and (of := self.plan.account):
-            account = of.at(self.mesh.rank(of.axis) if of.axis else 0)
-            self.log.memory(done, account, of, allocator.peak(self.mesh.device))
+            self._compare_memory(steps_done)
         if self.start.claim:
             self.start.claim.check(now=due(self.options.save_every))
-        self.watching.after(done, metrics)
+        self.watching.after(steps_done, metrics)
         self.log.settle()  # the step before this one
-        self.log.step(done, metrics, lr, done <= _FIRST_STEPS or due(self.options.log_every))
+        self.log.step(
+            steps_done, metrics, lr, steps_done <= _FIRST_STEPS or due(self.options.log_every)
+        )
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
-            self.watching.settle()  # what is saved is of steps that are known to be finite
+            self.watching.settle()  # only steps that are known to be finite are saved
             self.log.settle()
         if self.held and due(self.options.eval_every) and not stops:
-            self._doing("validation", done)
-            self.log.validation(done, self._validate(self.held))
-            self.log.mark(done)
+            self._doing("validation", steps_done)
+            self.log.validation(steps_done, self._validate(self.held))
+            self.log.mark(steps_done)
         if due(self.options.save_every):
-            self._doing("save", done)
+            self._doing("save", steps_done)
             if not self.has_saved:
                 self.same_state.require("before the first save")
                 self.has_saved = True
-            self.saver.begin(done)
-            self.log.mark(done)
+            self.saver.begin(steps_done)
+            self.log.mark(steps_done)
         self._tell_saves()
         return stops
 
+    def _compare_memory(self, steps_done: int) -> None:
+        """Logs the peak of memory beside the compiler's account, where the plan has one."""
+        plan_account = self.plan.account
+        if not plan_account:
+            return
+        place = self.mesh.rank(plan_account.axis) if plan_account.axis else 0
+        peak = allocator.peak(self.mesh.device)
+        self.log.memory(steps_done, plan_account.at(place), plan_account, peak)
+
     def _tell_saves(self) -> None:
-        """Lines about saves that met trouble.  RunError where a state was not finite."""
+        """Logs lines about saves that met trouble.  RunError where a state was not finite."""
         for line in self.saver.news():
             self.log.say(line)
         self.saver.check()
 
-    def _finish_save(self, done: int) -> None:
+    def _finish_save(self, steps_done: int) -> None:
         """Waits until the last save, after `done` steps, is on the disk.
 
         RunError if it has failed.
         """
-        self._doing("save", done)
+        self._doing("save", steps_done)
         self.saver.wait()
         self._tell_saves()
         self.saver.require()
 
     @torch.no_grad()
-    def _validate(self, held: Loader) -> Metrics:
+    def _validate(self, loader: Loader) -> Metrics:
         """Mean loss of a token over the first batches of the held-out data, the same ones each
         time.
         """
-        parts = [
-            self.eval_step(self.model, self.state, held.batch(i))
-            for i in range(min(_EVAL_BATCHES, held.batches))
-        ]
-        tokens = torch.stack([part.tokens for part in parts])
-        losses = torch.stack([part.loss for part in parts])
-        return Metrics(loss=(losses * tokens).sum() / tokens.sum(), tokens=tokens.sum())
+        losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
+        for number in range(min(_EVAL_BATCHES, loader.batches)):
+            metrics = self.eval_step(self.model, self.state, loader.batch(number))
+            losses.append(metrics.loss)
+            tokens.append(metrics.tokens)
+        counts = torch.stack(tokens)
+        total = counts.sum()
+        return Metrics(loss=(torch.stack(losses) * counts).sum() / total, tokens=total)

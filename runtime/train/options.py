@@ -1,4 +1,6 @@
-"""Options of a run: what a person may change on the command line, and the lines that start it."""
+"""Options of a run, which a person may change on the command line, and the commands that start
+it.
+"""
 
 import argparse
 import math
@@ -19,10 +21,10 @@ EXPORTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32
 """The element types that weights may be written in, beside the plan's own."""
 
 RESTARTS = 10
-"""After how many failures of its own ranks a node of an elastic run starts them anew."""
+"""How many times a node of an elastic run starts its ranks anew after one of them has failed."""
 
 SEPARATE_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""Has torchrun's ranks meet in a store of their own at each start.
+"""The setting that has torchrun's ranks meet in a new store at each start.
 
 torchrun's own store has the keys of earlier starts, and torch 2.13 looks for it where it was,
 though its node is lost.
@@ -55,24 +57,36 @@ class Options:
     step_limit: float | None
     save_limit: float
     given: tuple[str, ...] = field(default=(), compare=False)
-    """The options that are on the command line, in the order of their names; ranks compare
-    values alone.
-    """
+    """The names of the options that are on the command line, sorted; ranks compare values alone."""
 
 
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     """Options from the command line, with the plan's own values as defaults.
 
-    RunError where they are none.
+    RunError where an option is wrong.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    files = " ".join(plan.data.files or (each.name for each in plan.data.sets))
-    files = files.replace("%", "%%")  # argparse formats it
     parser = _Parser(
         description=f"Trains {plan.name}.",
         epilog=f"Start it with: {torchrun(plan)}",
         allow_abbrev=False,
     )
+    _add_training(parser, plan)
+    _add_beginnings(parser)
+    _add_outputs(parser, plan)
+    _add_limits(parser)
+    values: dict[str, Any] = vars(parser.parse_args(arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    values["given"] = tuple(sorted(names))
+    if values["resume_anyway"] and not values["resume"]:
+        values["resume"] = "newest"
+    values["data"], values["log_to"] = tuple(values["data"]), tuple(dict.fromkeys(values["log_to"]))
+    values["export_dtype"] = EXPORTED.get(values["export_dtype"])
+    return Options(**values)
+
+
+def _add_training(parser: argparse.ArgumentParser, plan: Plan) -> None:
+    """Adds the options of steps and data."""
     add = parser.add_argument
     add(
         "--steps",
@@ -81,6 +95,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
         help="train up to this step (default %(default)s)",
     )
     add("--lr", type=_rate, default=plan.lr, help="peak learning rate (default %(default)s)")
+    files = " ".join(plan.data.files or (data_set.name for data_set in plan.data.sets))
+    files = files.replace("%", "%%")  # argparse formats it
     add(
         "--data",
         nargs="+",
@@ -96,6 +112,11 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
         default=plan.seed,
         help="seed of values and data order (default %(default)s)",
     )
+
+
+def _add_beginnings(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of checkpoints and weights to begin with, and of an export."""
+    add = parser.add_argument
     help = "go on from the newest checkpoint of the run folder; `auto`: if there is one, else begin"
     add(
         "--resume",
@@ -124,6 +145,11 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
         " master weights whole"
     )
     add("--export-dtype", choices=tuple(EXPORTED), help=help)
+
+
+def _add_outputs(parser: argparse.ArgumentParser, plan: Plan) -> None:
+    """Adds the options of the run folder, the log and saves."""
+    add = parser.add_argument
     add(
         "--out",
         type=_path,
@@ -148,6 +174,12 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--keep", type=_positive, default=plan.keep, metavar="N", help=help)
     help = "keep checkpoints of steps that N divides, too (default %(default)s; 0: none)"
     add("--keep-every", type=_natural, default=plan.keep_every, metavar="N", help=help)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the device and of the watchdog's limits."""
+    add = parser.add_argument
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
     help = (
         "end all ranks if one makes no progress for so long before the first step is done"
@@ -161,19 +193,10 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--step-limit", type=_seconds, metavar="SECONDS", help=help)
     help = "the same in a save, without the pauses between its tries (default %(default)s)"
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
-    values: dict[str, Any] = vars(parser.parse_args(arguments))
-    words = sys.argv[1:] if arguments is None else arguments
-    values["given"] = tuple(
-        sorted({word.partition("=")[0] for word in words if word.startswith("--")})
-    )
-    values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")
-    values["data"], values["log_to"] = tuple(values["data"]), tuple(dict.fromkeys(values["log_to"]))
-    values["export_dtype"] = EXPORTED.get(values["export_dtype"])
-    return Options(**values)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Has a mistake told as any other, and once, not by each rank; so is the help."""
+    """Raises a RunError for a mistake, which one rank tells, and prints the help on one rank."""
 
     def print_help(self, file: Any = None) -> None:
         if os.environ.get("RANK", "0") == "0":
@@ -210,7 +233,7 @@ def _rate(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    """The number; NaN, which is neither above nor below any, where the text is none."""
+    """The number; NaN, which is neither above nor below any number, where the text is none."""
     try:
         return float(text)
     except ValueError:
@@ -224,19 +247,18 @@ def _path(text: str) -> Path:
 
 
 def torchrun(plan: Plan, *arguments: str) -> str:
-    """The command that starts the program on the plan's mesh, on each node; `$HEAD` is one of
-    several.
+    """The command that starts the program on the plan's mesh, on each node; for several nodes
+    `$HEAD` is one of them.
     """
     plan, elastic = plan.largest or plan, loses_nodes(plan)
     nodes = [f"--nnodes={plan.nodes}"] if plan.nodes > 1 else ["--standalone"]
     if elastic:
         nodes = [f"--nnodes={plan.smaller[-1].nodes}:{plan.nodes}", f"--max-restarts={RESTARTS}"]
-        arguments = ("--resume", "auto", *(each for each in arguments if each != "--resume"))
-    launcher = (
-        ["python"]
-        if plan.ranks == 1
-        else ["torchrun", *nodes, f"--nproc-per-node={plan.ranks // plan.nodes}"]
-    )
+        others = [argument for argument in arguments if argument != "--resume"]
+        arguments = ("--resume", "auto", *others)
+    launcher = ["python"]
+    if plan.ranks > 1:
+        launcher = ["torchrun", *nodes, f"--nproc-per-node={plan.ranks // plan.nodes}"]
     meeting = " --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500" if plan.nodes > 1 else ""
     return (
         f"{SEPARATE_STORES} " * elastic
@@ -256,14 +278,14 @@ def mesh_words(plan: Plan) -> str:
 
 
 def going_on(plan: Plan, steps: int) -> str:
-    """The command that takes this run on to `steps`, with every other option that it was given."""
+    """The command that takes this run on to `steps`, with all other options of its command line."""
     replaced = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     replaced.add_argument("--steps")
     replaced.add_argument("--init")
     replaced.add_argument("--resume", nargs="?")
     replaced.add_argument("--resume-anyway", action="store_true")
-    given, kept = replaced.parse_known_args()
-    resume = (
-        ["--resume", "auto"] if given.resume == "auto" and not loses_nodes(plan) else ["--resume"]
-    )
-    return torchrun(plan, *resume, "--steps", str(steps), *kept)
+    options, others = replaced.parse_known_args()
+    resume = ["--resume"]
+    if options.resume == "auto" and not loses_nodes(plan):
+        resume.append("auto")
+    return torchrun(plan, *resume, "--steps", str(steps), *others)

@@ -1,7 +1,7 @@
-"""All that a run will write to, tried before its first step: a run of days must not find out at its
-first save.
+"""The outputs of a run, tried before its first step: a run of days must not find out at its first
+save that it cannot write.
 
-Nothing is left behind: a folder that is not there yet is made by who writes into it.
+A try leaves nothing behind: the code that writes into a folder makes it.
 """
 
 import os
@@ -19,7 +19,7 @@ from .options import Options
 
 @dataclass(frozen=True)
 class Output:
-    """A file or a folder that a run writes; rank 0 alone does, or ranks of all nodes do."""
+    """A file or a folder that a run writes: rank 0 alone, or ranks of all nodes."""
 
     path: Path
     is_folder: bool = True
@@ -35,8 +35,8 @@ def outputs(options: Options, checkpoints: Path) -> Iterator[Output]:
         yield Output(options.out / place)
     if recording():
         yield Output(options.out / "recorded", on_all_nodes=True)
-    if asked := profiling():
-        yield Output(asked.folder, on_all_nodes=True)
+    if profile := profiling():
+        yield Output(profile.folder, on_all_nodes=True)
 
 
 def require_writable(options: Options, checkpoints: Path) -> None:
@@ -75,8 +75,10 @@ def _try_folder(path: Path) -> str:
     """Writes a file into the folder, or into the nearest one above it that is there.  OSError."""
     above = (path.absolute(), *path.absolute().parents)
     nearest = next(folder for folder in above if os.path.lexists(folder))
-    if found := obstacle(nearest):
-        return found if nearest == path.absolute() else f"{nearest}: {found}"
+    if fault := obstacle(nearest):
+        if nearest == path.absolute():
+            return fault
+        return f"{nearest}: {fault}"
     probe = nearest / f".probe-{environment('RANK', 0)}-{os.getpid()}"
     probe.write_text("x")
     probe.unlink()

@@ -1,13 +1,13 @@
-"""The folder of a run: its lock, which rank 0 holds, the claim of a start, and that all nodes have
-the same folder.
+"""The folder of a run: its lock, which rank 0 holds, the claim of a start, and a check that all
+nodes have the same folder.
 
-The lock is an flock: the kernel releases it however the process ends, so that none is left to be
-judged stale by clocks, as one with a heartbeat is.  Linux has it on NFS (among all clients, since
-2.6.12), on GPFS, and on Lustre that is mounted with `flock`; where a file system lacks it, that is
-said.
+The lock is an flock: the kernel releases it however the process ends.  A lock with a heartbeat
+would have to be judged stale by clocks.  Linux has flock on NFS (among all clients, since 2.6.12),
+on GPFS, and on Lustre that is mounted with `flock`; where a file system lacks it, a warning says
+so.
 
-The last start has the claim, and an earlier one that still trains ends: torchrun may start ranks
-anew while others, which it has lost sight of, train on; and so may a person.
+The last start has the claim, and an earlier start that still trains ends: torchrun, or a person,
+may start ranks anew while others, which they have lost sight of, train on.
 """
 
 import errno
@@ -41,34 +41,40 @@ _UNABLE = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 
 
 class Lock:
-    """Held by this process until it ends."""
+    """The lock of a run's folder, which this process holds until it ends."""
 
     def __init__(self, folder: Path, job: str) -> None:
-        """Takes it; `job` is what other starts of it have too, or "".  OSError, RunError where
-        another run has it.
+        """Takes the lock; `job` is the name that all starts of a job share, or "".  OSError;
+        RunError where another run has the lock.
 
-        An earlier start of the job, which may be out of sight of its launcher, keeps it until that
-        start ends.
+        An earlier start of the job, which may be out of sight of its launcher, keeps the lock until
+        it ends: see `wait`.
         """
         self._folder, self._job = folder, job
-        # NFS locks what is open for writing
-        made = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        self._file = os.fdopen(made, "r+b", buffering=0)
+        # NFS locks only files that are open for writing
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
         self.warning = ""
         self.is_taken = self._try()
-        holder = {} if self.is_taken else self._holder()
-        if not self.is_taken and not (job and holder.get("job") == job):
-            who = (
-                f"process {holder.get('pid', '?')} on {holder.get('host', '?')} since"
-                f" {holder.get('since', '?')}"
-            )
-            raise RunError(
-                f"another run has the folder {folder}: {who}",
-                "end that one, or choose another --out",
-            )
+        if not self.is_taken:
+            self._require_same_job()
+
+    def _require_same_job(self) -> None:
+        """RunError unless an earlier start of this job holds the lock."""
+        holder = self._holder()
+        if self._job and holder.get("job") == self._job:
+            return
+        who = (
+            f"process {holder.get('pid', '?')} on {holder.get('host', '?')} since"
+            f" {holder.get('since', '?')}"
+        )
+        raise RunError(
+            f"another run has the folder {self._folder}: {who}",
+            "end that one, or choose another --out",
+        )
 
     def wait(self) -> None:
-        """Waits a little for the earlier start."""
+        """Waits a little for the earlier start to end."""
         until = monotonic() + _PATIENCE
         while not self.is_taken and monotonic() < until:
             sleep(0.1)
@@ -87,10 +93,10 @@ class Lock:
                 " kept out"
             )
         since = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}"
-        told = {"host": gethostname(), "pid": os.getpid(), "since": since, "job": self._job}
+        holder = {"host": gethostname(), "pid": os.getpid(), "since": since, "job": self._job}
         self._file.truncate(0)
         self._file.seek(0)
-        self._file.write(json.dumps(told).encode() + b"\n")
+        self._file.write(json.dumps(holder).encode() + b"\n")
         return True
 
     def _holder(self) -> dict[str, Any]:
@@ -101,19 +107,20 @@ class Lock:
 
 
 class Claim:
-    """One start's claim, which its first rank keeps."""
+    """One start's claim to the folder, which its first rank keeps."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes it from any earlier start.  OSError."""
+        """Takes the claim from any earlier start.  OSError."""
         self._file, self.word, self._seen = folder / CLAIM, os.urandom(8).hex(), monotonic()
         draft = self._file.with_suffix(f".{self.word}")
         draft.write_text(self.word)
         draft.replace(self._file)
 
     def check(self, now: bool = False) -> None:
-        """RunError where a later start has it.  Looks once a second, some 20 µs, or `now`.
+        """RunError where a later start has the claim.
 
-        A file that cannot be read says nothing: where the folder is gone, so say the saves.
+        Looks at most once a second, for some 20 µs; at once where `now` is set.  A file that cannot
+        be read is no reason to end: if the folder is gone, saves will fail.
         """
         if not now and monotonic() - self._seen < _EVERY:
             return
@@ -127,13 +134,17 @@ class Claim:
 
 
 def take(folder: Path, plan: Plan) -> tuple[Lock | None, Claim | None]:
-    """Takes the folder for this start; what rank 0 keeps of it.
+    """Takes the folder for this start; the lock and the claim, which rank 0 keeps.
 
-    RunError on all.  All ranks call it.
+    RunError on all ranks.  All ranks call it.
     """
-    kept = together(lambda: _taken(folder, plan) if is_first() else (None, None))
+
+    def take_on_first() -> tuple[Lock | None, Claim | None]:
+        return _taken(folder, plan) if is_first() else (None, None)
+
+    lock_and_claim = together(take_on_first)
     together(lambda: _check_shared(folder))
-    return kept
+    return lock_and_claim
 
 
 def _taken(folder: Path, plan: Plan) -> tuple[Lock, Claim]:
@@ -141,7 +152,7 @@ def _taken(folder: Path, plan: Plan) -> tuple[Lock, Claim]:
     try:
         lock = Lock(folder, _job(plan))
         claim = Claim(folder)
-    except OSError as error:  # of a full disk, for instance, which names no file
+    except OSError as error:  # the error of a full disk, for instance, names no file
         raise RunError(f"cannot write to {folder}: {error.strerror}") from None
     lock.wait()  # for an earlier start, which finds that this one has come
     if (store := job_store()) is not None:
@@ -150,8 +161,8 @@ def _taken(folder: Path, plan: Plan) -> tuple[Lock, Claim]:
 
 
 def _check_shared(folder: Path) -> None:
-    """RunError unless each node's first rank can write to the folder, and sees there what rank
-    0 has written.
+    """RunError unless each node's first rank can write to the folder, and sees the file that rank
+    0 has written there.
     """
     if environment("LOCAL_RANK", 0) > 0:
         return
@@ -170,14 +181,16 @@ def _check_shared(folder: Path) -> None:
     claim, word, until = folder / CLAIM, store.get(CLAIM).decode(), monotonic() + _PATIENCE
     while not claim.exists() or claim.read_text() != word:
         if monotonic() > until:
-            told = f"rank {rank} on {host} does not see what rank 0 has written to {folder}"
-            raise RunError(f"{told}: --out has to name one folder that all nodes share")
+            fault = f"rank {rank} on {host} does not see what rank 0 has written to {folder}"
+            raise RunError(f"{fault}: --out has to name one folder that all nodes share")
         sleep(0.2)
 
 
 def _job(plan: Plan) -> str:
-    """The name of a job that may be started more than once; "" where its launcher gives none of
-    its own.
+    """The name of a job that may be started more than once; "" where its launcher gives it no name
+    of its own.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return "" if name == "none" and not loses_nodes(plan) else name
+    if name == "none" and not loses_nodes(plan):  # torchrun's name for every job without one
+        return ""
+    return name

@@ -1,6 +1,4 @@
-"""State that ranks hold alike is compared once before the first step and once before the first
-save.
-"""
+"""Compares state that ranks hold alike: once before the first step, once before the first save."""
 
 from hashlib import blake2b
 
@@ -13,19 +11,21 @@ from ..state.engine import TrainState
 
 
 class SameState:
-    """Compares what ranks hold alike, by hashes in the job's store: no group of the plan takes
-    part.
+    """Compares the state that ranks hold alike, by hashes in the job's store: no group of the plan
+    takes part.
     """
 
     def __init__(self, state: TrainState) -> None:
         self._state, self._looks = state, 0
 
     def require(self, when: str) -> None:
-        """RunError on all ranks where two hold other values of what they should hold alike.
+        """RunError on all ranks where two ranks hold different values of state that they should
+        hold alike.
 
         All ranks call it.
         """
-        if (store := job_store()) is None:
+        store = job_store()
+        if store is None:
             return
         self._looks += 1
         witness = Witness(store)
@@ -49,16 +49,18 @@ class SameState:
 
 @torch.no_grad()
 def _hashes(state: TrainState) -> dict[str, dict[str, str]]:
-    """By axes, the hashes of all boxes that ranks along these hold alike, by the boxes' names."""
+    """By axes and by name, the hashes of all boxes that ranks along the axes hold alike."""
     from ..debug.compare import Comparison  # 8 MiB of keys, for the time of a comparison
 
     comparison = Comparison(state.mesh.device)
-    found = dict[str, dict[str, str]]()
+    hashes_of_axes = dict[str, dict[str, str]]()
     for axes, boxes in state.shared_boxes().items():
         filled = [box for box in boxes if box.tensor.numel()]
         if not filled:
             continue
         rows = comparison.hashes([box.tensor for box in filled]).cpu()
-        hashes = [row.numpy().tobytes().hex() for row in rows]
-        found[axes] = dict(zip([box.name for box in filled], hashes, strict=True))
-    return found
+        hash_of_box = dict[str, str]()
+        for box, row in zip(filled, rows, strict=True):
+            hash_of_box[box.name] = row.numpy().tobytes().hex()
+        hashes_of_axes[axes] = hash_of_box
+    return hashes_of_axes

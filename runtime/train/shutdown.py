@@ -1,4 +1,4 @@
-"""Ends a rank: quietly, or at once with the one message that explains the failure."""
+"""Ends a rank: quietly, or at once, with the one message that explains the failure."""
 
 import json
 import os
@@ -50,17 +50,15 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
     except KeyboardInterrupt:
         _leave(watchdog, "interrupted", INTERRUPTED, "interrupted")
     except BaseException as error:  # torch's CheckpointException is no Exception
-        rank, told = (
-            f"rank {os.environ.get('RANK', 0)} on {gethostname()}",
-            " ".join(str(error).split()),
-        )
+        rank = f"rank {os.environ.get('RANK', 0)} on {gethostname()}"
+        words = " ".join(str(error).split())
         if watchdog is not None and _has_lost_another(error):
             watchdog.lost(error)
         _leave(
             watchdog,
             f"{rank} failed\n{traceback.format_exc()}{_program_line(error)}",
             1,
-            f"{rank}: {type(error).__name__}: {told}",
+            f"{rank}: {type(error).__name__}: {words}",
         )
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -70,38 +68,38 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
 
 
 def _program_line(error: BaseException) -> str:
-    """The innermost line of the program through which an error has come that has a line of the
-    plan, and that line.
+    """The innermost line of the program in an error's traceback that comes from a line of the plan,
+    with the plan's line; "" if there is none.
     """
     import linecache
 
     from ..debug.source_lines import place, plan_line  # most runs do without
 
-    frames = [
-        (frame.f_code.co_filename, number)
-        for frame, number in traceback.walk_tb(error.__traceback__)
-    ]
-    of_plan = [
-        each for each in frames if Path(each[0]).name == Path(sys.argv[0]).name and plan_line(*each)
-    ]
-    if not of_plan:
+    program = Path(sys.argv[0]).name
+    innermost: tuple[str, int] | None = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if Path(file).name == program and plan_line(file, number):
+            innermost = file, number
+    if innermost is None:
         return ""
-    code = linecache.getline(*of_plan[-1]).partition("  #")[0].strip()
-    return f"in the plan at {place(*of_plan[-1])}\n    {code}\n"
+    code = linecache.getline(*innermost).partition("  #")[0].strip()
+    return f"in the plan at {place(*innermost)}\n    {code}\n"
 
 
 def _has_lost_another(error: BaseException) -> bool:
-    """Whether a call to other ranks has failed, as it does when one of these has ended."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError)
-        and any(word in str(error) for word in ("[c10d]", "gloo", "NCCL"))
-    )
+    """Whether a call to other ranks has failed, as it does when one of them has ended."""
+    if isinstance(error, dist.DistError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    return any(word in str(error) for word in ("[c10d]", "gloo", "NCCL"))
 
 
 def refuse(error: RunError | OSError, watchdog: Watching | None = None) -> NoReturn:
     """Ends a run that cannot start.
 
-    All ranks call it alike, or none has joined a group; the first says why.
+    Either all ranks call it alike, or none has joined a group.  The first rank says why.
     """
     tell_launcher(reason(error))
     warn(f"error: {reason(error)}")
@@ -122,21 +120,25 @@ def interrupted() -> NoReturn:
 
 
 def tell_launcher(reason: str) -> None:
-    """Writes why this rank fails where torchrun looks for it, if torchrun started it: its
-    report then says so.
+    """Writes why this rank fails to the file that torchrun reads for its report, if torchrun has
+    started this rank.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        told = {"message": reason, "extraInfo": {"timestamp": str(int(time.time()))}}
+        content = {"message": reason, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
-            Path(file).write_text(json.dumps({"message": told}), encoding="utf-8")
+            Path(file).write_text(json.dumps({"message": content}), encoding="utf-8")
 
 
 def _leave(watchdog: Watching | None, message: str, status: int, reason: str) -> NoReturn:
+    # another rank's words, where it has failed before: that rank prints its message
     before = watchdog.failed(reason) if watchdog is not None else ""
     tell_launcher(before or reason)
-    if not before:
+    if before:
+        time.sleep(_GRACE)
+    else:
         print(message, file=sys.stderr)
-    time.sleep(_GRACE if before else _READ if watchdog is not None and keeps_store() else 0.0)
+        if watchdog is not None and keeps_store():
+            time.sleep(_READ)
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(status)

@@ -1,6 +1,6 @@
 """Other places for the numbers of log.jsonl, which stays the record of a run: one row each.
 
-A place that fails is told once, and costs its numbers, not the run.
+If a place fails, the log says so once; the run goes on without it.
 """
 
 import os
@@ -31,7 +31,7 @@ def _tensorboard(folder: Path, first: int) -> Write:
 
 
 def _wandb(folder: Path, _first: int) -> Write:
-    """A run of the project that WANDB_PROJECT names, else scalec; the folder's name is its own."""
+    """A run with the folder's name, in the project that WANDB_PROJECT names, else `scalec`."""
     import wandb  # pyright: ignore[reportMissingImports]
 
     run = wandb.init(  # pyright: ignore
@@ -44,7 +44,7 @@ def _wandb(folder: Path, _first: int) -> Write:
 
 
 SINKS: Mapping[str, Callable[[Path, int], Write]] = {"tensorboard": _tensorboard, "wandb": _wandb}
-"""By the name of the module that each needs, which is that of scalec's extra, too."""
+"""Each place by the name of the module that it needs; scalec's extra has the same name."""
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -64,19 +64,19 @@ class Sinks:
         self._names, self._open = list(names), dict[str, Write]()
 
     def write(self, record: Mapping[str, object]) -> str:
-        """The numbers of a record of a step; why one of the places gets none from now on, or ""."""
-        step, numbers = (
-            record["step"],
-            {key: value for key, value in record.items() if isinstance(value, int | float)},
-        )
+        """Writes the numbers of a step's record; why a place gets no more numbers, or ""."""
+        step = record["step"]
         assert isinstance(step, int), "sinks: a record without a step"
-        del numbers["step"]
+        numbers = dict[str, float]()
+        for key, value in record.items():
+            if key != "step" and isinstance(value, int | float):
+                numbers[key] = value
         for name in [*self._names]:
             try:
                 if name not in self._open:
                     self._open[name] = SINKS[name](self._folder, self._first)
                 self._open[name](step, numbers)
-            except Exception as error:  # whatever others' code raises
+            except Exception as error:  # the code of others may raise anything
                 self._names.remove(name)
                 return (
                     f"warning: --log-to {name} gets no more numbers: {type(error).__name__}:"

@@ -1,5 +1,5 @@
-"""The start of a run: its data, and what it begins with, alike on all ranks; or the export of
-what was saved.
+"""The start of a run: its data, and its weights or checkpoint, alike on all ranks; or the export of
+a checkpoint.
 """
 
 import sys
@@ -35,7 +35,7 @@ _FILES = "do all nodes see the same files?"
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a run: its data, weights or a checkpoint if it continues from one, and its
+    """The start of a run: its data, its weights, or the checkpoint that it continues from, and its
     first lines.
     """
 
@@ -47,7 +47,7 @@ class Start:
     first: int
     notes: tuple[str, ...]
     claim: Claim | None = None
-    """On the run's folder, of the first rank."""
+    """The first rank's claim to the run's folder."""
     lock: Lock | None = None
 
     def check_claim(self) -> None:
@@ -57,12 +57,14 @@ class Start:
 
 
 def start(plan: Plan, options: Options) -> Start:
-    """The start of the run, equal on all ranks; moves an earlier run's files away.
+    """Makes the start of the run, equal on all ranks; moves an earlier run's files away.
 
-    RunError on all.  Collective.
+    RunError on all ranks.  Collective.
     """
     lock, claim = take(options.out, plan)
-    resume, damaged = newest_whole(checkpoints(options)) if options.resume else (None, [])
+    resume, damaged = None, list[str]()
+    if options.resume:
+        resume, damaged = newest_whole(checkpoints(options))
     looks = environment("LOCAL_RANK", 0) == 0
     corpus = replace(plan.data, as_is=plan.data.as_is or options.data_as_is)
     data = together(lambda: opened(corpus, options.data, plan.seq, looks))
@@ -70,15 +72,23 @@ def start(plan: Plan, options: Options) -> Start:
     together(lambda: check_ids(mixtures, plan.vocab, *c10d.place()))
     hashes = content(data[0])
     start = together(lambda: _prepare(plan, options, resume, data, hashes))
-    checkpoint = f"{start.resume} of index {start.resume.digest}" if start.resume else "none"
-    alike(
-        {"checkpoint": checkpoint, **{name: f"{value}" for name, value in start.run.items()}},
-        _FILES,
-    )
+    alike(_settings_of(start), _FILES)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
     together(lambda: require_writable(options, checkpoints(options)))
-    warnings = [lock.warning] if lock and lock.warning else []
-    return replace(start, notes=(*warnings, *damaged, *moved, *start.notes), lock=lock, claim=claim)
+    notes = (*damaged, *moved, *start.notes)
+    if lock and lock.warning:
+        notes = (lock.warning, *notes)
+    return replace(start, notes=notes, lock=lock, claim=claim)
+
+
+def _settings_of(start: Start) -> dict[str, str]:
+    """The settings of a start that must be the same on all ranks."""
+    settings = {"checkpoint": "none"}
+    if start.resume:
+        settings["checkpoint"] = f"{start.resume} of index {start.resume.digest}"
+    for name, value in start.run.items():
+        settings[name] = f"{value}"
+    return settings
 
 
 def _prepare(
@@ -90,9 +100,9 @@ def _prepare(
 ) -> Start:
     """Opens the weights, and looks at checkpoint and data.
 
-    RunError if any is not there or not enough.
+    RunError if one of them is missing or not enough.
     """
-    training, held = data
+    training, validation = data
     if options.resume == "newest" and resume is None:
         raise RunError(
             f"nothing to resume: no checkpoint in {checkpoints(options)}; --resume auto begins"
@@ -104,49 +114,50 @@ def _prepare(
             f"{resume} has finished its {first} steps already: ask for more with --steps"
             f" {2 * first}"
         )
-    if (asked := profiling()) and asked.first > options.steps - first > 0:
+    profile, steps_left = profiling(), options.steps - first
+    if profile and profile.first > steps_left > 0:
         raise RunError(
-            f"SCALEC_PROFILE asks for step {asked.first} of this run, which has"
-            f" {options.steps - first}"
+            f"SCALEC_PROFILE asks for step {profile.first} of this run, which has {steps_left}"
         )
     run = identity(plan, options.seed, training, hashes)
     run = {**run, **optimizer(Path(sys.argv[0])), **rate(plan, options.lr, options.steps)}
     lr = plan.schedule.lr(first, options.steps, options.lr)
-    notes = _changes(resume, run, lr, options.resume_anyway) if resume else []
-    reader = (
-        Reader(options.init, plan.names) if options.init and plan.names and not resume else None
-    )
+    notes, reader, resumed_from = list[str](), None, ""
+    if resume:
+        notes += _changes(resume, run, lr, options.resume_anyway)
+        resumed_from = str(resume)
+    elif options.init and plan.names:
+        reader = Reader(options.init, plan.names)
     if few := too_few(training, plan.global_batch):
         raise RunError(f"too little data: {few}, so that a step would see some twice")
-    if held and (few := too_few(held, plan.global_batch)):
+    if validation and (few := too_few(validation, plan.global_batch)):
         notes.append(f"validation sees some sequences twice: {few}")
-    resumed_from = str(resume) if resume else ""
-    notes += ignored_options(Situation(options, plan, held is not None, resumed_from))
-    notes += held_out(held)
+    notes += ignored_options(Situation(options, plan, validation is not None, resumed_from))
+    notes += held_out(validation)
     notes += repeated(training, options.steps, plan.global_batch)
-    return Start(run, training, held, reader, resume, first, (*notes,))
+    return Start(run, training, validation, reader, resume, first, (*notes,))
 
 
 def _changes(resume: Saved, run: Identity, lr: float, anyway: bool) -> list[str]:
-    """How the run differs from the one that it goes on with.  RunError unless it may, or is to go
-    on `anyway`.
+    """Lines that say how the run differs from the one that it goes on with.
 
-    `lr` is the learning rate of its first step.
+    RunError where they differ in more than a run may change, unless it is to go on `anyway`.  `lr`
+    is the learning rate of its first step.
     """
     then, step = resume.run, saver.finished_steps(resume.path)
-    found = differences(then, run, step)
-    if found and not anyway:
+    lines = differences(then, run, step)
+    if lines and not anyway:
         more = (
             "this run would not go on with that one; if it is to, --resume-anyway in place of"
             " --resume"
         )
         raise RunError(
             f"{resume} is of another run",
-            *found,
+            *lines,
             more,
             "without either, or by `scalec run --anew`, it begins, and moves that run aside",
         )
-    return [*found, *other_rate(then, run, step, lr)]
+    return [*lines, *other_rate(then, run, step, lr)]
 
 
 def export_newest(plan: Plan, options: Options, folder: Path) -> None:
@@ -162,23 +173,24 @@ def export_newest(plan: Plan, options: Options, folder: Path) -> None:
     if saved is None:
         raise RunError(f"nothing to export: no checkpoint in {checkpoints(options)}")
     assert plan.names, "loop: check_options lets an export without names pass"
-    names = replace(plan.names, dtype=options.export_dtype) if options.export_dtype else plan.names
+    names = plan.names
+    if options.export_dtype:
+        names = replace(names, dtype=options.export_dtype)
     export(saved, folder, names)
-    beside = (
-        "tensors have the parameters' own names"
-        if names.have_parameter_names
-        else "the model's config.json and tokenizer belong beside it"
-    )
-    print(f"wrote {saved} to {folder}; {beside}")
+    advice = "the model's config.json and tokenizer belong beside it"
+    if names.have_parameter_names:
+        advice = "tensors have the parameters' own names"
+    print(f"wrote {saved} to {folder}; {advice}")
 
 
 def checkpoints(options: Options) -> Path:
+    """The folder of a run's checkpoints."""
     return options.out / "checkpoints"
 
 
 def _cleared(folder: Path, start: Start) -> list[str]:
-    """Has the folder hold this run's files alone, up to where it begins; what was moved, in
-    words.
+    """Clears the folder of other runs' files, and of this run's lines and checkpoints after the
+    step that it begins with; a line for each move.
     """
     if start.resume is None:
         return _set_aside(folder)
@@ -187,18 +199,18 @@ def _cleared(folder: Path, start: Start) -> list[str]:
 
 
 def _set_aside(folder: Path) -> list[str]:
-    """Moves what an earlier run left into a folder of its own, so that it is not taken for
-    ours, and says so.
+    """Moves an earlier run's files into a folder of their own, so that nobody takes them for this
+    run's; a line that says so.
     """
-    earlier = [path for name in _LEFT if (path := folder / name).exists()]
+    earlier = [folder / name for name in _LEFT if (folder / name).exists()]
     if not earlier:
         return []
-    number = next(n for n in range(1, 1 << 30) if not (folder / f"earlier-{n}").exists())
+    number = 1
+    while (folder / f"earlier-{number}").exists():
+        number += 1
     target = folder / f"earlier-{number}"
     target.mkdir()
     for path in earlier:
         path.rename(target / path.name)
-    return [
-        f"moved an earlier run ({', '.join(path.name for path in earlier)}) from {folder} to"
-        f" {target}"
-    ]
+    names = ", ".join(path.name for path in earlier)
+    return [f"moved an earlier run ({names}) from {folder} to {target}"]

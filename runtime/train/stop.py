@@ -1,13 +1,13 @@
 """A stop by a signal: all ranks save and end after the same step, whichever of them was signalled.
 
 A rank that is signalled says so in the job's store.  Each rank's thread then promises how far its
-rank goes without asking, one step more than it has begun; the largest promise is the last step of
-all.  No rank waits within a step, so none waits for another that waits for it, and no collective
-takes part.
+rank goes without asking: one step more than it has begun.  The largest promise is the last step of
+all ranks.  No rank waits within a step, so none waits for another that waits for it, and no
+collective takes part.
 
-Load on the store: a rank reads one key a second, with more than 4,000 ranks less often; a stop
-takes five requests, and reads until the last rank has promised, at most 4,000 a second together
-beyond 400 ranks.
+Load on the store: a rank reads one key a second; more than 4,000 ranks read less often.  For a stop
+a rank sends five requests, and reads until the last rank has promised; more than 400 ranks read at
+most 4,000 times a second together.
 """
 
 import signal
@@ -27,7 +27,7 @@ SAVED = 75
 of sysexits.h.
 """
 INTERRUPTED = 130
-"""The same of one that Ctrl-C has stopped."""
+"""Exit status of a run that Ctrl-C has stopped."""
 
 _SIGNALS = {"SIGTERM": SAVED, "SIGUSR1": SAVED, "SIGINT": INTERRUPTED}
 _TWICE = 2.0  # seconds after a Ctrl-C in which another is its echo: torchrun hands it on
@@ -35,7 +35,7 @@ _ASKED, _PROMISES, _PROMISED, _LAST = "stop", "stop/promises", "stop/promised", 
 
 
 class Stopped(Exception):
-    """All ranks have saved and end, with this status."""
+    """Says that all ranks have saved, and end with this status."""
 
     def __init__(self, status: int) -> None:
         super().__init__()
@@ -43,55 +43,59 @@ class Stopped(Exception):
 
 
 class Stop:
-    """A rank's knowledge of a stop: the main thread asks after each step, another looks at the
-    store.
+    """A rank's knowledge of a stop: the main thread asks it after each step, another thread looks
+    at the store.
     """
 
     def __init__(self, first: int) -> None:
-        """`first` steps are done."""
+        """`first` steps are done when the run begins."""
         self._begun, self._promise, self._last = first + 1, 0, 0  # steps; 0: none
         self._own, self._at = "", 0.0  # the signal that this rank has got, and when
         self.signal = ""
         """The signal that stops the run, once it is known."""
         self._lock, self._known, self._ends = threading.Lock(), threading.Event(), threading.Event()
         store = job_store()
-        self._store: Any = store.clone() if store else None
-        self._world = dist.get_world_size() if store else 1
+        self._store: Any = None
+        self._world = 1
+        if store:
+            self._store, self._world = store.clone(), dist.get_world_size()
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Listens to signals while entered, but not to those that a shell has it ignore."""
-        numbers = [
-            number
-            for name in _SIGNALS
-            if signal.getsignal(number := signal.Signals[name]) is not signal.SIG_IGN
-        ]
-        before = {number: signal.signal(number, self._signalled) for number in numbers}
+        """Listens to signals while entered, except to signals that a shell has it ignore."""
+        handlers_before = dict[signal.Signals, Any]()
+        for name in _SIGNALS:
+            number = signal.Signals[name]
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handlers_before[number] = signal.signal(number, self._signalled)
         thread = threading.Thread(target=self._look, name="stop", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._ends.set()
-            for number, handler in before.items():
+            for number, handler in handlers_before.items():
                 signal.signal(number, handler)
 
-    def after(self, done: int) -> bool:
-        """Whether the run ends after `done` steps; if not, the next has begun."""
+    def after(self, steps_done: int) -> bool:
+        """Whether the run ends after `done` steps; if it does not, the next step has begun."""
         with self._lock:
-            if not self._promise or (done < self._promise and not self._last):
-                self._begun = done + 1
+            if not self._promise or (steps_done < self._promise and not self._last):
+                self._begun = steps_done + 1
                 return False
         self._known.wait()
-        return done >= self._last
+        return steps_done >= self._last
 
     @property
     def status(self) -> int:
-        """The exit status of a run that ends so."""
+        """The exit status of a run that this signal ends."""
         return _SIGNALS[self.signal]
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
-        """In the main thread, which may hold any lock.  A second Ctrl-C ends at once."""
+        """Handles a signal in the main thread, which may hold any lock.
+
+        A second Ctrl-C ends the rank at once.
+        """
         now = time.monotonic()
         if self._own and number == signal.SIGINT and now - self._at > _TWICE:
             raise KeyboardInterrupt
@@ -99,7 +103,7 @@ class Stop:
             self._own, self._at = signal.Signals(number).name, now
 
     def _look(self) -> None:
-        """The thread."""
+        """Runs in the thread: looks for a signal of this rank or of another."""
         while not self._ends.wait(max(1.0, self._world / READS)):
             if self._store is None:
                 if self._own:
@@ -112,16 +116,14 @@ class Stop:
 
     def _agree(self) -> None:
         """Promises, and learns of the largest promise."""
-        store, own = self._store, self._promise_more()
-        store.append(_PROMISES, f"{own} ")
-        if store.add(_PROMISED, 1) == self._world:
+        store, promise = self._store, self._promise_more()
+        store.append(_PROMISES, f"{promise} ")
+        if store.add(_PROMISED, 1) == self._world:  # this rank is the last to promise
             store.set(_LAST, str(max(map(int, store.get(_PROMISES).split()))))
-        while not (found := store.check([_LAST])) and not self._ends.wait(
-            max(0.1, self._world / READS)
-        ):
-            pass
-        if found:
-            self._promised(int(store.get(_LAST)), store.get(_ASKED).decode())
+        while not store.check([_LAST]):
+            if self._ends.wait(max(0.1, self._world / READS)):
+                return
+        self._promised(int(store.get(_LAST)), store.get(_ASKED).decode())
 
     def _promise_more(self) -> int:
         """The last step that the main thread begins without asking: one more than it has begun."""
@@ -130,6 +132,6 @@ class Stop:
             return self._promise
 
     def _promised(self, last: int, by: str) -> None:
-        """The last step of all ranks, and the signal."""
+        """Takes note of the last step of all ranks, and of the signal."""
         self._last, self.signal = last, by
         self._known.set()

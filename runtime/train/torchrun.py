@@ -21,14 +21,16 @@ _SIGNALS = {
     "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
 }
-"""Signals that torchrun hands on to ranks, and the seconds that they have to save."""
+"""Torch's variables for the signals that torchrun hands on to ranks, and for the seconds that the
+ranks have to save.
+"""
 
 
 def main() -> None:
     """Runs torchrun with this process' arguments.
 
-    Exit status 1 where a rank failed, 75 where a signal has ended the run, which goes on by the
-    same line.
+    Exit status 1 where a rank failed, 75 where a signal has ended the run; the same command goes on
+    with it.
     """
     torchrun = cast(Any, run)
     _tell_stops()
@@ -38,44 +40,42 @@ def main() -> None:
         os.environ.setdefault(name, value)
     try:
         hear()
-        asked = torchrun.parse_args(sys.argv[1:])
-        if asked.max_restarts:
+        arguments = torchrun.parse_args(sys.argv[1:])
+        if arguments.max_restarts:
             os.environ.setdefault(*SEPARATE_STORES.split("="))
-        torchrun.run(asked)
+        torchrun.run(arguments)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SignalException as error:
         sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:
         rank, failure = first(error.failures)
-        code = failure.exitcode
-        ended = (
-            f"was ended by {failure.signal_name()}"
-            if code < 0
-            else f"ended with exit status {code}"
-        )
-        print(f"{error}\nerror: {_told(failure) or f'rank {rank} {ended}'}", file=sys.stderr)
+        if failure.exitcode < 0:
+            line = f"rank {rank} was ended by {failure.signal_name()}"
+        else:
+            line = f"rank {rank} ended with exit status {failure.exitcode}"
+        print(f"{error}\nerror: {_told(failure) or line}", file=sys.stderr)
         sys.exit(1)
 
 
 def _tell_stops() -> None:
-    """Has torchrun end as by a signal where ranks end that have all saved: it would take them
-    to have failed.
+    """Has torchrun end as by a signal where all ranks have saved and end: otherwise it would take
+    them to have failed.
     """
     agent: Any = LocalElasticAgent
     monitor: Any = agent._monitor_workers
 
-    def monitored(self: object, group: object) -> Any:
+    def monitor_workers(self: object, group: object) -> Any:
         result = monitor(self, group)
-        # of ranks about to end
+        # torchrun ends the ranks that are about to end
         ends = {failure.exitcode for failure in result.failures.values()} - {-signal.SIGTERM}
-        if ends in ({SAVED}, {INTERRUPTED}):
-            raise SignalException(
-                "all ranks have saved", signal.SIGTERM if ends == {SAVED} else signal.SIGINT
-            )
+        if ends == {SAVED}:
+            raise SignalException("all ranks have saved", signal.SIGTERM)
+        if ends == {INTERRUPTED}:
+            raise SignalException("all ranks have saved", signal.SIGINT)
         return result
 
-    agent._monitor_workers = monitored
+    agent._monitor_workers = monitor_workers
 
 
 def _start_ranks_blocked() -> None:
@@ -83,29 +83,31 @@ def _start_ranks_blocked() -> None:
     agent: Any = LocalElasticAgent
     start: Any = agent._start_workers
 
-    def started(self: object, group: object) -> Any:
+    def start_workers(self: object, group: object) -> Any:
         with blocked():
             return start(self, group)
 
-    agent._start_workers = started
+    agent._start_workers = start_workers
 
 
 def first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """The rank whose failure explains the others: the first that has told why, or else one that was
-    killed.
+    """The rank whose failure explains the others, and the failure: the first that has told why, or
+    else one that was killed.
 
-    Ranks that lose a killed one name it; and one that a watchdog has ended, as it was stopped,
+    Ranks that lose a killed rank name it.  A rank that a watchdog has ended, as it was stopped,
     explains nothing.
     """
-    return min(
-        failures.items(),
-        key=lambda each: (not _told(each[1]), not _was_killed(each[1]), int(each[1].timestamp)),
-    )
+
+    def precedence(rank_and_failure: tuple[int, ProcessFailure]) -> tuple[bool, bool, int]:
+        _, failure = rank_and_failure
+        return not _told(failure), not _was_killed(failure), int(failure.timestamp)
+
+    return min(failures.items(), key=precedence)
 
 
 def _was_killed(failure: ProcessFailure) -> bool:
-    """Whether another than torchrun, which ends ranks by SIGTERM, ended a rank: others only
-    lost it.
+    """Whether a signal ended a rank that torchrun, which sends SIGTERM, did not send: other ranks
+    only lost this one.
     """
     return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
 
@@ -113,8 +115,8 @@ def _was_killed(failure: ProcessFailure) -> bool:
 def _told(failure: ProcessFailure) -> str:
     """The rank's own words (`shutdown.tell_launcher`); "" where it has left none."""
     match failure.error_file_data:
-        case {"message": {"message": str(said)}}:
-            return said
+        case {"message": {"message": str(message)}}:
+            return message
         case _:
             return ""
 

@@ -1,4 +1,4 @@
-"""A run's looks at its values, as `watch { … }` of its plan asks for them."""
+"""A run's checks of its values, as `watch { … }` of its plan asks for them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
 
 
 class Watching:
-    """Around each step: whether it is finite, always; what else the plan asks for."""
+    """Checks around each step: always whether it is finite, and others that the plan asks for."""
 
     def __init__(
         self,
-        asked: Watch,
+        watch: Watch,
         model: nn.Module,
         state: TrainState,
         train_step: TrainStep,
@@ -30,18 +30,18 @@ class Watching:
         log: Log,
         inputs: Mapping[str, Input],
     ) -> None:
-        """`train_step` is the program's own, `batch` gives the one of a step, from 0; `inputs`
-        says what is in it.
+        """`train_step` is the program's own, `batch` gives the batch of a step, from 0; `inputs`
+        describes its tensors.
         """
-        self._asked, self._model, self._state, self._log = asked, model, state, log
+        self._asked, self._model, self._state, self._log = watch, model, state, log
         self._train_step, self._batch, self._number = train_step, batch, 0
-        located = self._located if asked.locate else _advise_to_locate
-        self._finite = Finite(state, asked.finite, asked.skips, located)
-        state.kept += [
-            *(state.held.kept() if asked.skips else ()),
-            *(state.losses.kept() if asked.spikes else ()),
-        ]
-        if asked.copies or asked.replay:
+        located = self._located if watch.locate else _advise_to_locate
+        self._finite = Finite(state, watch.finite, watch.skips, located)
+        if watch.skips:
+            state.kept += state.held.kept()
+        if watch.spikes:
+            state.kept += state.losses.kept()
+        if watch.copies or watch.replay:
             from ..debug.compare import Comparison
             from ..debug.twice import CopyCheck, Replay  # most runs do without
 
@@ -52,10 +52,10 @@ class Watching:
     def step(
         self, number: int, batch: Batch, lr: float, run: TrainStep, begin: Callable[[], None]
     ) -> Metrics:
-        """Step `number` (from 1) by `run`, and what is due in it.  RunError on all ranks where a
-        value is wrong.
+        """Runs step `number` (from 1) by `run`, with the checks that are due in it.  RunError on
+        all ranks where a value is wrong.
 
-        `begin` is told that a step which has begun does so for the second time.
+        `begin` is called when a step that has begun does so for the second time.
         """
         if _is_due(number, self._asked.copies) or _is_due(number, self._asked.replay):
             self._log.looked(number)
@@ -67,30 +67,33 @@ class Watching:
             metrics = self._replay.step(number, self._model, batch, lr, run, begin)
         else:
             metrics = run(self._model, self._state, batch, lr)
-        return self._limited(metrics, self._asked.spikes) if self._asked.spikes else metrics
+        if self._asked.spikes:
+            return self._limited(metrics, self._asked.spikes)
+        return metrics
 
     def _limited(self, metrics: Metrics, deviations: float) -> Metrics:
-        """The metrics with their limit, by which the program may have skipped the step; a spike
-        is not in the next.
+        """The metrics with the limit of the loss; above it the program may have skipped the step.
+
+        A loss above the limit does not count for the next limit.
         """
         limit = self._state.loss_limit(deviations) if metrics.limit is None else metrics.limit
         self._state.losses.add(metrics.loss, (metrics.tokens > 0) & (metrics.loss <= limit))
         return replace(metrics, limit=limit)
 
     def _compare(self) -> None:
-        """Once, before the next update."""
+        """Compares copies once, before the next update."""
         self._state.looks.remove(self._compare)
         self._copies.compare(self._number)
 
-    def after(self, done: int, metrics: Metrics) -> None:
-        """A step that has been handed to the device.
+    def after(self, steps_done: int, metrics: Metrics) -> None:
+        """Takes note of a step that has been handed to the device.
 
-        RunError on all ranks where one before it ends the run.
+        RunError on all ranks where a step before it ends the run.
         """
-        self._told(self._finite.after(done, metrics))
+        self._told(self._finite.after(steps_done, metrics))
 
     def settle(self) -> None:
-        """Waits for the last step, before which nothing is saved."""
+        """Waits for the last step; call it before a save."""
         self._told(self._finite.settle())
 
     def _told(self, bad: Bad | None) -> None:
@@ -100,32 +103,34 @@ class Watching:
             self._log.say(str(bad))
 
     def _located(self, step: int) -> str:
-        """The first value of a step that is not finite: of its last run, on any rank; all ranks
-        run it once more.
-        """
-        from ..debug.first_value import FirstValue  # the run ends
+        """Words for the first value of a step that is not finite, on any rank.
 
-        stored = next(
-            (box.key for box in self._state.boxes() if not bool(box.tensor.isfinite().all())), ""
-        )
-        seen = FirstValue(self._model, self._train_step.__code__.co_filename)
-        with seen:
+        All ranks run the step once more to find it.
+        """
+        from ..debug.first_value import FirstValue  # the run ends, so its time does not matter
+
+        stored_key = ""
+        for box in self._state.boxes():
+            if not bool(box.tensor.isfinite().all()):
+                stored_key = box.key
+                break
+        first_value = FirstValue(self._model, self._train_step.__code__.co_filename)
+        with first_value:
             self._train_step(
                 self._model, self._state, self._batch(step - 1).to(self._state.mesh.device), 0.0
             )
-        rank, _ = c10d.place()
-        found = f"`{stored}` of the state" if stored else seen.found
-        word = (
-            json.dumps([not stored, *seen.order, f"first value not finite: {found}, rank {rank}"])
-            if found
-            else ""
-        )
-        said = sorted(json.loads(each) for each in meet("first value", word) if each)
-        return (
-            said[0][-1]
-            if said
-            else "all values of its forward and backward were finite when it was run once more"
-        )
+        place, word = first_value.found, ""
+        if stored_key:
+            place = f"`{stored_key}` of the state"
+        if place:
+            rank, _ = c10d.place()
+            line = f"first value not finite: {place}, rank {rank}"
+            # sorted by this, a value of the state comes first, then the earliest of the step
+            word = json.dumps([not stored_key, *first_value.order, line])
+        lines_of_ranks = sorted(json.loads(text) for text in meet("first value", word) if text)
+        if lines_of_ranks:
+            return lines_of_ranks[0][-1]
+        return "all values of its forward and backward were finite when it was run once more"
 
 
 def _advise_to_locate(_step: int) -> str:

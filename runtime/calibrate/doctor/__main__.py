@@ -21,8 +21,8 @@ from .report import Needs, Report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the findings on rank 0; exit status 0, or on all ranks 1 where one of them is a
-    fault.
+    """Prints the findings on rank 0.  Exit status, on all ranks: 1 where a finding is a fault, or
+    else 0.
     """
     parser = argparse.ArgumentParser(
         "scalec.runtime.calibrate.doctor", description=__doc__, allow_abbrev=False
@@ -39,34 +39,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--json", action="store_true", help="print JSON, with the report of each rank"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        needs = Needs.read(given.needs) if given.needs else Needs()
+        needs = Needs.read(options.needs) if options.needs else Needs()
         if "RANK" not in os.environ and 1 < needs.ranks_per_node <= _room(needs):
             return _each(needs.ranks_per_node, sys.argv[1:] if arguments is None else arguments)
-        job = Job(needs, given.out or Path("runs", needs.name))
+        job = Job(needs, options.out or Path("runs", needs.name))
         reports = job.reports()
-        found = findings(needs, reports, job.world) if reports else []
+        all_findings = findings(needs, reports, job.world) if reports else []
         if not job.rank:
-            _print(found, reports, given.json)
-        status = job.status(int(any(each.level == FAIL for each in found)))
+            _print(all_findings, reports, options.json)
+        status = job.status(int(any(finding.level == FAIL for finding in all_findings)))
         job.leave()
-    except (RunError, OSError, RuntimeError) as error:
-        said = (
-            reason(error) if isinstance(error, RunError | OSError) else str(error).splitlines()[0]
-        )
-        print(f"error: rank {os.environ.get('RANK', 0)}: {said}", file=sys.stderr)
-        return 1
+    except (RunError, OSError) as error:
+        return _fail(reason(error))
+    except RuntimeError as error:
+        return _fail(str(error).splitlines()[0])
     return status
+
+
+def _fail(line: str) -> int:
+    """Prints why this rank fails; its exit status."""
+    print(f"error: rank {os.environ.get('RANK', 0)}: {line}", file=sys.stderr)
+    return 1
 
 
 def _room(needs: Needs) -> int:
     """How many ranks this machine can start."""
-    return torch.cuda.device_count() if needs.device == "cuda" else os.cpu_count() or 1
+    if needs.device == "cuda":
+        return torch.cuda.device_count()
+    return os.cpu_count() or 1
 
 
 def _each(ranks: int, arguments: Sequence[str]) -> int:
-    """Starts a process for each rank of a node, as a launcher does, and gives the largest exit
+    """Starts a process for each rank of a node, as a launcher does, and returns the largest exit
     status.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -74,30 +80,28 @@ def _each(ranks: int, arguments: Sequence[str]) -> int:
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     common["LOCAL_WORLD_SIZE"] = str(ranks)
     command = [sys.executable, "-m", __package__ or "", *arguments]
-    started = [
-        subprocess.Popen(
-            command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        )
-        for rank in range(ranks)
-    ]
-    return max(process.wait() for process in started)
+    processes = list[subprocess.Popen[bytes]]()
+    for rank in range(ranks):
+        environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(subprocess.Popen(command, env=environment))
+    return max(process.wait() for process in processes)
 
 
-def _print(found: Sequence[Finding], reports: Sequence[Report], as_json: bool) -> None:
+def _print(findings: Sequence[Finding], reports: Sequence[Report], as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "findings": [asdict(each) for each in found],
-                    "ranks": [asdict(each) for each in reports],
-                }
-            )
-        )
+        content = {
+            "findings": [asdict(finding) for finding in findings],
+            "ranks": [asdict(report) for report in reports],
+        }
+        print(json.dumps(content))
         return
-    for each in found:
-        print(each)
-    bad = sum(each.level != OK for each in found)
-    print(f"\n{len(found) - bad} of {len(found)} are ok" if bad else "\nall ok", flush=True)
+    for finding in findings:
+        print(finding)
+    bad = sum(finding.level != OK for finding in findings)
+    summary = "all ok"
+    if bad:
+        summary = f"{len(findings) - bad} of {len(findings)} are ok"
+    print(f"\n{summary}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The findings of `scalec doctor`: what the reports of all ranks mean for a job.
+"""The findings of `scalec doctor`: it judges the reports of all ranks by the needs of a job.
 
 Nothing here looks at a machine.
 """
@@ -14,29 +14,31 @@ from .report import Needs, Report
 OK, WARN, FAIL = "ok", "warn", "fail"
 
 DRIFT, APART = 1.0, 10.0
-"""Seconds by which clocks may differ before it is told, and before torchrun may take a node for
+"""Seconds by which clocks may differ before a warning, and before torchrun may take a node for
 lost: it does where the last sign of a node is 15 s old by its own clock (torch,
 elastic/rendezvous/dynamic_rendezvous.py)."""
 
 SLOW, BROKEN = 0.7, 0.2
-"""The parts of a rate, of the hardware's table or of most other links, below which a link is
-told, and is a fault.
+"""The fractions of the usual rate, the hardware table's or most other links', that decide about a
+link: a slower one gets a warning, or is a fault.
 """
 
 KEPT = 3
-"""Checkpoints that a run's folder has room for: the two that are kept, and the one that is
-being written.
+"""The number of checkpoints that a run's folder needs room for: the two that a run keeps, and the
+one that it writes.
 """
 
 OWN_FILES = 256
-"""Descriptors of a rank besides its connections to others: data, checkpoints, libraries."""
+"""The number of a rank's descriptors besides its connections: data, checkpoints, libraries."""
 
 SHARED = 1 << 30
-"""Bytes of /dev/shm, by which NCCL's ranks of a node may talk; containers often have 64 MiB."""
+"""Bytes of /dev/shm that NCCL needs, whose ranks of a node may communicate through it; containers
+often have 64 MiB.
+"""
 
 OWN = 1 << 30
-"""Bytes of a GPU that its rank itself may have while it looks: CUDA's context, which is part of
-a step's memory too.
+"""Bytes of a GPU that its rank itself may hold while it looks: CUDA's context, which is part of a
+step's memory too.
 """
 
 GIB = 2**30
@@ -44,7 +46,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """A line: its level, what it is about, what was found and, unless all is well, what to do."""
+    """A line: its level, its topic, the words about it and, unless all is well, what to do."""
 
     level: str
     about: str
@@ -52,187 +54,199 @@ class Finding:
     help: str = ""
 
     def __str__(self) -> str:
-        return f"{self.level:<4}  {self.about:<14}  {self.said}" + (
-            f"\n{'':22}{self.help}" if self.help else ""
-        )
+        line = f"{self.level:<4}  {self.about:<14}  {self.said}"
+        if self.help:
+            line += f"\n{'':22}{self.help}"
+        return line
 
 
 def findings(needs: Needs, reports: Sequence[Report], world: int) -> list[Finding]:
-    """All findings, in one order."""
-    return [found for check in CHECKS for found in check(needs, reports, world)]
+    """All findings, always in the same order."""
+    all_findings = list[Finding]()
+    for check in CHECKS:
+        all_findings.extend(check(needs, reports, world))
+    return all_findings
 
 
 def _ranks(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
     came = {report.rank for report in reports}
     missing = [rank for rank in range(world) if rank not in came]
     nodes = len({report.node for report in reports})
-    said = f"{counted(len(came), 'rank')} on {counted(nodes, 'node')}"
+    text = f"{counted(len(came), 'rank')} on {counted(nodes, 'node')}"
     if missing:
         some = named([*map(str, missing)])
         yield Finding(
             FAIL,
             "ranks",
-            f"{said}; missing: {some}",
+            f"{text}; missing: {some}",
             "look at the logs of their nodes, and at the network",
         )
     elif needs.name and world not in (1, needs.ranks):
         yield Finding(
-            WARN, "ranks", f"{said}; the plan has {needs.ranks}", "start one process for each rank"
+            WARN, "ranks", f"{text}; the plan has {needs.ranks}", "start one process for each rank"
         )
     else:
-        yield Finding(OK, "ranks", said)
+        yield Finding(OK, "ranks", text)
 
 
 def _versions(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
-    first, apart = reports[0].versions, False
+    first, are_alike = reports[0].versions, True
     for name in first:
-        if unlike := _unlike(reports, lambda report, name=name: report.versions[name] or "none"):
-            apart = True
+        unlike = _unlike(reports, lambda report, name=name: report.versions[name] or "none")
+        if unlike:
+            are_alike = False
             level = WARN if name == "python" else FAIL
             yield Finding(
                 level, "versions", f"{name} is {unlike}", f"install one {name} on all nodes"
             )
-    if not apart:
-        said = ", ".join(f"{name} {it}" for name, it in first.items() if it)
-        yield Finding(OK, "versions", said + (", on all ranks" if len(reports) > 1 else ""))
-    if needs.written_by and needs.written_by != (here := f"scalec {first['scalec']}"):
+    if are_alike:
+        text = ", ".join(f"{name} {version}" for name, version in first.items() if version)
+        if len(reports) > 1:
+            text += ", on all ranks"
+        yield Finding(OK, "versions", text)
+    this_version = f"scalec {first['scalec']}"
+    if needs.written_by and needs.written_by != this_version:
         yield Finding(
             WARN,
             "versions",
-            f"compiled by {needs.written_by}, here is {here}",
+            f"compiled by {needs.written_by}, here is {this_version}",
             "compile the plan again",
         )
 
 
 def _clocks(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
-    by_node = {report.node: report.clock for report in reports}
-    usual = median(by_node.values())
-    worst = max(by_node, key=lambda node: abs(by_node[node] - usual))
-    off = abs(by_node[worst] - usual)
-    if len(by_node) > 1 or off > DRIFT:
-        level = OK if off < DRIFT else WARN if off < APART else FAIL
-        help = (
-            ""
-            if level == OK
-            else "start chrony or ntpd on it: torchrun gives up a node by its clock"
-        )
-        yield Finding(
-            level, "clocks", f"at most {off:.2f} s apart" + (f", on {worst}" if help else ""), help
-        )
+    clock_of_node = {report.node: report.clock for report in reports}
+    if len(clock_of_node) == 1:
+        return
+    usual_clock = median(clock_of_node.values())
+    worst = max(clock_of_node, key=lambda node: abs(clock_of_node[node] - usual_clock))
+    apart = abs(clock_of_node[worst] - usual_clock)
+    text = f"at most {apart:.2f} s apart"
+    if apart < DRIFT:
+        yield Finding(OK, "clocks", text)
+        return
+    level = WARN if apart < APART else FAIL
+    help = "start chrony or ntpd on it: torchrun gives up a node by its clock"
+    yield Finding(level, "clocks", f"{text}, on {worst}", help)
 
 
 def _gpus(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
     if needs.device == "cpu":
         return
-    wrong = [
-        each for node, its in _nodes(reports).items() for each in _wrong_gpus(needs, node, its)
-    ]
-    yield from wrong
-    if not wrong:
-        names = sorted({name for report in reports for _, name, _, _ in report.gpus})
-        need = (
-            f", with memory for the plan's {needs.memory / GIB:.1f} GiB"
-            if needs.memory and names
-            else ""
-        )
-        yield Finding(OK, "GPUs", (", ".join(names) or "none here") + need)
+    faults = list[Finding]()
+    for node, reports_of_node in _nodes(reports).items():
+        faults.extend(_wrong_gpus(needs, node, reports_of_node))
+    yield from faults
+    if faults:
+        return
+    names = set[str]()
+    for report in reports:
+        names.update(name for _, name, _, _ in report.gpus)
+    text = ", ".join(sorted(names)) or "none here"
+    if needs.memory and names:
+        text += f", with memory for the plan's {needs.memory / GIB:.1f} GiB"
+    yield Finding(OK, "GPUs", text)
 
 
-def _wrong_gpus(needs: Needs, node: str, its: Sequence[Report]) -> Iterator[Finding]:
-    found, wanted = its[0].gpu_count, max(len(its), needs.ranks_per_node) if needs.device else 0
-    if found < wanted:
+def _wrong_gpus(needs: Needs, node: str, reports_of_node: Sequence[Report]) -> Iterator[Finding]:
+    count, wanted = reports_of_node[0].gpu_count, 0
+    if needs.device:
+        wanted = max(len(reports_of_node), needs.ranks_per_node)
+    if count < wanted:
         help = "take another node, or set `nodes` and `gpus_per_node` in the plan's `cluster`"
         yield Finding(
-            FAIL, "GPUs", f"{node} has {counted(found, 'GPU')}, the plan takes {wanted}", help
+            FAIL, "GPUs", f"{node} has {counted(count, 'GPU')}, the plan takes {wanted}", help
         )
         return
-    for number, name, total, free in (gpu for report in its for gpu in report.gpus):
-        if wrong := _wrong_gpu(needs, name, total, free):
-            said, help = wrong
-            yield Finding(FAIL, "GPUs", f"GPU {number} of {node}: {said}", help)
+    for report in reports_of_node:
+        for number, name, total, free in report.gpus:
+            if fault := _wrong_gpu(needs, name, total, free):
+                text, help = fault
+                yield Finding(FAIL, "GPUs", f"GPU {number} of {node}: {text}", help)
 
 
 def _wrong_gpu(needs: Needs, name: str, total: int, free: int) -> tuple[str, str] | None:
-    """Words and help where a GPU is not the plan's, or has not the memory."""
-    if needs.gpu and needs.gpu_memory and _model(needs.gpu) not in "".join(name.casefold().split()):
+    """Words and help where a GPU is not the plan's, or lacks the memory; sizes are in bytes."""
+    name_without_spaces = "".join(name.casefold().split())
+    if needs.gpu and needs.gpu_memory and _model(needs.gpu) not in name_without_spaces:
         help = "name its GPU in the plan's `cluster`, and compile it again"
         return f"{name}, the plan is for {needs.gpu}", help
     if total < needs.memory:
-        said = f"{total / GIB:.1f} GiB of memory, a step takes {needs.memory / GIB:.1f}"
-        return said, "`scalec explain memory PLAN` says what would make it fit"
+        text = f"{total / GIB:.1f} GiB of memory, a step takes {needs.memory / GIB:.1f}"
+        return text, "`scalec explain memory PLAN` says what would make it fit"
     if free + OWN < needs.memory:
-        said = f"{free / GIB:.1f} GiB of memory free, a step takes {needs.memory / GIB:.1f}"
-        return said, "another process has the rest: nvidia-smi names it"
+        text = f"{free / GIB:.1f} GiB of memory free, a step takes {needs.memory / GIB:.1f}"
+        return text, "another process has the rest: nvidia-smi names it"
     return None
 
 
 def _model(gpu: str) -> str:
     """The model in the name that plans have for a GPU, as `h100` of `h100_sxm`, or `rtx4090`."""
-    words = gpu.split("_")
-    ends = next(
-        (at for at, word in enumerate(words) if any(sign.isdigit() for sign in word)),
-        len(words) - 1,
-    )
-    return "".join(words[: ends + 1])
+    model = ""
+    for word in gpu.split("_"):
+        model += word
+        if any(sign.isdigit() for sign in word):
+            break
+    return model
 
 
 def _links(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
-    if failed := [report for report in reports if report.links]:
-        said = (
-            f"ranks do not reach each other: rank {failed[0].rank} on {failed[0].node}:"
-            f" {failed[0].links}"
-        )
+    failed = next((report for report in reports if report.links), None)
+    if failed:
         yield Finding(
             FAIL,
             "links",
-            said,
+            f"ranks do not reach each other: rank {failed.rank} on {failed.node}: {failed.links}",
             "NCCL_DEBUG=INFO, or GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, tell more",
         )
-    table = {it["name"]: it["bandwidth"] for it in needs.links}
     for name, where in (("node", "within nodes"), ("network", "between nodes")):
-        shared = reports[0].near if name == "network" else 1
-        rates = {
-            report.rank: report.rates[name] * shared for report in reports if name in report.rates
-        }
-        if not rates:
-            continue
-        usual, slowest = median(rates.values()), min(rates, key=lambda rank: rates[rank])
-        due = table.get(name, usual)
-        least = rates[slowest]
-        on = next(report.node for report in reports if report.rank == slowest)
-        beside = f" of the table's {due / 1e9:.1f}" if name in table else ""
-        said = (
-            f"{where} {usual / 1e9:.2f} GB/s{beside}, at least {least / 1e9:.2f}, of rank"
-            f" {slowest} on {on}"
-        )
-        level = OK if least >= SLOW * due else WARN if least >= BROKEN * due else FAIL
-        help = (
-            ""
-            if level == OK
-            else "leave the node out, or measure the cluster with `scalec calibrate`"
-        )
-        yield Finding(
-            level if needs.device == "cuda" else OK,
-            "links",
-            said,
-            help if needs.device == "cuda" else "",
-        )
+        if any(name in report.rates for report in reports):
+            yield _link(needs, reports, name, where)
+
+
+def _link(needs: Needs, reports: Sequence[Report], name: str, where: str) -> Finding:
+    """The finding about the links of one kind, which at least one report must have."""
+    shared = reports[0].near if name == "network" else 1  # by the ranks of a node
+    rates = dict[int, float]()
+    for report in reports:
+        if name in report.rates:
+            rates[report.rank] = report.rates[name] * shared
+    usual_rate, slowest = median(rates.values()), min(rates, key=lambda rank: rates[rank])
+    node = next(report.node for report in reports if report.rank == slowest)
+    table = {link["name"]: link["bandwidth"] for link in needs.links}
+    expected, least = table.get(name, usual_rate), rates[slowest]
+    beside = f" of the table's {expected / 1e9:.1f}" if name in table else ""
+    text = (
+        f"{where} {usual_rate / 1e9:.2f} GB/s{beside}, at least {least / 1e9:.2f}, of rank"
+        f" {slowest} on {node}"
+    )
+    if least >= SLOW * expected or needs.device != "cuda":
+        return Finding(OK, "links", text)
+    level = WARN if least >= BROKEN * expected else FAIL
+    help = "leave the node out, or measure the cluster with `scalec calibrate`"
+    return Finding(level, "links", text, help)
 
 
 def _folder(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
-    refused = [report for report in reports if report.folder]
-    for node in sorted({report.node for report in refused}):
-        why = next(report.folder for report in refused if report.node == node)
+    reason_of_node = dict[str, str]()
+    blind = set[str]()
+    for report in reports:
+        if report.folder:
+            reason_of_node.setdefault(report.node, report.folder)
+        elif len(report.seen) < len(reports):
+            blind.add(report.node)
+    for node, reason in sorted(reason_of_node.items()):
         yield Finding(
-            FAIL, "run folder", f"{node} cannot write to it: {why}", "name another with --out"
+            FAIL, "run folder", f"{node} cannot write to it: {reason}", "name another with --out"
         )
-    blind = sorted(
-        {report.node for report in reports if not report.folder and len(report.seen) < len(reports)}
-    )
-    if blind and not refused:
-        said = f"it is not one folder for all nodes: not all files are seen on {named(blind)}"
-        yield Finding(FAIL, "run folder", said, "name a folder on a shared file system with --out")
-    elif not refused:
+    if reason_of_node:
+        return
+    if blind:
+        text = (
+            f"it is not one folder for all nodes: not all files are seen on {named(sorted(blind))}"
+        )
+        yield Finding(FAIL, "run folder", text, "name a folder on a shared file system with --out")
+    else:
         yield Finding(OK, "run folder", "all ranks write to it and see each other's files")
 
 
@@ -240,10 +254,12 @@ def _disk(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
     free, wanted = min(report.free_disk for report in reports), KEPT * needs.checkpoint
     if free < 0 or not needs.checkpoint:
         return
-    said = f"{free / GIB:.1f} GiB free, {KEPT} checkpoints take {wanted / GIB:.1f}"
-    level = OK if free >= wanted else FAIL
-    help = "" if level == OK else "free some space, or name a folder on another disk with --out"
-    yield Finding(level, "disk", said, help)
+    text = f"{free / GIB:.1f} GiB free, {KEPT} checkpoints take {wanted / GIB:.1f}"
+    if free >= wanted:
+        yield Finding(OK, "disk", text)
+    else:
+        help = "free some space, or name a folder on another disk with --out"
+        yield Finding(FAIL, "disk", text, help)
 
 
 def _data(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -254,7 +270,8 @@ def _data(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
             help = "start it from the plan's folder, or name other files in the plan"
             yield Finding(FAIL, "data", f"{report.node}: {report.data}", help)
             return
-    if unlike := _unlike(reports, lambda report: report.data):
+    unlike = _unlike(reports, lambda report: report.data)
+    if unlike:
         yield Finding(FAIL, "data", f"it is {unlike}", "all nodes need the same files")
     else:
         yield Finding(OK, "data", reports[0].data.rpartition(",")[0])
@@ -276,50 +293,54 @@ def _ports(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Find
 def _open_files(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
     least = min(reports, key=lambda report: report.open_files)
     wanted = OWN_FILES + 4 * max(world, needs.ranks)
-    said = f"{least.open_files:,} may be open, a rank takes up to {wanted:,}"
+    text = f"{least.open_files:,} may be open, a rank takes up to {wanted:,}"
     if least.open_files < wanted:
         yield Finding(
             WARN,
             "open files",
-            f"{said}, on {least.node}",
+            f"{text}, on {least.node}",
             "ulimit -n 65536, before the ranks start",
         )
     else:
-        yield Finding(OK, "open files", said)
+        yield Finding(OK, "open files", text)
 
 
 def _memory(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
-    """Memory of hosts, on which checkpoints are copied before they are written."""
-    for node, its in _nodes(reports).items():
-        ranks = max(len(its), needs.ranks_per_node)
-        free, wanted = its[0].free_memory, ranks * needs.host
-        if needs.device == "cuda" and 0 <= free < wanted:
-            said = (
+    """Memory of hosts: checkpoints are copied there before they are written."""
+    if needs.device != "cuda":
+        return
+    for node, reports_of_node in _nodes(reports).items():
+        first = reports_of_node[0]
+        ranks = max(len(reports_of_node), needs.ranks_per_node)
+        free, wanted = first.free_memory, ranks * needs.host
+        if 0 <= free < wanted:
+            text = (
                 f"{node} has {free / GIB:.0f} GiB free, {ranks} ranks take up to {wanted / GIB:.0f}"
             )
             yield Finding(
                 WARN,
                 "host memory",
-                said,
+                text,
                 "ask for more memory of the node: a job that exceeds it is killed",
             )
-        if needs.device == "cuda" and ranks > 1 and 0 <= its[0].shared_memory < SHARED:
-            shared = f"{its[0].shared_memory / 2**20:.0f} MiB"
-            said = f"/dev/shm of {node} has {shared}, through which NCCL's ranks communicate"
+        if ranks > 1 and 0 <= first.shared_memory < SHARED:
+            shared = f"{first.shared_memory / 2**20:.0f} MiB"
+            text = f"/dev/shm of {node} has {shared}, through which NCCL's ranks communicate"
             yield Finding(
-                WARN, "host memory", said, "give the container more, as docker's --shm-size=8g does"
+                WARN, "host memory", text, "give the container more, as docker's --shm-size=8g does"
             )
 
 
 def _threads(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
-    for node, its in _nodes(reports).items():
-        each, cpus = its[0].threads, its[0].cpus
-        if each.isdecimal() and int(each) * len(its) > cpus:
-            said = (
-                f"OMP_NUM_THREADS={each} for {counted(len(its), 'rank')}, but {node} has"
+    for node, reports_of_node in _nodes(reports).items():
+        ranks = len(reports_of_node)
+        threads, cpus = reports_of_node[0].threads, reports_of_node[0].cpus
+        if threads.isdecimal() and int(threads) * ranks > cpus:
+            text = (
+                f"OMP_NUM_THREADS={threads} for {counted(ranks, 'rank')}, but {node} has"
                 f" {counted(cpus, 'CPU')}"
             )
-            yield Finding(WARN, "threads", said, f"OMP_NUM_THREADS={max(1, cpus // len(its))}")
+            yield Finding(WARN, "threads", text, f"OMP_NUM_THREADS={max(1, cpus // ranks)}")
 
 
 CHECKS: Sequence[Callable[[Needs, Sequence[Report], int], Iterator[Finding]]] = (
@@ -339,21 +360,23 @@ CHECKS: Sequence[Callable[[Needs, Sequence[Report], int], Iterator[Finding]]] = 
 
 
 def _nodes(reports: Sequence[Report]) -> Mapping[str, list[Report]]:
-    found = dict[str, list[Report]]()
+    """The reports of each node."""
+    reports_of_node = dict[str, list[Report]]()
     for report in reports:
-        found.setdefault(report.node, []).append(report)
-    return found
+        reports_of_node.setdefault(report.node, []).append(report)
+    return reports_of_node
 
 
-def _unlike(reports: Sequence[Report], of: Callable[[Report], Any]) -> str:
-    """The values that differ and who has each, as `2.13.0 on rank 0 and 2.12.1 on ranks 4, 5`;
-    "" if all are alike.
+def _unlike(reports: Sequence[Report], get_value: Callable[[Report], Any]) -> str:
+    """The values that differ and the ranks that have each, as `2.13.0 on rank 0 and 2.12.1 on
+    ranks 4, 5`; "" if all are alike.
     """
-    found = dict[Any, list[str]]()
+    ranks_of_value = dict[Any, list[str]]()
     for report in reports:
-        found.setdefault(of(report), []).append(str(report.rank))
-    if len(found) < 2:
+        ranks_of_value.setdefault(get_value(report), []).append(str(report.rank))
+    if len(ranks_of_value) < 2:
         return ""
-    return " and ".join(
-        f"{value} on rank{'s' * (len(ranks) > 1)} {named(ranks)}" for value, ranks in found.items()
-    )
+    words = list[str]()
+    for value, ranks in ranks_of_value.items():
+        words.append(f"{value} on rank{'s' * (len(ranks) > 1)} {named(ranks)}")
+    return " and ".join(words)

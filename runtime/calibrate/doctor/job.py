@@ -24,12 +24,12 @@ PATIENCE = timedelta(seconds=120)
 """How long ranks wait for each other."""
 
 PARTING = timedelta(seconds=5)
-"""How long they wait where some have not come: for those that have, which time out at about the
-same moment.
+"""How long ranks wait where some have not come: the ranks that have come time out at about the same
+moment.
 """
 
 ROUNDS = 5
-"""How often clocks and links are measured, beside a first time."""
+"""How often clocks and links are measured, besides a first time."""
 
 SENT = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Bytes of a message that measures a link."""
@@ -38,7 +38,7 @@ _CONNECTING = 10.0  # seconds
 
 
 class Job:
-    """This rank's part of looking at a job; all ranks call the same in one order."""
+    """This rank's part of the look at a job; all ranks call its methods in the same order."""
 
     def __init__(self, needs: Needs, folder: Path) -> None:
         self.needs, self.folder = needs, folder
@@ -47,42 +47,43 @@ class Job:
         self._whole, self._store = True, self._joined()
 
     def reports(self) -> list[Report]:
-        """The reports of all ranks, on rank 0; those of ranks that did not come are missing."""
+        """On rank 0, the reports of all ranks that have come; empty on others."""
         token = self._told("token", lambda: f".doctor-{os.getpid()}-{time.time_ns()}")
-        own = local_report(self.needs, self.rank, self.near, self.folder, self.folder / token)
-        both: Any = (
-            {"family": socket.AF_INET6, "dualstack_ipv6": True}
-            if socket.has_dualstack_ipv6()
-            else {}
-        )
+        report = local_report(self.needs, self.rank, self.near, self.folder, self.folder / token)
+        both_protocols: Any = {}
+        if socket.has_dualstack_ipv6():
+            both_protocols = {"family": socket.AF_INET6, "dualstack_ipv6": True}
         # this rank answers at any port that is free
-        with socket.create_server(("", 0), **both) as server:
+        with socket.create_server(("", 0), **both_protocols) as server:
             port = server.getsockname()[1]
             self._store.set(f"at/{self.rank}", f"{_own_address()}:{port}")
             if self._all_come("began"):
-                own = replace(
-                    own,
+                report = replace(
+                    report,
                     port=port,
                     unreachable=self._unreachable(),
                     seen=_names(self.folder / token),
                 )
-                own = replace(own, clock=self._clock(), **self._links())
-            self._store.set(f"report/{self.rank}", own.text())
+                report = replace(report, clock=self._clock(), **self._links())
+            self._store.set(f"report/{self.rank}", report.text())
             self._all_come("ended")
         shutil.rmtree(self.folder / token, ignore_errors=True)
         with suppress(OSError):
-            self.folder.rmdir()  # where it was not there before
+            self.folder.rmdir()  # if it was not there before, it is empty
         if self.rank:
             return []
-        came = [rank for rank in range(self.world) if self._store.check([f"report/{rank}"])]
-        return [Report.read(self._store.get(f"report/{rank}")) for rank in came]
+        reports = list[Report]()
+        for rank in range(self.world):
+            if self._store.check([f"report/{rank}"]):
+                reports.append(Report.read(self._store.get(f"report/{rank}")))
+        return reports
 
     def status(self, status: int) -> int:
         """Rank 0's status, on all ranks."""
         return int(self._told("status", lambda: str(status)))
 
     def leave(self) -> None:
-        """Waits for all, so that the store outlives them."""
+        """Waits for all ranks, so that the store outlives them."""
         self._all_come("left")
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -90,21 +91,22 @@ class Job:
     def _joined(self) -> Any:
         if self.world == 1:
             return cast(Any, dist).HashStore()
-        # else torchrun keeps one
-        kept = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        # rank 0 keeps the store, unless torchrun does
+        keeps_store = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = cast(Any, dist).TCPStore(
-            host, port, self.world, kept, PATIENCE, wait_for_workers=False
+            host, port, self.world, keeps_store, PATIENCE, wait_for_workers=False
         )
         return cast(Any, dist).PrefixStore("doctor", store)
 
     def _told(self, key: str, word: Callable[[], str]) -> str:
+        """Rank 0's word, on all ranks."""
         if not self.rank:
             self._store.set(key, word())
         return self._store.get(key).decode()
 
     def _all_come(self, name: str) -> bool:
-        """Waits for all ranks, only a little if some have not come before; whether they came."""
+        """Waits for all ranks, only a little if some have not come before; whether all came."""
         if self._store.add(f"{name}/count", 1) == self.world:
             self._store.set(name, "all")
         try:
@@ -114,7 +116,7 @@ class Job:
         return self._whole
 
     def _unreachable(self) -> str:
-        """The address at which the same rank of the next node does not answer; "" if it does."""
+        """The address where the same rank of the next node does not answer; "" if it answers."""
         address = self._store.get(f"at/{(self.rank + self.near) % self.world}").decode()
         host, _, port = address.rpartition(":")
         try:
@@ -124,41 +126,37 @@ class Job:
         return ""
 
     def _clock(self) -> float:
-        """Seconds since the epoch minus those of rank 0, when both have just met: the median of
-        some meetings.
-        """
-        found = list[float]()
+        """Seconds that this rank's clock is ahead of rank 0's: the median of some meetings."""
+        differences = list[float]()
         for number in range(ROUNDS):
             self._all_come(f"clock/{number}")
             now = time.time()
-            found.append(now - float(self._told(f"time/{number}", lambda now=now: repr(now))))
-        return median(found)
+            time_of_first = float(self._told(f"time/{number}", lambda now=now: repr(now)))
+            differences.append(now - time_of_first)
+        return median(differences)
 
     def _links(self) -> dict[str, Any]:
         """Rates to the next rank of the node and to the same rank of the next node, or why
         there are none.
         """
-        if self.world == 1 or (
-            self.needs.device == "cuda" and torch.cuda.device_count() < self.near
-        ):
+        lacks_gpus = self.needs.device == "cuda" and torch.cuda.device_count() < self.near
+        if self.world == 1 or lacks_gpus:
             return {}
         rank, near, world = self.rank, self.near, self.world
         first, place = rank - rank % near, rank % near
-        rings = {
-            "node": (near, first + (place + 1) % near, first + (place - 1) % near),
-            "network": (world // near, (rank + near) % world, (rank - near) % world),
-        }
+        rates = dict[str, float]()
         try:
-            return {
-                "rates": {
-                    name: self._rate(to, of) for name, (size, to, of) in rings.items() if size > 1
-                }
-            }
+            if near > 1:
+                following, previous = (place + 1) % near, (place - 1) % near
+                rates["node"] = self._rate(first + following, first + previous)
+            if world // near > 1:
+                rates["network"] = self._rate((rank + near) % world, (rank - near) % world)
         except (RunError, RuntimeError) as error:
             return {"links": " ".join(str(error).split())[:300]}
+        return {"rates": rates}
 
-    def _rate(self, to: int, of: int) -> float:
-        """Bytes a second of a ring in which each rank sends at once."""
+    def _rate(self, target: int, source: int) -> float:
+        """Bytes a second that this rank sends in a ring where all ranks send at once."""
         if not dist.is_initialized():
             self._made = Clock(device(self.needs.device or "cpu"))
             backend = "nccl" if self._made.device.type == "cuda" else "gloo"
@@ -166,19 +164,20 @@ class Job:
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.world, timeout=PATIENCE
             )
-        clock, found = self._made, list[float]()
-        sent = torch.zeros(SENT[clock.device.type], dtype=torch.uint8, device=clock.device)
-        received = torch.empty_like(sent)
+        clock, seconds = self._made, list[float]()
+        message = torch.zeros(SENT[clock.device.type], dtype=torch.uint8, device=clock.device)
+        received = torch.empty_like(message)
         for _ in range(1 + ROUNDS):
             clock.wait()
             cast(Any, dist).barrier()
             start = time.perf_counter()
-            pair = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, of)]
-            for work in dist.batch_isend_irecv(pair):
+            send = dist.P2POp(dist.isend, message, target)
+            receive = dist.P2POp(dist.irecv, received, source)
+            for work in dist.batch_isend_irecv([send, receive]):
                 work.wait()
             clock.wait()
-            found.append(time.perf_counter() - start)
-        return sent.numel() / median(found[1:])
+            seconds.append(time.perf_counter() - start)
+        return message.numel() / median(seconds[1:])
 
 
 def _own_address() -> str:

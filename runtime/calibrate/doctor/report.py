@@ -1,4 +1,4 @@
-"""The report of a rank: what it finds on its machine, and what a job needs there."""
+"""The report of a rank about its machine, and the needs of a job."""
 
 import json
 import os
@@ -22,10 +22,11 @@ from ...errors import RunError, counted, reason
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The needs of a job; without values, those of one rank of which nothing is known.
+    """The needs of a job; without values, the needs of a job of one rank that nothing is known of.
 
-    memory and host are bytes that a rank takes, of a GPU and of its host; `checkpoint` is those of
-    a whole one.  Links have a name, "node" or "network", and bytes a second, one way.
+    `memory` and `host` are the bytes that a rank takes on a GPU and on its host; `checkpoint` is
+    the bytes of a whole checkpoint.  Links have a name, "node" or "network", and bytes a second,
+    one way.
     """
 
     written_by: str = ""
@@ -45,28 +46,29 @@ class Needs:
 
     @classmethod
     def read(cls, path: Path) -> "Needs":
-        """From the file that the compiler wrote."""
+        """Reads the file that the compiler wrote."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A rank and its machine; `seen` are ranks whose file it found in the run's folder, `clock` is
-    in seconds.
+    """A rank and its machine.
 
-    Rates are bytes a second that it sent to its neighbour, within its node and to the next one.
+    `seen` are the ranks whose file it found in the run's folder; `clock` is the number of seconds
+    that its clock is ahead of rank 0's.  Rates are the bytes a second that it sent to its
+    neighbours, within its node and on the next one.
     """
 
     rank: int
     near: int
-    """Ranks of its node."""
+    """The number of ranks of its node."""
     node: str
     versions: Mapping[str, str]
     gpu_count: int
-    """GPUs that it sees."""
+    """The number of GPUs that it sees."""
     gpus: Sequence[tuple[int, str, int, int]]
-    """Number, name, bytes and free bytes of the one that it takes; of all, where it is the only
-    rank.
+    """Number, name, bytes and free bytes of the GPU that it takes; of all GPUs, where it is the
+    only rank.
     """
     cpus: int
     threads: str
@@ -86,40 +88,44 @@ class Report:
     """Why links could not be measured."""
 
     def text(self) -> str:
-        """As JSON."""
+        """The report as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> "Report":
-        """From JSON."""
+        """Reads the JSON of `text`."""
         return cls(**json.loads(text))
 
 
 def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) -> Report:
-    """The findings of a rank on its own; it leaves a file of its number in the folder `token`
-    of the run's folder.
+    """The report of a rank by itself.
+
+    It leaves a file with its number as the name in the folder `token` of the run's folder.
     """
-    left = _left(token / str(rank))
+    fault = _left(token / str(rank))
+    gpu_count, gpus = 0, list[tuple[int, str, int, int]]()
+    if needs.device != "cpu":
+        gpu_count, gpus = torch.cuda.device_count(), _gpus()
     return Report(
         rank=rank,
         near=near,
         node=socket.gethostname(),
         versions=_versions(),
-        gpu_count=torch.cuda.device_count() if needs.device != "cpu" else 0,
-        gpus=_gpus() if needs.device != "cpu" else (),
+        gpu_count=gpu_count,
+        gpus=gpus,
         cpus=len(os.sched_getaffinity(0)),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shared_memory=_free("/dev/shm"),
         free_memory=free_memory(),
         free_disk=_free(folder),
-        folder=left,
+        folder=fault,
         data=_known_files(needs.files),
     )
 
 
 def _versions() -> dict[str, str]:
-    """Versions by name, "" of what is not there."""
+    """Versions by name; "" for a package that is not there."""
     names = {name: version_of(name) for name in ("scalec", "torch", "triton")}
     return {
         "python": platform.python_version(),
@@ -129,13 +135,20 @@ def _versions() -> dict[str, str]:
 
 
 def _gpus() -> list[tuple[int, str, int, int]]:
-    """No others than its own: to look at a GPU takes half a GiB of it."""
-    seen, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", -1))
-    found = list[tuple[int, str, int, int]]()
-    for number in range(seen) if local < 0 else {min(local, seen - 1)} - {-1}:
+    """Number, name, bytes and free bytes of the rank's GPU; of all GPUs, where no launcher has
+    given it one.
+
+    It does not look at other ranks' GPUs: to look at a GPU takes half a GiB of it.
+    """
+    count, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", -1))
+    numbers = [*range(count)]
+    if count and local >= 0:
+        numbers = [min(local, count - 1)]
+    gpus = list[tuple[int, str, int, int]]()
+    for number in numbers:
         free, total = torch.cuda.mem_get_info(number)
-        found.append((number, torch.cuda.get_device_name(number), total, free))
-    return found
+        gpus.append((number, torch.cuda.get_device_name(number), total, free))
+    return gpus
 
 
 def _free(folder: str | Path) -> int:
@@ -147,7 +160,7 @@ def _free(folder: str | Path) -> int:
 
 
 def _left(path: Path) -> str:
-    """Leaves a file; why that cannot be, "" if it can."""
+    """Writes a file that others look for; why that fails, or ""."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("scalec doctor", encoding="utf-8")
@@ -158,16 +171,15 @@ def _left(path: Path) -> str:
 
 def _known_files(patterns: Sequence[str]) -> str:
     """Number, bytes and a hash of the names and sizes of the data's files; or why there are
-    none.
+    none; "" where the data has no files.
     """
     try:
         files = find_files((*patterns,))
     except RunError as error:
         return str(error)
+    if not files:
+        return ""
     sizes = [os.path.getsize(path) for path in files]
-    known = blake2b(
-        repr([*zip(map(os.path.basename, files), sizes, strict=True)]).encode(), digest_size=6
-    ).hexdigest()
-    return (
-        f"{counted(len(files), 'file')} of {counted(sum(sizes), 'byte')}, {known}" if files else ""
-    )
+    names_and_sizes = [*zip(map(os.path.basename, files), sizes, strict=True)]
+    digest = blake2b(repr(names_and_sizes).encode(), digest_size=6).hexdigest()
+    return f"{counted(len(files), 'file')} of {counted(sum(sizes), 'byte')}, {digest}"

@@ -1,3 +1,3 @@
-"""The watchdog of a run: ends all ranks soon after one has failed, and says which rank the
+"""The watchdog of a run: it ends all ranks soon after one has failed, and says which rank the
 others wait for.
 """

@@ -1,8 +1,8 @@
-"""The calls of a rank in a step, one after the other, as plan.json lists them folded: which is call
-n of a group.
+"""The calls of a rank in a step, one after the other, so that call n of a group has a name.
 
-Read when a run hangs, and only then.  The compiler's own reading of the same lists is that of
-`scalec verify --recorded`; a test compares the two.
+plan.json lists the calls folded: once for all iterations of the loops around them.  They are
+unfolded when a run hangs, and only then.  `scalec verify --recorded` reads the same lists in the
+compiler; a test compares the two.
 """
 
 import re
@@ -19,16 +19,16 @@ _MESSAGES = {"send": "SEND_", "receive": "RECV_"}
 _PARTS = {"I": "B"}  # the part of backward that communicates goes by the name of the whole
 
 _Iterations = tuple[tuple[str, int, range], ...]
-"""Where loops are, outermost first: the loop, its iteration, and the layers that it goes
-through in forward.
+"""The state of the loops around a call, outermost first: the loop, its iteration counted from 0,
+and the layers that it goes through in forward.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that the plan has: what it makes, in which group, for which line.
+    """A call that the plan has: the value that it makes, its group and its line of the plan.
 
-    elements  of what goes in; None where that differs from step to step
+    elements  the number of elements that go in; None where it differs from step to step
     peer      the rank along the axis at a message's other end
     """
 
@@ -47,177 +47,208 @@ class Call:
         """For instance "all_gather of `a.1` over tp in forward, layers.3, microbatch 1,
         llama.scale:22".
         """
-        to = {"send": "to", "receive": "from"}.get(self.op)
-        over = f"{to} rank {self.peer} of {self.group.split()[0]}" if to else f"over {self.group}"
+        over = f"over {self.group}"
+        direction = {"send": "to", "receive": "from"}.get(self.op)
+        if direction:
+            over = f"{direction} rank {self.peer} of {self.group.split()[0]}"
         place = "" if self.where == "step" else f" in {self.where}"
-        inside = (
-            f", {self.layer}"
-            if self.layer
-            else f", stage {self.stage}"
-            if self.stage is not None
-            else ""
-        )
-        microbatch = "" if self.microbatch is None else f", microbatch {self.microbatch + 1}"
+        inside = ""
+        if self.layer:
+            inside = f", {self.layer}"
+        elif self.stage is not None:
+            inside = f", stage {self.stage}"
+        microbatch = ""
+        if self.microbatch is not None:
+            microbatch = f", microbatch {self.microbatch + 1}"
         return f"{self.op} of `{self.value}` {over}{place}{inside}{microbatch}, {self.line}"
 
 
 def planned(plan: Mapping[str, Any], evaluates: bool, place: int | None) -> Iterator[Call]:
     """The calls of one step, or one evaluation, in order.
 
-    `place` is the rank's along a pipeline's axis, if any.
+    `place` is the rank's place along a pipeline's axis, if there is one.
     """
-    listed: list[dict[str, Any]] = plan["evaluation" if evaluates else "collectives"]
+    collectives: list[dict[str, Any]] = plan["evaluation" if evaluates else "collectives"]
     layers = {dim: range(size) for dim, size in plan["dims"].items()}
-    layers |= {each["hops"]: range(each["times"]) for each in listed if each.get("hops")}
+    for collective in collectives:
+        if collective.get("hops"):
+            layers[collective["hops"]] = range(collective["times"])
     if "pipeline" not in plan:
-        return _in_order(plan, listed, layers)
-    return _in_row(plan, [each for each in listed if each["rank"] == place], layers)
+        return _in_order(plan, collectives, layers)
+    of_rank = [collective for collective in collectives if collective["rank"] == place]
+    return _in_row(plan, of_rank, layers)
 
 
 def _in_row(
-    plan: Mapping[str, Any], listed: Sequence[dict[str, Any]], layers: Mapping[str, range]
+    plan: Mapping[str, Any], collectives: Sequence[dict[str, Any]], layers: Mapping[str, range]
 ) -> Iterator[Call]:
-    """The calls around a row, and those of each action; gradients of stages are reduced when
-    these have ended.
+    """The calls before, in and after a pipeline's row of actions.
+
+    Gradients of a stage are reduced after its last action.
     """
     pipeline = plan["pipeline"]
-    around = [[*own] for staged, own in groupby(listed, lambda each: "stage" in each) if not staged]
-    before, after = around if len(around) > 1 else ([], around[0])
+    before, after = _around_stages(collectives)
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in listed:
-        # the action that makes it
-        work = _MESSAGES.get(each["op"], "") + ("F" if each["where"] == "forward" else "B")
-        parts.setdefault((str(each.get("stage")), work), []).append(each)
-    row = [
-        match.groups()
-        for match in map(_ACTION.fullmatch, pipeline["rows"][listed[0]["rank"]].split())
-        if match
-    ]
+    for collective in collectives:
+        direction = "F" if collective["where"] == "forward" else "B"
+        action = _MESSAGES.get(collective["op"], "") + direction
+        parts.setdefault((str(collective.get("stage")), action), []).append(collective)
+    row = list[tuple[str, ...]]()
+    for word in pipeline["rows"][collectives[0]["rank"]].split():
+        if match := _ACTION.fullmatch(word):
+            row.append(match.groups())
     ends = _ends(row)
     yield from _in_order(plan, before, layers)
-    for at, (stage, work, microbatch) in enumerate([*row, ("", "", "")]):
-        ended = [
-            each
-            for each in after
-            if "chunk" in each and max(ends[own] for own in each["chunk"]) == at
-        ]
+    for cell, (stage, action, microbatch) in enumerate([*row, ("", "", "")]):
+        ended = list[dict[str, Any]]()
+        for collective in after:
+            if "chunk" in collective and max(ends[part] for part in collective["chunk"]) == cell:
+                ended.append(collective)
         yield from _in_order(plan, ended, layers)
-        if own := parts.get((stage, _PARTS.get(work, work))):
-            cuts = _layers_of(pipeline["stages"][int(stage)]).items()
-            of_stage = {
-                **layers,
-                "microbatches": range(1),
-                **{dim: range(*cut) for dim, cut in cuts},
-            }
-            yield from (
-                replace(each, microbatch=int(microbatch)) for each in _in_order(plan, own, of_stage)
-            )
-    yield from _in_order(plan, [each for each in after if "chunk" not in each], layers)
+        if in_action := parts.get((stage, _PARTS.get(action, action))):
+            layers_of_stage = {**layers, "microbatches": range(1)}
+            for dim, cut in _layers_of(pipeline["stages"][int(stage)]).items():
+                layers_of_stage[dim] = range(*cut)
+            for call in _in_order(plan, in_action, layers_of_stage):
+                yield replace(call, microbatch=int(microbatch))
+    at_end = [collective for collective in after if "chunk" not in collective]
+    yield from _in_order(plan, at_end, layers)
+
+
+def _around_stages(
+    collectives: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The collectives of no stage: before all stages, and after them."""
+    runs = list[list[dict[str, Any]]]()
+    for is_in_stage, run in groupby(collectives, lambda collective: "stage" in collective):
+        if not is_in_stage:
+            runs.append([*run])
+    if len(runs) > 1:
+        return runs[0], runs[1]
+    return [], runs[0]
 
 
 def _layers_of(stage: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The first layer of each repeat in a stage, and the one after its last; `turns` in files
-    of schema 1.
+    """The first layer of each repeat in a stage, and the one after its last.
+
+    Files of schema 1 call them `turns`.
     """
     return stage["layers"] if "layers" in stage else stage["turns"]
 
 
 def _ends(row: Sequence[tuple[str, ...]]) -> dict[int, int]:
-    """For each stage the cell of a row where it has ended: that of the next action that
-    computes.
-    """
-    computing = [(at, int(stage)) for at, (stage, work, _) in enumerate(row) if "_" not in work]
-    following = [at for at, _ in computing[1:]] + [len(row)]
-    return {stage: end for (_, stage), end in zip(computing, following, strict=True)}
+    """For each stage the cell of a row where it has ended: the next action that computes."""
+    ends = dict[int, int]()
+    last_stage: int | None = None
+    for cell, (stage, action, _) in enumerate(row):
+        if "_" in action:  # a message computes nothing
+            continue
+        if last_stage is not None:
+            ends[last_stage] = cell
+        last_stage = int(stage)
+    if last_stage is not None:
+        ends[last_stage] = len(row)
+    return ends
 
 
 def _in_order(
-    plan: Mapping[str, Any], listed: Iterable[dict[str, Any]], layers: Mapping[str, range]
+    plan: Mapping[str, Any], collectives: Iterable[dict[str, Any]], layers: Mapping[str, range]
 ) -> Iterator[Call]:
-    loops = [
-        (each, (*each["loops"], *filter(None, [each.get("hops")])))
-        for each in listed
-        if each["ranks"] > 1
-    ]
-    return (_call(plan, each, iterations) for each, iterations in _unrolled(loops, layers, ()))
+    """The calls that these collectives make, in order; none for groups of one rank."""
+    with_loops = list[tuple[dict[str, Any], tuple[str, ...]]]()
+    for collective in collectives:
+        if collective["ranks"] > 1:
+            loops = tuple(collective["loops"])
+            if collective.get("hops"):
+                loops = (*loops, collective["hops"])
+            with_loops.append((collective, loops))
+    unrolled = _unrolled(with_loops, layers, ())
+    return (_call(plan, collective, iterations) for collective, iterations in unrolled)
 
 
 def _unrolled(
-    listed: Iterable[tuple[dict[str, Any], tuple[str, ...]]],
+    with_loops: Iterable[tuple[dict[str, Any], tuple[str, ...]]],
     layers: Mapping[str, range],
     iterations: _Iterations,
 ) -> Iterator[tuple[dict[str, Any], _Iterations]]:
-    """Each as often as it begins in the loops around it; neighbours in one loop are done in
-    each iteration.
+    """Each collective, with its loops' iterations, as often as it begins in the loops around it.
+
+    Neighbours in one loop are called one after the other in each iteration.
     """
-    for loop, inside in groupby(listed, key=lambda it: it[1][:1]):
-        if not loop:
-            yield from ((each, begun) for each, _ in inside for begun in _begun(each, iterations))
+    for outer_loop, run in groupby(with_loops, key=lambda pair: pair[1][:1]):
+        if not outer_loop:
+            for collective, _ in run:
+                for beginning in _begun(collective, iterations):
+                    yield collective, beginning
             continue
-        body, own = (
-            [(each, loops[1:]) for each, loops in inside],
-            layers.get(loop[0]) or layers[_dim(loop[0])],
-        )
-        for index in range(len(own)):
-            yield from _unrolled(body, layers, (*iterations, (loop[0], index, own)))
+        loop = outer_loop[0]
+        body = [(collective, loops[1:]) for collective, loops in run]
+        layers_of_loop = layers.get(loop) or layers[_dim(loop)]
+        for index in range(len(layers_of_loop)):
+            inner = (*iterations, (loop, index, layers_of_loop))
+            yield from _unrolled(body, layers, inner)
 
 
-def _begun(each: Mapping[str, Any], iterations: _Iterations) -> Iterator[_Iterations]:
-    """The iterations whose call begins in these: none, these, or later ones of a call that
+def _begun(collective: Mapping[str, Any], iterations: _Iterations) -> Iterator[_Iterations]:
+    """The iterations whose call begins in these ones: none, these, or later ones of a call that
     begins ahead.
     """
-    if each["last"] and iterations[0][1] < len(iterations[0][2]) - 1:
+    if collective["last"] and iterations[0][1] < len(iterations[0][2]) - 1:
         return
-    if each["every"] > 1 and each["loops"]:
-        _, index, own = iterations[len(each["loops"]) - 1]
-        if own[-1 - index] % each["every"]:
+    if collective["every"] > 1 and collective["loops"]:
+        _, index, layers = iterations[len(collective["loops"]) - 1]
+        if layers[-1 - index] % collective["every"]:
             return
-    if not each["ahead"]:
+    ahead = collective["ahead"]
+    if not ahead:
         yield iterations
         return
-    inner, at, size = iterations[1:], 0, 1
-    for _, index, own in inner:
-        at, size = at * len(own) + index, size * len(own)
-    for begun in range(at + each["ahead"] if at else 0, min(at + each["ahead"] + 1, size)):
-        yield (*iterations[:1], *_numbered(inner, begun))
+    inner, number, count = iterations[1:], 0, 1
+    for _, index, layers in inner:
+        number = number * len(layers) + index
+        count *= len(layers)
+    # the first iteration begins the calls of all that have no earlier one to begin them
+    first = number + ahead if number else 0
+    for iteration in range(first, min(number + ahead + 1, count)):
+        yield (*iterations[:1], *_numbered(inner, iteration))
 
 
 def _numbered(iterations: _Iterations, number: int) -> _Iterations:
     """Iteration `number` of nested loops."""
-    found: list[tuple[str, int, range]] = []
-    for loop, _, own in reversed(iterations):
-        number, index = divmod(number, len(own))
-        found.append((loop, index, own))
-    return tuple(reversed(found))
+    inner_first: list[tuple[str, int, range]] = []
+    for loop, _, layers in reversed(iterations):
+        number, index = divmod(number, len(layers))
+        inner_first.append((loop, index, layers))
+    return tuple(reversed(inner_first))
 
 
-def _call(plan: Mapping[str, Any], each: Mapping[str, Any], iterations: _Iterations) -> Call:
-    backward = each["where"] == "backward"
-    places = [
-        (_dim(loop), own[-1 - at] if backward else own[at])
-        for loop, at, own in iterations
-        if loop in each["loops"]
-    ]
-    layer = ".".join(f"{dim}.{at}" for dim, at in places if dim != "microbatches")
-    microbatch = next((it[1] for it in iterations if _dim(it[0]) == "microbatches"), None)
-    group = "*".join(
-        axis for axis in plan["mesh"] if axis in each["axes"] and plan["mesh"][axis] > 1
-    )
-    if each["op"] in _MESSAGES:
+def _call(plan: Mapping[str, Any], collective: Mapping[str, Any], iterations: _Iterations) -> Call:
+    is_backward = collective["where"] == "backward"
+    places, microbatch = list[str](), None
+    for loop, index, layers in iterations:
+        dim = _dim(loop)
+        if dim == "microbatches":
+            microbatch = index if microbatch is None else microbatch
+        elif loop in collective["loops"]:
+            layer = layers[-1 - index] if is_backward else layers[index]
+            places.append(f"{dim}.{layer}")
+    axes = [axis for axis in plan["mesh"] if axis in collective["axes"] and plan["mesh"][axis] > 1]
+    group = "*".join(axes)
+    if collective["op"] in _MESSAGES:
         group += MESSAGES
-    elif each.get("among"):
-        group += f"[{', '.join(map(str, each['among']))}]"
+    elif collective.get("among"):
+        group += f"[{', '.join(map(str, collective['among']))}]"
     return Call(
         group,
-        each["op"],
-        each["value"],
-        each["where"],
-        each["line"],
-        None if each.get("ragged") else prod(each["shape"]),
-        layer,
+        collective["op"],
+        collective["value"],
+        collective["where"],
+        collective["line"],
+        None if collective.get("ragged") else prod(collective["shape"]),
+        ".".join(places),
         microbatch,
-        each.get("stage"),
-        each.get("peer"),
+        collective.get("stage"),
+        collective.get("peer"),
     )
 
 

@@ -1,9 +1,9 @@
-"""Time limits of a run, in seconds: what may pass without any progress on a rank, or an answer of
-the job's store.
+"""Time limits of a run, in seconds: how long a rank may make no progress, and how long the job's
+store may give no answer.
 
 The store does not answer where its process is stopped or its machine is gone, and a request waits
-without limit: a connection whose other end has lost power says nothing, and torch gives such
-requests no time of their own.
+without limit: a connection whose other end has lost power says nothing, and torch sets no time
+limit for such requests.
 """
 
 import threading
@@ -18,14 +18,16 @@ from ...checkpoint.background import PAUSES
 Kind = Literal["start", "step", "validation", "save", "end"]
 
 LEAST = 30.0
-"""The shortest limit of a step that is not given by an option: others may be slow for a while."""
+"""The shortest limit of a step where no option sets one: other ranks may be slow for a while."""
 EARLY = 120.0
-"""The same of the first steps, of those after a save or a validation, and of a validation.
+"""The shortest limit of a validation and of an early step: the first ones of a run, and the first
+ones after a save or a validation.
 
-Ranks come to these at other times: one may pin memory, read a file for the first time, or compile.
+Ranks reach these steps at different times: one may pin memory, read a file for the first time, or
+compile.
 """
 EARLY_STEPS = 2
-"""How many steps after the first, or after a save or a validation, are such.
+"""How many steps after the first one, or after a save or a validation, are early.
 
 A GPU's host may be two steps ahead of a rank that it waits for.
 """
@@ -36,17 +38,19 @@ WIDE = 10
 measured.
 """
 DEAF = 60.0
-"""Seconds that a request may take: more than a watchdog's own waits do."""
+"""Seconds that a request may take: more than the watchdog's own waits take."""
 
 
 @dataclass(kw_only=True)
 class Pace:
-    """The limit of what a rank is doing, by options and by how long it took before.
+    """The time limit of what a rank is doing, by options and by how long it took before.
 
-    The option `first` is for all until the first step is done; without a `step`, the limit is by
-    the steps so far.  The first step and the first validation may have to compile, and to make
-    communicators: what they took counts until another has been measured, and that of a step not at
-    all where it is `priced`, in seconds.
+    All times are in seconds.  The option `first` holds for everything until the first step is
+    done.  Without the option `step`, the steps so far decide a step's limit.
+
+    The first step and the first validation may have to compile, and to make communicators.  So
+    their times count only until another one is measured, and a first step's time does not count at
+    all where the compiler has `priced` a step.
     """
 
     first: float
@@ -57,17 +61,18 @@ class Pace:
     _longest: dict[Kind, float] = field(default_factory=dict[Kind, float])
 
     def done(self, kind: Kind, seconds: float, is_first: bool) -> None:
-        """It took so long."""
-        held = self._first_ones if is_first else self._longest
-        held[kind] = max(seconds, held.get(kind, 0.0))
+        """Notes that something of this kind took so many seconds."""
+        longest = self._first_ones if is_first else self._longest
+        longest[kind] = max(seconds, longest.get(kind, 0.0))
 
     def limit(self, kind: Kind, is_first: bool, is_early: bool) -> tuple[float, str]:
-        """Seconds, and the option that says so; `is_first` of its kind in this run, `is_early` as
-        EARLY says.
+        """The limit in seconds, and the option that sets it.
 
-        Between tries a save pauses.
+        `is_first` says that it is the first of its kind in this run, `is_early` that it is an early
+        step, as EARLY describes.
         """
         if kind in ("save", "end"):
+            # a save pauses between its tries
             return self.save + sum(PAUSES), f"--save-limit {self.save:.0f}"
         if kind == "start" or is_first:
             return self.first, f"--first-step-limit {self.first:.0f}"
@@ -76,15 +81,15 @@ class Pace:
         return most, f"--step-limit {most:.0f}"
 
     def _before(self, kind: Kind) -> float:
-        """The longest so far, or as long as it may well take."""
+        """Seconds of the longest one so far; before a step is measured, a generous guess."""
         if kind not in self._longest and kind == "step" and self.priced is not None:
             return WIDE * self.priced
         return self._longest.get(kind, self._first_ones.get(kind, 0.0))
 
 
 class Patience:
-    """Calls `leave` with the reason, on a thread of its own, where a request of the watchdog's
-    takes too long.
+    """Calls `leave` with the reason, on its own thread, where a request of the watchdog takes too
+    long.
     """
 
     def __init__(
@@ -108,13 +113,16 @@ class Patience:
             self._waits = False
 
     def _count(self) -> None:
-        seen, passed, last = self._requests, 0.0, time.monotonic()
+        counted_requests, passed, last = self._requests, 0.0, time.monotonic()
         while not self._ending.wait(self._interval):
             now = time.monotonic()
             # a process that was stopped blames nobody
             gap, last = min(now - last, 5 * self._interval), now
-            passed = passed + gap if self._waits and self._requests == seen else 0.0
-            seen = self._requests
+            if self._waits and self._requests == counted_requests:
+                passed += gap
+            else:
+                passed = 0.0
+            counted_requests = self._requests
             if passed > DEAF:
                 keeper = (
                     "rank 0 or the launcher, which keeps it, is stopped, or its machine is gone"

@@ -1,8 +1,8 @@
-"""Where this rank is: its program's line from the frames of its threads, its call from the plan's
+"""Where this rank is: its program's line, by the frames of its threads, and its call, by the plan's
 order.
 
-Groups count their calls themselves, so that nothing is counted here while a step runs.  A group's
-count is of calls that have begun; where the host runs ahead of a GPU, torch's Flight Recorder knows
+Groups count their calls themselves, so this module counts nothing while a step runs.  A group
+counts calls that have begun; where the host runs ahead of a GPU, torch's Flight Recorder knows
 which of them are not done.
 """
 
@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, repeat, takewhile
+from itertools import chain, repeat
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -32,7 +32,9 @@ _RUNTIME = __name__.rsplit(".", 3)[0] + "."
 _WAITING = tuple(_RUNTIME + name for name in ("comm.", "checkpoint.agreement"))
 """Modules whose calls wait for other ranks."""
 _HELPERS = {"checkpoint.background": "saver", "data.prefetch": "batches"}
-"""Threads, by the beginning of their names, for which the main thread waits in a module."""
+"""By module where the main thread waits, the beginning of the name of the thread that it waits
+for.
+"""
 _COMPARES = _RUNTIME + "debug.compare"
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(threading.__file__).parent)
 
@@ -42,8 +44,8 @@ Frames = Sequence[tuple[FrameType, int]]
 
 
 def counts(mesh: Mesh) -> dict[Any, int]:
-    """The calls of the plan that this rank has made so far in each of its groups, by the group."""
-    # some axis may become that of all ranks
+    """By group, the calls of the plan that this rank has made in it so far."""
+    # the group of an axis may become the one of all ranks
     groups: set[Any] = {*mesh.groups().values(), dist.group.WORLD}
     asides = mesh.asides()
     return {group: c10d.calls_made(group, mesh.device) - asides[group] for group in groups}
@@ -56,24 +58,20 @@ def position(
     doing: str,
     evaluates: bool,
     before: Mapping[Any, int],
-    lost: Frames | None,
+    lost_frames: Frames | None,
 ) -> Position:
-    """This rank's; `before` are the counts at the beginning of what it does, `lost` the frames
-    in which it failed.
+    """This rank's position.
+
+    `before` has the groups' counts at the beginning of `doing`, `lost_frames` the frames of the
+    call that failed.
     """
-    frames, groups, all_ = lost or _frames(), mesh.groups(), counts(mesh)
-    now = {name: all_[group] + mesh.asides()[group] for name, group in groups.items()}
-    counted_here = (
-        name for name in groups if mesh.device.type == "cpu" or not name.endswith(MESSAGES)
-    )
-    # NCCL counts no messages
-    made = {name: all_[groups[name]] - before.get(groups[name], 0) for name in counted_here}
+    frames, groups, calls_of_plan = lost_frames or _frames(), mesh.groups(), counts(mesh)
+    now = {name: calls_of_plan[group] + mesh.asides()[group] for name, group in groups.items()}
     waits, waiting = _waits(mesh, frames)
-    calls_of = order(mesh, evaluates)
-    pending = {
-        name: first - before.get(groups[name], 0) for name, first in _pending(groups).items()
-    }
-    calls, astray = _calls(calls_of(), made, pending)
+    calls_in_order = order(mesh, evaluates)
+    first_pending = _pending(groups)
+    pending = {name: first_pending[name] - before.get(groups[name], 0) for name in first_pending}
+    calls, astray = _calls(calls_in_order(), _calls_made(mesh, calls_of_plan, before), pending)
     waiting = waiting or bool(pending)
     if astray:
         return Position(rank, host, doing, now, waits, (), waiting, "", _code(frames), astray)
@@ -82,28 +80,53 @@ def position(
             rank, host, doing, now, "", (), True, "a meeting of all ranks", _code(frames)
         )
     peers: Sequence[int] = ()
-    call = calls.get(waits) or next(
-        iter(calls.values()) if pending else reversed(calls.values()), None
-    )
-    if message := _message(frames):
-        call = next((each for each in calls_of() if message(each)), call)
+    call = _message_call(calls_in_order, frames) or _current_call(calls, waits, pending)
     if call is not None and call.peer is not None:
         peers = [members(mesh.axes, call.group, rank)[call.peer]]
-    beside = "a comparison of copies after " * any(_module(each) == _COMPARES for each, _ in frames)
-    astray = _other(call, frames) if call is not None and waits and not (pending or beside) else ""
-    words = f"{beside}{call}" if call is not None and waiting and not astray else ""
+    compares = any(_module(frame) == _COMPARES for frame, _ in frames)
+    if call is not None and waits and not (pending or compares):
+        astray = _other(call, frames)
+    words = ""
+    if call is not None and waiting and not astray:
+        words = f"a comparison of copies after {call}" if compares else f"{call}"
     return Position(rank, host, doing, now, waits, peers, waiting, words, _code(frames), astray)
 
 
-def _other(call: Call, frames: Frames) -> str:
-    """How a rank is in another call than the one that the plan has as this; "" where it may be
-    that.
+def _calls_made(mesh: Mesh, calls_of_plan: Mapping[Any, int], before: Mapping[Any, int]) -> Counts:
+    """By name of group, the calls that this rank has made since the counts were `before`."""
+    calls_made = dict[str, int]()
+    for name, group in mesh.groups().items():
+        if mesh.device.type == "cpu" or not name.endswith(MESSAGES):  # NCCL counts no messages
+            calls_made[name] = calls_of_plan[group] - before.get(group, 0)
+    return calls_made
+
+
+def _current_call(calls: Mapping[str, Call], waits: str, pending: Counts) -> Call | None:
+    """The call in the group that the rank waits in; where that is unknown, the first pending call,
+    or else the last that was made.
     """
+    if waits in calls or not calls:
+        return calls.get(waits)
+    in_order = [*calls.values()]
+    return in_order[0] if pending else in_order[-1]
+
+
+def _message_call(calls_in_order: Callable[[], Iterator[Call]], frames: Frames) -> Call | None:
+    """The call of the message that a stage waits for; None if this rank waits for none."""
+    is_message = _message(frames)
+    if is_message is None:
+        return None
+    return next((call for call in calls_in_order() if is_message(call)), None)
+
+
+def _other(call: Call, frames: Frames) -> str:
+    """How the rank's call differs from the plan's call; "" where it may be the same."""
     names = _caller(frames)
     x, axis = names.get("x"), _axis(names)
     if call.elements is None or call.peer is not None or not isinstance(x, Tensor) or axis is None:
         return ""
-    if call.elements in (x.numel(), x.numel() // axis.size):  # of all, or of this rank's part
+    # the plan counts the elements of the whole, or of this rank's part
+    if call.elements in (x.numel(), x.numel() // axis.size):
         return ""
     return f"its call has {x.numel():,} elements, and the plan's {call} has {call.elements:,}"
 
@@ -112,21 +135,14 @@ def _other(call: Call, frames: Frames) -> str:
 
 
 def order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
-    """The calls of this rank in a step, or in evaluation after evaluation; none where plan.json
-    is not there.
+    """A function that gives this rank's calls in a step, or in evaluation after evaluation.
+
+    There are none where plan.json is not there.
     """
     try:
-        largest: dict[str, Any] = json.loads(Path(sys.argv[0]).with_name("plan.json").read_bytes())
-        sizes: list[dict[str, Any]] = [{}, *largest.get("smaller", [])]
-        plan = next(
-            plan for plan in (largest | smaller for smaller in sizes) if plan["mesh"] == mesh.axes
-        )
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        StopIteration,
-    ):  # plan.json is not there, or of another plan
+        plan = _plan_of_mesh(mesh)
+    except (OSError, ValueError, KeyError, StopIteration):
+        # plan.json is not there, or of another plan
         return lambda: iter(())
     place = mesh.rank(plan["pipeline"]["axis"]) if "pipeline" in plan else None
     if not evaluates:
@@ -134,69 +150,89 @@ def order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
     return lambda: chain.from_iterable(planned(plan, True, place) for _ in repeat(None))
 
 
-def _calls(order: Iterator[Call], made: Counts, pending: Counts) -> tuple[dict[str, Call], str]:
-    """The call in which each group is, in the plan's order; how the counts are not those of the
-    plan.
+def _plan_of_mesh(mesh: Mesh) -> dict[str, Any]:
+    """The content of plan.json beside the program, for this mesh: the largest or a smaller one.
 
-    That is the first `pending` one, or else the last that was made.
+    OSError, ValueError, KeyError or StopIteration where there is none.
     """
-    done, calls = Counter[str](), dict[str, Call]()
+    largest: dict[str, Any] = json.loads(Path(sys.argv[0]).with_name("plan.json").read_bytes())
+    differences: list[dict[str, Any]] = [{}, *largest.get("smaller", [])]
+    plans = (largest | difference for difference in differences)
+    return next(plan for plan in plans if plan["mesh"] == mesh.axes)
+
+
+def _calls(
+    order: Iterator[Call], calls_made: Counts, pending: Counts
+) -> tuple[dict[str, Call], str]:
+    """By group, the call that this rank is in, in the plan's order; and how the counts differ from
+    the plan's, or "".
+
+    A group's call is its first `pending` one, or else the last that was made.
+    """
+    passed, calls = Counter[str](), dict[str, Call]()
     following: Call | None = None
     for call in order:
-        if call.group not in made:
+        if call.group not in calls_made:
             continue
-        if done[call.group] == made[call.group]:
+        if passed[call.group] == calls_made[call.group]:
             following = call
             break
-        done[call.group] += 1
-        if done[call.group] <= pending.get(call.group, 0 if pending else made[call.group]):
-            calls.pop(call.group, None)
+        passed[call.group] += 1
+        last = 0 if pending else calls_made[call.group]
+        if passed[call.group] <= pending.get(call.group, last):
+            calls.pop(call.group, None)  # so that the group comes last
             calls[call.group] = call
-    more = [name for name, number in made.items() if number > done[name]]
-    if not more or (not done and following is None):
+    more = [name for name, number in calls_made.items() if number > passed[name]]
+    if not more or (not passed and following is None):
         return calls, ""
-    what = " and ".join(
-        f"{counted(made[name], 'call')} over {name} where the plan has {done[name]}"
-        for name in more
-    )
-    return calls, f"it has made {what}" + (f" before {following}" if following else "")
+    differences = list[str]()
+    for name in more:
+        number = counted(calls_made[name], "call")
+        differences.append(f"{number} over {name} where the plan has {passed[name]}")
+    astray = f"it has made {' and '.join(differences)}"
+    if following:
+        astray += f" before {following}"
+    return calls, astray
 
 
 def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
-    """The first call of each group that has begun and is not done, where torch keeps a record
-    of calls.
+    """The number of each group's first call that has begun and is not done.
+
+    Empty where torch keeps no record of calls.
     """
-    under_way = [each for each in c10d.calls_under_way() if not each["is_p2p"]]
     names = {group.group_name: name for name, group in groups.items()}
-    found: dict[str, int] = {}
-    for each in under_way:
-        if name := names.get(each["process_group"][0]):
-            found[name] = min(found.get(name, each["collective_seq_id"]), each["collective_seq_id"])
-    return found
+    first_calls: dict[str, int] = {}
+    for call in c10d.calls_under_way():
+        if call["is_p2p"]:
+            continue
+        if name := names.get(call["process_group"][0]):
+            number = call["collective_seq_id"]
+            first_calls[name] = min(first_calls.get(name, number), number)
+    return first_calls
 
 
 # ---- frames
 
 
 def _frames() -> Frames:
-    """The frames of the thread that is at work: on CUDA backward has one of its own, as saves
-    and batches have.
+    """The frames of the thread that is at work: on CUDA backward runs on its own thread, and so do
+    saves and batches.
     """
-    stacks = {
-        ident: [*walk_stack(frame)] for ident, frame in cast(Any, sys)._current_frames().items()
-    }
+    stacks = dict[int, list[tuple[FrameType, int]]]()
+    for ident, frame in cast(Any, sys)._current_frames().items():
+        stacks[ident] = [*walk_stack(frame)]
     main = stacks.pop(threading.main_thread().ident or 0, [])
-    if own := _own(main):
-        helper = _HELPERS.get(_module(own[0][0]).removeprefix(_RUNTIME))
+    if own_frames := _own(main):
+        helper = _HELPERS.get(_module(own_frames[0][0]).removeprefix(_RUNTIME))
         for thread in threading.enumerate():
             if helper and thread.name.startswith(helper):
                 return stacks.get(thread.ident or 0, main)
     # torch.autograd.graph, which runs backward
     if not main or Path(main[0][0].f_code.co_filename).name != "graph.py":
         return main
-    # threads of autograd are none of these
-    python = {thread.ident for thread in threading.enumerate()}
-    return next((own for ident, own in stacks.items() if ident not in python), main)
+    # Python did not start the threads of autograd, and does not list them
+    listed = {thread.ident for thread in threading.enumerate()}
+    return next((stack for ident, stack in stacks.items() if ident not in listed), main)
 
 
 def _module(frame: FrameType) -> str:
@@ -204,8 +240,8 @@ def _module(frame: FrameType) -> str:
 
 
 def _own(frames: Frames) -> Frames:
-    """Without those of torch and of Python's library."""
-    return [each for each in frames if not _is_library(each[0].f_code.co_filename)]
+    """The frames without torch's and without Python's library."""
+    return [(frame, line) for frame, line in frames if not _is_library(frame.f_code.co_filename)]
 
 
 def _is_library(file: str) -> bool:
@@ -213,68 +249,73 @@ def _is_library(file: str) -> bool:
 
 
 def _waits(mesh: Mesh, frames: Frames) -> tuple[str, bool]:
-    """The group in which the innermost call waits, if one is known, and whether it waits for
-    others at all.
-    """
-    if not (own := _own(frames)):
+    """The group that the innermost call waits in, or "", and whether it waits for others at all."""
+    own_frames = _own(frames)
+    if not own_frames:
         return "", False
-    inner, number = own[0]
+    inner, number = own_frames[0]
     line, module = linecache.getline(inner.f_code.co_filename, number), _module(inner)
-    waiting = module.startswith(_WAITING) or (
-        module.startswith(_RUNTIME)
-        and any(word in line for word in ("wait(", "synchronize(", "barrier("))
-    )
+    waiting = module.startswith(_WAITING)
+    if module.startswith(_RUNTIME):
+        waiting = waiting or any(word in line for word in ("wait(", "synchronize(", "barrier("))
     axis = _axis(_caller(frames))
-    named = (
-        name for name, group in mesh.groups().items() if axis is not None and group is axis.group
-    )
-    return next(named, ""), waiting
+    if axis is not None:
+        for name, group in mesh.groups().items():
+            if group is axis.group:
+                return name, waiting
+    return "", waiting
 
 
 def _caller(frames: Frames) -> Mapping[str, Any]:
-    """The variables of the innermost call of the runtime that knows its axis."""
-    inner = takewhile(lambda each: _module(each[0]).startswith(_RUNTIME), _own(frames))
-    return next(
-        (each.f_locals for each, _ in inner if _axis(each.f_locals) is not None), dict[str, Any]()
-    )
+    """The variables of the innermost call of the runtime that knows its axis; none without one."""
+    for frame, _ in _own(frames):
+        if not _module(frame).startswith(_RUNTIME):
+            break
+        variables = frame.f_locals
+        if _axis(variables) is not None:
+            return variables
+    return dict[str, Any]()
 
 
 def _axis(names: Mapping[str, Any]) -> Axis | None:
-    """The axis of a call of the runtime, which it has as a variable or as an attribute."""
+    """The axis of a call of the runtime: one of its variables, or an attribute of `self`."""
     holder = names.get("self")
-    found = (
+    candidates = (
         names.get("axis"),
         getattr(holder, "axis", None),
         getattr(getattr(holder, "held", None), "axis", None),
     )
-    return next((each for each in found if isinstance(each, Axis)), None)
+    return next((axis for axis in candidates if isinstance(axis, Axis)), None)
 
 
 def _message(frames: Frames) -> Callable[[Call], bool] | None:
     """A test for the plan's call of the message that a stage waits for; None if this rank waits
     for none.
     """
-    if not any(_module(each).startswith(f"{_RUNTIME}comm.p2p") for each, _ in frames[:3]):
+    if not any(_module(frame).startswith(f"{_RUNTIME}comm.p2p") for frame, _ in frames[:3]):
         return None
-    for each, _ in frames:
-        cell: Any = each.f_locals.get("self")
-        if _module(each) == f"{_RUNTIME}pipeline.stage_step" and hasattr(cell, "_microbatch"):
-            key = ("receive", "forward" if each.f_code.co_name == "forward" else "backward")
-            stage, microbatch = cell._stage, cell._microbatch
-            return lambda call: (
-                (call.op, call.where, call.stage, call.microbatch) == (*key, stage, microbatch)
-            )
+    for frame, _ in frames:
+        cell: Any = frame.f_locals.get("self")
+        if _module(frame) == f"{_RUNTIME}pipeline.stage_step" and hasattr(cell, "_microbatch"):
+            where = "forward" if frame.f_code.co_name == "forward" else "backward"
+            key = "receive", where, cell._stage, cell._microbatch
+            return lambda call: (call.op, call.where, call.stage, call.microbatch) == key
     return None
 
 
 def _code(frames: Frames) -> str:
-    """The line of the program and of the plan, and the function in which it is."""
+    """The line of the program and of the plan, and the function that is called there."""
     from ...debug.source_lines import place  # most runs do without
 
-    own, name = _own(frames), Path(sys.argv[0]).name
-    program = next((each for each in own if Path(each[0].f_code.co_filename).name == name), None)
-    words = [place(program[0].f_code.co_filename, program[1])] if program else []
-    if own and own[0] is not program:
-        code, number = own[0][0].f_code, own[0][1]
+    own_frames, program = _own(frames), Path(sys.argv[0]).name
+    words, is_innermost = list[str](), False
+    for position, (frame, line) in enumerate(own_frames):
+        if Path(frame.f_code.co_filename).name == program:
+            words.append(place(frame.f_code.co_filename, line))
+            is_innermost = position == 0
+            break
+    if own_frames and not is_innermost:
+        inner, number = own_frames[0]
+        code = inner.f_code
         words.insert(0, f"{code.co_name} ({Path(code.co_filename).name}:{number})")
     return ", ".join(words)

@@ -1,13 +1,13 @@
-"""The thread that watches a rank, and the few keys of the job's store by which ranks learn of each
+"""The thread that watches a rank, and the few keys of the job's store that tell ranks of each
 other's end.
 
     failed     the first cause: who, and why; or that a rank has come no further, which is the alarm
     positions  after an alarm, a line from each rank that answers: where it is
-    verdict    the rank that the others wait for, by the rank that has raised the alarm
+    verdict    the rank that the others wait for; the rank that has raised the alarm writes it
 
-Load on the store: a rank reads one key a second; more than 4,000 ranks read less often, so that all
-together stay at 4,000 reads a second, of about 10 µs of the store's time each.  An alarm costs a
-line and a wait of each rank.  Nothing is written while all goes well.
+Load on the store: a rank reads one key a second.  More than 4,000 ranks read less often, so that
+there are never more than 4,000 reads a second; a read takes about 10 µs of the store's time.  An
+alarm costs each rank a line and a wait.  Nothing is written while all goes well.
 """
 
 import json
@@ -49,7 +49,8 @@ _POSITIONS, _ANSWERS, _VERDICT, _RANKS, _LEFT = "positions", "answers", "verdict
 class _Mark:
     """The beginning of what a rank does, and how many calls its groups had made then.
 
-    It may be the first of its kind, and a step may be early, as `EARLY` of limits says.
+    `is_first`: it is the first of its kind in this run.  `is_early`: it is an early step, as
+    `EARLY` of limits describes.
     """
 
     kind: Kind
@@ -70,7 +71,9 @@ class _Mark:
 
 
 class Watchdog:
-    """Watches this rank, from `start` to `stop`; nothing of it runs in a step but `begin`, once."""
+    """Watches this rank, from `start` to `stop`.  In a step the main thread calls only `begin`,
+    once.
+    """
 
     def __init__(
         self,
@@ -81,9 +84,9 @@ class Watchdog:
         interval: float | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`store` is this thread's own: a client waits with its lock taken.
+        """`store` is a client of the watchdog's thread alone: a client waits with its lock taken.
 
-        The last calls are written to `folder`.
+        The record of the last calls is written to `folder`.
         """
         self._folder = folder
         self._store, self._mesh, self._rank, self._pace = store, mesh, rank, pace
@@ -106,9 +109,9 @@ class Watchdog:
         self._patience.start()
 
     def begin(self, kind: Kind, step: int) -> None:
-        """The main thread goes on: to a step, or to what follows it.
+        """Notes that the main thread goes on to a step, or to what follows it.
 
-        Takes about 0.7 µs a group.
+        Takes about 0.7 µs per group.
         """
         is_first = kind not in self._begun
         if is_first or kind != "step":
@@ -117,7 +120,7 @@ class Watchdog:
         self._begun.add(kind)
 
     def stop(self) -> None:
-        """All ranks have come to their end."""
+        """Ends the watch: all ranks have come to their end."""
         self._store.set(f"{_LEFT}/{self._rank}", "")
         self._ending.set()
         self._thread.join()
@@ -125,9 +128,9 @@ class Watchdog:
     # ---- of the main thread, which fails
 
     def failed(self, reason: str) -> str:
-        """Says that this rank fails, so that all others end.
+        """Tells the others that this rank fails, so that all end.
 
-        Another's words, if that has failed before.
+        Returns the words about another rank, if that one has failed before, else "".
         """
         self._ending.set()
         self._thread.join(_ANSWER)
@@ -139,11 +142,11 @@ class Watchdog:
         return _told(first)
 
     def lost(self, error: BaseException) -> NoReturn:
-        """A call to other ranks has failed, so that one of them may have ended: the thread
-        finds out, and ends all.
+        """Leaves it to the thread to find out why a call to other ranks has failed, and to end all:
+        one of them may have ended.
         """
         self._lost = error
-        # by which a launcher ends ranks when it sees that one has ended
+        # a launcher that sees that a rank has ended sends this signal to the others
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(6 * _ANSWER)
         os._exit(1)
@@ -151,17 +154,17 @@ class Watchdog:
     # ---- of the thread
 
     def _watch(self) -> None:
-        seen, passed, last = self._mark, 0.0, time.monotonic()
+        mark, passed, last = self._mark, 0.0, time.monotonic()
         while not self._ending.wait(self._interval if self._neighbour.is_known else _BEGINNING):
             now = time.monotonic()
             # a process that was stopped accuses nobody
             gap, last = min(now - last, 2 * self._interval), now
-            if self._mark is not seen:
-                self._pace.done(seen.kind, passed + gap, seen.is_first)
-                seen, passed = self._mark, 0.0
+            if self._mark is not mark:
+                self._pace.done(mark.kind, passed + gap, mark.is_first)
+                mark, passed = self._mark, 0.0
             passed += gap
             with self._patience.request():
-                self._look(seen, passed)
+                self._look(mark, passed)
 
     def _look(self, mark: _Mark, passed: float) -> None:
         limit, option = self._pace.limit(mark.kind, mark.is_first, mark.is_early)
@@ -182,30 +185,28 @@ class Watchdog:
                 )
 
     def _first(self, kind: str, reason: str) -> dict[str, Any]:
-        """The first cause that any rank has said, which is this one if there is none."""
-        own = {"kind": kind, "rank": self._rank, "host": self._host, "reason": reason}
+        """The first cause that any rank has written; this one if there is none."""
+        cause = {"kind": kind, "rank": self._rank, "host": self._host, "reason": reason}
         try:
-            return json.loads(self._store.compare_set(FAILED, "", json.dumps(own)))
+            return json.loads(self._store.compare_set(FAILED, "", json.dumps(cause)))
         except RuntimeError:  # the store is gone with the rank that kept it
-            return own | {"rank": -1}
+            return cause | {"rank": -1}
 
     def _alarm(self, reason: str) -> None:
         self._follow(self._first("alarm", reason))
 
     def _follow(self, first: Mapping[str, Any]) -> None:
-        """Ends this rank, after the first cause; quietly, if that is told by the rank that it
-        is of.
-        """
+        """Ends this rank, after the first cause; quietly, if the rank that failed tells it."""
         if first["kind"] == "failed":
             time.sleep(_QUIET)
             self._leave(_told(first), quietly=True)
-        own = self._position()
-        self._answer(own)
+        own_position = self._position()
+        self._answer(own_position)
         verdict = self._judged() if first["rank"] == self._rank else self._awaited()
         if self._neighbour.rank in verdict.silent:
             self._neighbour.kill()
         self._leave(
-            f"{_words(self._mesh, own, verdict)}\n  {_told(first)};"
+            f"{_words(self._mesh, own_position, verdict)}\n  {_told(first)};"
             f" {verdict.text}{self._recorded()}"
         )
 
@@ -213,7 +214,10 @@ class Watchdog:
         """Writes torch's record of this rank's last calls, and says where; "" where there is
         none.
         """
-        if self._folder is None or not (record := c10d.flight_record()):
+        if self._folder is None:
+            return ""
+        record = c10d.flight_record()
+        if not record:
             return ""
         try:
             flight_record(self._folder, self._rank).write_bytes(record)
@@ -222,15 +226,17 @@ class Watchdog:
         return f"\n  torch's record of the last calls: {flight_record(self._folder)}RANK"
 
     def _position(self) -> Position:
-        """Where this rank is; a mistake in finding that out is not to keep it from its end."""
+        """Where this rank is; an error in finding it out must not keep the rank from its end."""
         mark, silent = self._mark, self._neighbour.silent()
-        lost = [*walk_tb(self._lost.__traceback__)][::-1] if self._lost is not None else None
+        lost_frames = None
+        if self._lost is not None:
+            lost_frames = [*walk_tb(self._lost.__traceback__)][::-1]
         try:
             evaluates = mark.kind == "validation"
-            own = position(
-                self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost
+            own_position = position(
+                self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost_frames
             )
-            return replace(own, silent=silent)
+            return replace(own_position, silent=silent)
         except Exception as error:
             return Position(
                 self._rank,
@@ -240,23 +246,27 @@ class Watchdog:
                 silent=silent,
             )
 
-    def _answer(self, own: Position) -> None:
-        self._store.append(_POSITIONS, json.dumps(asdict(own)) + "\n")
-        self._store.add(_ANSWERS, 1 + len(own.silent))
+    def _answer(self, own_position: Position) -> None:
+        self._store.append(_POSITIONS, json.dumps(asdict(own_position)) + "\n")
+        self._store.add(_ANSWERS, 1 + len(own_position.silent))
 
     def _judged(self) -> Verdict:
-        """The verdict, by the positions of those that answer in time."""
+        """Judges by the positions of the ranks that answer in time, and tells the verdict to the
+        others.
+        """
         until = time.monotonic() + _ANSWER + 2 * self._interval
         while self._store.add(_ANSWERS, 0) < self._world and time.monotonic() < until:
             time.sleep(0.1)
-        lines = [line.split() for line in self._store.get(_RANKS).decode().splitlines()]
-        hosts = {int(rank): host for rank, host in lines}
+        hosts = dict[int, str]()
+        for line in self._store.get(_RANKS).decode().splitlines():
+            rank, host = line.split()
+            hosts[int(rank)] = host
         verdict = judge(self._mesh.axes, read(self._store.get(_POSITIONS).decode()), hosts)
         self._store.set(_VERDICT, json.dumps(asdict(verdict)))
         return verdict
 
     def _awaited(self) -> Verdict:
-        """The verdict, by the rank that makes it."""
+        """Waits for the verdict of the rank that has raised the alarm."""
         try:
             self._store.wait([_VERDICT], timedelta(seconds=2 * (_ANSWER + 2 * self._interval)))
         except RuntimeError:
@@ -268,7 +278,7 @@ class Watchdog:
         tell_launcher(words)
         if not quietly:
             with suppress(OSError):
-                # whatever the main thread has taken the lock of
+                # `print` would wait for a lock that the main thread may have taken
                 os.write(2, f"error: {words}\n".encode())
             time.sleep(_QUIET)  # others tell where they are before a launcher ends them
         if keeps_store():
@@ -282,33 +292,35 @@ def _first_sentence(error: BaseException) -> str:
 
 def _told(first: Mapping[str, Any]) -> str:
     """The first cause, with its rank and host."""
+    reason = first["reason"]
     if first["rank"] < 0:
-        return f"{first['reason']} (and the job's store is gone)"
+        return f"{reason} (and the job's store is gone)"
     rank = f"rank {first['rank']}"
-    return (
-        first["reason"]
-        if first["reason"].startswith(rank)
-        else f"{rank} on {first['host']}: {first['reason']}"
-    )
+    if reason.startswith(rank):
+        return reason
+    return f"{rank} on {first['host']}: {reason}"
 
 
-def _words(mesh: Mesh, own: Position, verdict: Verdict) -> str:
+def _words(mesh: Mesh, own_position: Position, verdict: Verdict) -> str:
     """Where this rank is, and for whom it waits."""
-    head = f"rank {own.rank} on {own.host}, {own.doing}"
-    if not own.waiting:
-        return f"{head}: at {own.code}"
-    others = awaited(mesh.axes, own)
+    head = f"rank {own_position.rank} on {own_position.host}, {own_position.doing}"
+    if not own_position.waiting:
+        return f"{head}: at {own_position.code}"
+    others = awaited(mesh.axes, own_position)
     missing = [rank for rank in others if rank in verdict.missing]
     whom = f" for {named(missing or others)}" if others else ""
-    return f"{head}: waits{whom} in {own.call or 'a call'}; {own.code}"
+    call = own_position.call or "a call"
+    return f"{head}: waits{whom} in {call}; {own_position.code}"
 
 
 def watch(mesh: Mesh, plan: Plan, options: Options) -> Watchdog | None:
-    """Begins to watch this rank, if there are others."""
-    if (store := job_store()) is None:
+    """Begins to watch this rank; None where there are no others."""
+    store = job_store()
+    if store is None:
         return None
-    # of the plan's GPUs
-    priced = plan.expected.seconds if plan.expected and options.device == "cuda" else None
+    priced = None
+    if plan.expected and options.device == "cuda":  # the price is for the plan's GPUs
+        priced = plan.expected.seconds
     pace = Pace(
         first=options.first_step_limit,
         step=options.step_limit,
@@ -321,13 +333,11 @@ def watch(mesh: Mesh, plan: Plan, options: Options) -> Watchdog | None:
 
 
 class _Neighbour:
-    """The next rank of this machine, whose end this one sees without the store."""
+    """The next rank of this machine; this rank sees its end without the store."""
 
     def __init__(self, store: Any, rank: int) -> None:
-        local, size = (
-            int(os.environ.get(name, least))
-            for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
-        )
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.rank = rank - local + (local + 1) % size
         self._store, self._alone = store, size == 1
         self._process: tuple[int, int] | None = None  # its id, and a descriptor of it
@@ -335,11 +345,11 @@ class _Neighbour:
 
     @property
     def is_known(self) -> bool:
-        """Whether nothing more will be found out of which process it is."""
+        """Whether its process is known, or never will be."""
         return self._alone or self._process is not None
 
     def is_gone(self) -> bool:
-        """Whether its process has ended before it had come to its end."""
+        """Whether its process has ended before the rank had come to its end."""
         if self._process is None and not self._alone and self._store.check([f"pid/{self.rank}"]):
             number = int(self._store.get(f"pid/{self.rank}"))
             try:
@@ -348,28 +358,21 @@ class _Neighbour:
                 self._alone = True
         if self._process is None:
             return False
-        return bool(select.select([self._process[1]], [], [], 0)[0]) and not self._store.check(
-            [f"{_LEFT}/{self.rank}"]
-        )
+        has_ended = bool(select.select([self._process[1]], [], [], 0)[0])
+        return has_ended and not self._store.check([f"{_LEFT}/{self.rank}"])
 
     def silent(self) -> list[tuple[int, str]]:
         """The rank, and why it will not answer, if it will not."""
+        reason = ""
         if self.is_gone():
-            return [
-                (
-                    self.rank,
-                    "is gone: its process ended without a word, as one that was killed does",
-                )
-            ]
-        if self._process is not None and _is_stopped(self._process[0]):
-            return [
-                (self.rank, "does not answer: its process is stopped, as by SIGSTOP or a debugger")
-            ]
-        return []
+            reason = "is gone: its process ended without a word, as one that was killed does"
+        elif self._process is not None and _is_stopped(self._process[0]):
+            reason = "does not answer: its process is stopped, as by SIGSTOP or a debugger"
+        return [(self.rank, reason)] if reason else []
 
     def kill(self) -> None:
-        """Ends a rank that cannot end itself: launchers wait long for one that is stopped or
-        holds Python's lock.
+        """Ends a rank that cannot end itself, as it is stopped or holds Python's lock: launchers
+        wait long for such a rank.
         """
         if self._process is not None:
             with suppress(ProcessLookupError):
