@@ -145,12 +145,13 @@ class Call:
         """Recomputes the call, as far as it is needed."""
         self._made.clear()
         args = [
-            self._taken(held) if isinstance(held, _Operand) else held for held in self._operands
+            self._taken(operand) if isinstance(operand, _Operand) else operand
+            for operand in self._operands
         ]
-        given = _storages(self._function, args)
+        operand_storages = _storages(self._function, args)
 
         def keep(saved: Tensor) -> None:
-            if _storage(saved) not in given:
+            if _storage(saved) not in operand_storages:
                 self._made[len(self._made)] = saved.detach()
                 if len(self._made) == self._inside and not self._views:
                     raise _Enough
@@ -173,8 +174,8 @@ class Call:
             "a recomputed call saves other tensors than before"
         )
 
-    def _taken(self, held: "_Operand") -> Tensor:
-        return self._around.unpack(held.packed).detach().requires_grad_(held.wanted)
+    def _taken(self, operand: "_Operand") -> Tensor:
+        return self._around.unpack(operand.packed).detach().requires_grad_(operand.wanted)
 
 
 class _Operand(NamedTuple):

@@ -136,7 +136,7 @@ def calls_under_way() -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(_dump("trace_json", True, True) or "{}").get(
         "entries", []
     )
-    return [each for each in entries if not (each["retired"] or each["state"] == "completed")]
+    return [entry for entry in entries if not (entry["retired"] or entry["state"] == "completed")]
 
 
 def flight_record() -> bytes:
@@ -146,10 +146,10 @@ def flight_record() -> bytes:
     return _dump("trace") or b""
 
 
-def _dump(name: str, *given: bool) -> Any:
+def _dump(name: str, *options: bool) -> Any:
     """torch 2.13 has one record of all backends, and 2.11 that of NCCL, if it is built with it."""
     dump = getattr(_C10D, f"_dump_fr_{name}", None) or getattr(_C10D, f"_dump_nccl_{name}", None)
-    return dump(*given) if dump else None
+    return dump(*options) if dump else None
 
 
 def set_limit(group: Group, limit: timedelta) -> None:

@@ -136,10 +136,10 @@ def _pad(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     if not zigzag:
         padded.narrow(dim, axis.rank * size, size).copy_(x)
         return padded
-    at = 0
+    offset = 0
     for start, length in _runs(shape[dim], axis):
-        padded.narrow(dim, start, length).copy_(x.narrow(dim, at, length))
-        at += length
+        padded.narrow(dim, start, length).copy_(x.narrow(dim, offset, length))
+        offset += length
     return padded
 
 
@@ -192,8 +192,8 @@ def _conjugate(
         axis, dims = ctx.axis, ctx.dims
         if axis.watch is None:
             return (backward(gradient, axis, *dims), None, *_NO_GRADIENTS[: len(dims)])
-        found = back(x=gradient, axis=axis, dims=dims, line=ctx.line)
-        return (found, None, *_NO_GRADIENTS[: len(dims)])
+        operand_gradient = back(x=gradient, axis=axis, dims=dims, line=ctx.line)
+        return (operand_gradient, None, *_NO_GRADIENTS[: len(dims)])
 
     function: Any = type(
         name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)}
@@ -305,7 +305,7 @@ def rotate(x: Tensor, to: Tensor, axis: Axis, by: int) -> Any:
     """
 
     def only(rank: int) -> list[int]:
-        return [x.numel() if each == rank % axis.size else 0 for each in range(axis.size)]
+        return [x.numel() if peer == rank % axis.size else 0 for peer in range(axis.size)]
 
     return c10d.begin_all_to_all(to, x, axis.group, only(axis.rank - by), only(axis.rank + by))
 
@@ -353,10 +353,10 @@ def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> 
     """
     if axis.size == 1:
         return x
-    own, sent = _own_part(x, axis), x.to(dtype or x.dtype)
+    result, sent = _own_part(x, axis), x.to(dtype or x.dtype)
     part = _own_part(sent, axis)
     c10d.reduce_scatter(part, sent, axis.group)
-    return own if sent is x else own.copy_(part)
+    return result if sent is x else result.copy_(part)
 
 
 def all_gather_(x: Tensor, axis: Axis) -> Tensor:

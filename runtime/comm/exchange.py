@@ -36,21 +36,21 @@ class Arriving(NamedTuple):
 
 
 @overload
-def exchange(rows: Tensor, held: Held) -> Tensor: ...
+def exchange(rows: Tensor, expert_rows: Held) -> Tensor: ...
 @overload
-def exchange(rows: Tensor, held: Held, async_op: Literal[True]) -> Arriving: ...
-def exchange(rows: Tensor, held: Held, async_op: bool = False) -> Tensor | Arriving:
+def exchange(rows: Tensor, expert_rows: Held, async_op: Literal[True]) -> Arriving: ...
+def exchange(rows: Tensor, expert_rows: Held, async_op: bool = False) -> Tensor | Arriving:
     """Rows of tokens to the ranks of their experts: [rows of tokens, …] → [rows of experts, …]."""
-    return exchanged(rows, held, False, async_op, regrouped)
+    return exchanged(rows, expert_rows, False, async_op, regrouped)
 
 
 @overload
-def exchange_back(rows: Tensor, held: Held) -> Tensor: ...
+def exchange_back(rows: Tensor, expert_rows: Held) -> Tensor: ...
 @overload
-def exchange_back(rows: Tensor, held: Held, async_op: Literal[True]) -> Arriving: ...
-def exchange_back(rows: Tensor, held: Held, async_op: bool = False) -> Tensor | Arriving:
+def exchange_back(rows: Tensor, expert_rows: Held, async_op: Literal[True]) -> Arriving: ...
+def exchange_back(rows: Tensor, expert_rows: Held, async_op: bool = False) -> Tensor | Arriving:
     """The inverse of `exchange`: [rows of experts, …] → [rows of tokens, …]."""
-    return exchanged(rows, held, True, async_op, regrouped)
+    return exchanged(rows, expert_rows, True, async_op, regrouped)
 
 
 def wait(rows: Arriving) -> Tensor:
@@ -58,11 +58,11 @@ def wait(rows: Arriving) -> Tensor:
     return rows.token if rows.way is None else cast(Any, _Wait).apply(*rows)
 
 
-def exchanged(rows: Tensor, held: Held, back: bool, async_op: bool, regroup: Regroup) -> Any:
+def exchanged(rows: Tensor, expert_rows: Held, back: bool, async_op: bool, regroup: Regroup) -> Any:
     """`exchange` or, `back`, its inverse, in which `regroup` puts rows in order."""
-    if held.axis.size == 1:
+    if expert_rows.axis.size == 1:
         return Arriving(rows, None) if async_op else rows
-    way = _Way(held, back, regroup)
+    way = _Way(expert_rows, back, regroup)
     return (
         Arriving(cast(Any, _Begin).apply(rows, way), way)
         if async_op
@@ -77,22 +77,36 @@ class _Way:
 
     __slots__ = ("_line", "_regroup", "_under_way", "back", "held")
 
-    def __init__(self, held: Held, back: bool, regroup: Regroup) -> None:
-        self.held, self.back = held, back
-        self._regroup, self._line = regroup, held.axis.line()
+    def __init__(self, expert_rows: Held, back: bool, regroup: Regroup) -> None:
+        self.held, self.back = expert_rows, back
+        self._regroup, self._line = regroup, expert_rows.axis.line()
         # the work and its buffers, which it needs till then
         self._under_way: tuple[Any, Tensor, Tensor] | None = None
 
     def begin(self, rows: Tensor, back: bool) -> None:
         """Begins to send rows, and to receive."""
-        held, axis = self.held, self.held.axis
-        to, of = (held.received, held.sent) if back else (held.sent, held.received)
-        assert len(rows) == sum(to), f"exchange: {len(rows)} rows where {sum(to)} were counted"
+        expert_rows, axis = self.held, self.held.axis
+        send_counts, receive_counts = (
+            (expert_rows.received, expert_rows.sent)
+            if back
+            else (expert_rows.sent, expert_rows.received)
+        )
+        assert len(rows) == sum(send_counts), (
+            f"exchange: {len(rows)} rows where {sum(send_counts)} were counted"
+        )
         if axis.watch is not None:
-            axis.watch.exchanged(to, of, axis, self._line)
-        sent = rows if not back or held.returned is None else self._regroup(rows, held.returned)
-        sent, came = sent.contiguous(), rows.new_empty((sum(of), *rows.shape[1:]))
-        self._under_way = c10d.begin_all_to_all(came, sent, axis.group, of, to), came, sent
+            axis.watch.exchanged(send_counts, receive_counts, axis, self._line)
+        sent = (
+            rows
+            if not back or expert_rows.returned is None
+            else self._regroup(rows, expert_rows.returned)
+        )
+        sent, came = sent.contiguous(), rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+        self._under_way = (
+            c10d.begin_all_to_all(came, sent, axis.group, receive_counts, send_counts),
+            came,
+            sent,
+        )
 
     def end(self, back: bool) -> Tensor:
         """The rows that have come, in their order."""

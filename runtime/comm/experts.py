@@ -64,7 +64,7 @@ class Experts:
 
 
 def _first_of_peers(
-    mesh: Mesh, held: int, axes: Sequence[str], tokens: Collection[str]
+    mesh: Mesh, experts_per_rank: int, axes: Sequence[str], tokens: Collection[str]
 ) -> list[int]:
     """The first expert of each rank of the axis of `tokens`, in its order."""
     along = [name for name in mesh.axes if name in tokens]
@@ -73,7 +73,7 @@ def _first_of_peers(
         coordinate, index = dict(zip(along, place, strict=True)), 0
         for name in axes:
             index = index * mesh.size(name) + coordinate.get(name, mesh.rank(name))
-        first.append(index * held)
+        first.append(index * experts_per_rank)
     return first
 
 
@@ -150,12 +150,16 @@ def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
     """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group
     stay in theirs.
     """
-    own = slots[ids]
-    ordered, choices = own.sort(stable=True)
+    choice_groups = slots[ids]
+    ordered, choices = choice_groups.sort(stable=True)
     numbers = torch.arange(max(len(ids), groups), device=ids.device)
     ends = torch.searchsorted(ordered, numbers[:groups], right=True)
     rows = torch.empty_like(choices).scatter_(0, choices, numbers[: len(ids)])
-    return ends.diff(prepend=ends.new_zeros(1)), choices, rows.masked_fill_(own == groups, -1)
+    return (
+        ends.diff(prepend=ends.new_zeros(1)),
+        choices,
+        rows.masked_fill_(choice_groups == groups, -1),
+    )
 
 
 def sort_by_expert(
@@ -197,9 +201,11 @@ def _padded(
     """
     starts, places = counts.cumsum(0) - counts, torch.arange(padded, device=counts.device)
     moved = torch.arange(len(counts), device=counts.device) * padded - starts
-    at = (starts.unsqueeze(1) + places).clamp(max=len(choices) - 1)
-    made = choices[at].masked_fill(places >= counts.unsqueeze(1), -1)
-    return made.flatten(), (rows + moved[groups.clamp(max=len(counts) - 1)]).where(rows >= 0, -1)
+    source = (starts.unsqueeze(1) + places).clamp(max=len(choices) - 1)
+    padded_choices = choices[source].masked_fill(places >= counts.unsqueeze(1), -1)
+    return padded_choices.flatten(), (rows + moved[groups.clamp(max=len(counts) - 1)]).where(
+        rows >= 0, -1
+    )
 
 
 Places = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -227,7 +233,7 @@ def exchange_counts(order: Order, backend: Places = places) -> Held:
 
 
 def _counted(order: Order, backend: Places) -> Held:
-    axis, held = order.experts.axis, order.experts.held
+    axis, experts_per_rank = order.experts.axis, order.experts.held
     if axis.size == 1:
         alone = Held(axis, order.counts, [], [], None, None)
         alone.sizes = order.sizes
@@ -235,13 +241,16 @@ def _counted(order: Order, backend: Places) -> Held:
     came = torch.empty_like(order.counts)
     c10d.all_to_all(came, order.counts, axis.group)
     order.sizes, arrived = cast(Any, torch.stack([order.counts, came])).tolist()
-    sent, received = _by_peer(order.sizes, held), _by_peer(arrived, held)
-    by_source = came.view(-1, held)
-    found = (None, None) if held == 1 else backend(by_source, sum(received))
+    sent, received = _by_peer(order.sizes, experts_per_rank), _by_peer(arrived, experts_per_rank)
+    by_source = came.view(-1, experts_per_rank)
+    found = (None, None) if experts_per_rank == 1 else backend(by_source, sum(received))
     result = Held(axis, by_source.sum(0), sent, received, *found)
-    result.sizes = [sum(arrived[expert::held]) for expert in range(held)]
+    result.sizes = [sum(arrived[expert::experts_per_rank]) for expert in range(experts_per_rank)]
     return result
 
 
-def _by_peer(sizes: Sequence[int], held: int) -> list[int]:
-    return [sum(sizes[first : first + held]) for first in range(0, len(sizes), held)]
+def _by_peer(sizes: Sequence[int], experts_per_rank: int) -> list[int]:
+    return [
+        sum(sizes[first : first + experts_per_rank])
+        for first in range(0, len(sizes), experts_per_rank)
+    ]

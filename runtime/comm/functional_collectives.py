@@ -37,8 +37,10 @@ def scattered(x: Tensor, axis: Axis) -> Tensor:
 
 def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
     """Every rank's piece for this one, [ranks, …]: piece i of `pieces` goes to rank i."""
-    each = [1] * axis.size
-    return _ops.wait_tensor(_ops.all_to_all_single(pieces, each, each, axis.group.group_name))
+    split_sizes = [1] * axis.size
+    return _ops.wait_tensor(
+        _ops.all_to_all_single(pieces, split_sizes, split_sizes, axis.group.group_name)
+    )
 
 
 def distinct(x: Tensor) -> Tensor:

@@ -159,10 +159,10 @@ class Mesh:
 
     def _place_of(self, number: int) -> dict[str, int]:
         """The index of a global rank along each axis."""
-        found = dict[str, int]()
+        coordinate = dict[str, int]()
         for name, size in [*self.axes.items()][::-1]:
-            number, found[name] = divmod(number, size)
-        return found
+            number, coordinate[name] = divmod(number, size)
+        return coordinate
 
     @cached_property
     def device_mesh(self) -> DeviceMesh | None:
@@ -293,22 +293,28 @@ class Mesh:
             axis.group = self.axis(*wide).group
 
     def _give_group(
-        self, axis: Axis, said: str, names: Sequence[str], chosen: Sequence[int] | None = None
+        self,
+        axis: Axis,
+        description: str,
+        names: Sequence[str],
+        chosen: Sequence[int] | None = None,
     ) -> None:
         """Makes a group for an axis, in which `c10d.group_of` makes a call that is none of the
         plan's.
         """
-        axis.group = self._group(said, names, chosen)
+        axis.group = self._group(description, names, chosen)
         axis.asides += 1
 
-    def _group(self, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> Any:
+    def _group(
+        self, description: str, names: Sequence[str], chosen: Sequence[int] | None = None
+    ) -> Any:
         """The group of this rank along some axes; of one, the `chosen` of its ranks, and each
         other rank by itself.
         """
         rows = self._rows(names)
         if chosen is not None:
             rows = [part for row in rows for part in _parts(row, chosen)]
-        return c10d.group_of(rows, said, self._limit)
+        return c10d.group_of(rows, description, self._limit)
 
     def _rows(self, names: Collection[str]) -> list[list[int]]:
         """The global ranks that differ on the named axes only, row-major, for all places on the
@@ -326,20 +332,20 @@ class Mesh:
         """The process groups of this rank so far, by name: `dp`, `dp*tp`, `pp messages`, `pp[0,
         3]`.
         """
-        made = [*self._cache.items()]  # at once: another thread may ask
+        cached_axes = [*self._cache.items()]  # at once: another thread may ask
         return {
             f"{axis.name} messages" if kind == "messages" else axis.name: axis.group
-            for (kind, *_), axis in made
+            for (kind, *_), axis in cached_axes
             if axis.size > 1 and axis.group is not None
         }
 
     def asides(self) -> Counter[Any]:
         """The calls of each group beside the plan's."""
-        found = Counter[Any]()
+        counts = Counter[Any]()
         for axis in [*self._cache.values()]:
             if axis.asides:
-                found[axis.group] += axis.asides
-        return found
+                counts[axis.group] += axis.asides
+        return counts
 
     def without(self, names: Collection[str]) -> Axis:
         """All axes but the named ones, as one.  Collective on first use."""

@@ -102,7 +102,10 @@ def received(
     """Receives into the slot."""
 
     def ready() -> Values:
-        return tuple(torch.empty(each.shape, dtype=each.dtype, device=device) for each in carried)
+        return tuple(
+            torch.empty(stage_input.shape, dtype=stage_input.dtype, device=device)
+            for stage_input in carried
+        )
 
     return Message(ready, c10d.begin_receive, axis, peer, slot)
 
@@ -148,15 +151,20 @@ def watched_send(message: Message, watch: Watch) -> Message:
     return _Watched(ready, message.call, message.axis, message.peer, message.under_way)
 
 
-def watched_receive(message: Message, watch: Watch, of: Crossing, device: torch.device) -> Message:
+def watched_receive(
+    message: Message, watch: Watch, crossing: Crossing, device: torch.device
+) -> Message:
     """Receives the hashes too; who takes the values finds out whether they are those that were
     sent.
     """
 
     def ready() -> Values:
-        return (*message.ready(), torch.empty(len(of.names), 3, dtype=torch.int64, device=device))
+        return (
+            *message.ready(),
+            torch.empty(len(crossing.names), 3, dtype=torch.int64, device=device),
+        )
 
-    arriving = _Arriving(message.under_way, partial(watch.arrived, message=of))
+    arriving = _Arriving(message.under_way, partial(watch.arrived, message=crossing))
     return _Watched(ready, message.call, message.axis, message.peer, arriving)
 
 
@@ -180,8 +188,8 @@ class _Arriving(Slot):
         self._slot, self._compare = slot, compare
 
     def put(self, values: Values, works: tuple[Any, ...] = ()) -> None:
-        own, hashes = values[:-1], values[-1]
-        self._slot.put(own, (*works, _Awaited(partial(self._compare, own, hashes))))
+        payload, hashes = values[:-1], values[-1]
+        self._slot.put(payload, (*works, _Awaited(partial(self._compare, payload, hashes))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ def chunks(size: int, cuts: tuple[Cut, ...]) -> tuple[tuple[int, int], ...]:
     runs = [(0, size)]
     for ranks, rank, zigzag in cuts:
         pieces = (rank, 2 * ranks - 1 - rank) if zigzag else (rank,)
-        each, rest = divmod(sum(length for _, length in runs), len(pieces) * ranks)
-        assert not rest, f"positions: {size} cannot be cut as {cuts}"
-        runs = [run for piece in pieces for run in _part(runs, piece * each, each)]
+        piece_length, remainder = divmod(sum(length for _, length in runs), len(pieces) * ranks)
+        assert not remainder, f"positions: {size} cannot be cut as {cuts}"
+        runs = [run for piece in pieces for run in _part(runs, piece * piece_length, piece_length)]
     merged: list[tuple[int, int]] = []
     for start, length in runs:
         if merged and sum(merged[-1]) == start:
@@ -55,8 +55,8 @@ def to_ranks(ranks: int) -> tuple[int, ...]:
 @cache
 def from_ranks(ranks: int) -> tuple[int, ...]:
     """The inverse of `to_ranks`: where each of the 2n pieces lies among those of all ranks."""
-    held = to_ranks(ranks)
-    return tuple(held.index(piece) for piece in range(2 * ranks))
+    order = to_ranks(ranks)
+    return tuple(order.index(piece) for piece in range(2 * ranks))
 
 
 class Positions:

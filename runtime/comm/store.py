@@ -62,22 +62,23 @@ def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:
 def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
     world = dist.get_world_size()
     number = (store.add(f"{name}/tickets", 1) - 1) // world
-    at, own = f"{name}/{number}", blake2b(word.encode(), digest_size=16).hexdigest()
-    if store.add(f"{at}/count/{own}", 1) == 1:
-        store.set(f"{at}/word/{own}", word)
-        store.append(f"{at}/words", f"{own} ")
-    store.append(f"{at}/ranks/{own}", f"{dist.get_rank()} ")
-    if store.add(f"{at}/arrived", 1) == world:
+    meeting, word_hash = f"{name}/{number}", blake2b(word.encode(), digest_size=16).hexdigest()
+    if store.add(f"{meeting}/count/{word_hash}", 1) == 1:
+        store.set(f"{meeting}/word/{word_hash}", word)
+        store.append(f"{meeting}/words", f"{word_hash} ")
+    store.append(f"{meeting}/ranks/{word_hash}", f"{dist.get_rank()} ")
+    if store.add(f"{meeting}/arrived", 1) == world:
         _forget(store, f"{name}/{number - 1}")
-        store.set(f"{at}/all", store.get(f"{at}/words"))
-    _wait(store, f"{at}/all")
-    kinds = _text(store, f"{at}/all").split()
+        store.set(f"{meeting}/all", store.get(f"{meeting}/words"))
+    _wait(store, f"{meeting}/all")
+    kinds = _text(store, f"{meeting}/all").split()
     if len(kinds) == 1:
         return {word: []}
-    found = {
-        _text(store, f"{at}/word/{kind}"): _ranks(store, f"{at}/ranks/{kind}") for kind in kinds
+    ranks_by_word = {
+        _text(store, f"{meeting}/word/{kind}"): _ranks(store, f"{meeting}/ranks/{kind}")
+        for kind in kinds
     }
-    return dict(sorted(found.items(), key=lambda each: each[1][0]))
+    return dict(sorted(ranks_by_word.items(), key=lambda item: item[1][0]))
 
 
 def part() -> None:
@@ -109,15 +110,15 @@ def _wait(store: _Store, key: str) -> None:
         pause = min(2 * pause, most)
 
 
-def _forget(store: _Store, at: str) -> None:
+def _forget(store: _Store, meeting: str) -> None:
     """Removes what is left of a meeting that all ranks have left."""
-    if not store.check([f"{at}/all"]):
+    if not store.check([f"{meeting}/all"]):
         return
-    for kind in _text(store, f"{at}/all").split():
+    for kind in _text(store, f"{meeting}/all").split():
         for key in ("count", "word", "ranks"):
-            store.delete_key(f"{at}/{key}/{kind}")
+            store.delete_key(f"{meeting}/{key}/{kind}")
     for key in ("words", "arrived", "all"):
-        store.delete_key(f"{at}/{key}")
+        store.delete_key(f"{meeting}/{key}")
 
 
 def _text(store: _Store, key: str) -> str:

@@ -46,9 +46,9 @@ class Cosine:
         """The learning rate of step `step` (from 0) of `steps`."""
         if step < self.warmup:
             return peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, steps - 1 - self.warmup)
+        progress = (step - self.warmup) / max(1, steps - 1 - self.warmup)
         floor = min(self.floor, peak)
-        return floor + (peak - floor) * 0.5 * (1 + cos(pi * done))
+        return floor + (peak - floor) * 0.5 * (1 + cos(pi * progress))
 
 
 @dataclass(frozen=True)

@@ -85,27 +85,27 @@ class _Share:
     held: Part | None
 
     @classmethod
-    def of(cls, each: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
+    def of(cls, data_set: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
         """Whole files are held out where there are several; of a single file its last windows.
 
         RunError.
         """
         try:
-            if len(paths) > 1 or each.holdout == 0:
-                trained, held = split_files(paths, each.holdout)
+            if len(paths) > 1 or data_set.holdout == 0:
+                trained, held = split_files(paths, data_set.holdout)
                 streams = (
                     Stream(trained, dtype, width),
                     Stream(held, dtype, width) if held else None,
                 )
             else:
-                streams = Stream(paths, dtype, width).split(each.holdout)
+                streams = Stream(paths, dtype, width).split(data_set.holdout)
         except RunError as error:
-            if not each.name:
+            if not data_set.name:
                 raise
-            raise RunError(f"set {each.name}: {error}") from None
+            raise RunError(f"set {data_set.name}: {error}") from None
         first, last = streams
-        held_part = Part(each.name, last, each.weight) if last else None
-        return cls(Part(each.name, first, each.weight), held_part)
+        held_part = Part(data_set.name, last, data_set.weight) if last else None
+        return cls(Part(data_set.name, first, data_set.weight), held_part)
 
 
 def _require_apart(shares: list[_Share]) -> None:
@@ -136,15 +136,15 @@ def too_few(mixture: Mixture, global_batch: int) -> str:
     )
 
 
-def held_out(held: Mixture | None) -> list[str]:
+def held_out(validation: Mixture | None) -> list[str]:
     """A line for each set of a single file, whose last windows are held out."""
-    if held is None:
+    if validation is None:
         return []
     return [
         f"validation: the last {counted(part.stream.windows, 'sequence')} of"
         f" {part.stream.files[0]},"
         f" of {part.stream.first + part.stream.windows:,}; training never sees them"
-        for part in held.parts
+        for part in validation.parts
         if part.stream.is_split
     ]
 

@@ -27,7 +27,7 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
 
     RunError if a pattern matches none.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for pattern in patterns:
         if address(pattern):
             raise RunError(f"no data: {address_advice(pattern)}")
@@ -37,8 +37,8 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
             if os.path.isdir(pattern):
                 place = f"; it is a folder: `{os.path.join(pattern, '*')}` are the files in it"
             raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
-        found |= {*files}
-    return sorted(found)
+        paths |= {*files}
+    return sorted(paths)
 
 
 def require_own_format(paths: list[str], dtype: torch.dtype) -> None:
@@ -61,12 +61,12 @@ def require_own_format(paths: list[str], dtype: torch.dtype) -> None:
 def _standard_library() -> list[str]:
     """The sources of this interpreter's standard library, without installed packages and tests."""
     skip = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    found: list[str] = []
+    sources: list[str] = []
     for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
         # not entered: installed packages can be vast
         below[:] = [name for name in below if name not in skip]
-        found += [os.path.join(folder, name) for name in files if name.endswith(".py")]
-    return found
+        sources += [os.path.join(folder, name) for name in files if name.endswith(".py")]
+    return sources
 
 
 def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]:
@@ -81,8 +81,8 @@ def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]
     shuffled = sorted(
         files, key=lambda path: hashlib.sha256(os.path.relpath(path, root).encode()).digest()
     )
-    held = set(shuffled[: max(1, round(holdout * len(files)))])
-    return [path for path in files if path not in held], sorted(held)
+    held_out = set(shuffled[: max(1, round(holdout * len(files)))])
+    return [path for path in files if path not in held_out], sorted(held_out)
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,18 @@ class TokenFiles:
     def read(self, number: int, start: int, stop: int) -> Tensor:
         """Tokens start to stop of a file: [stop - start], of the files' dtype."""
         tokens = torch.empty(stop - start, dtype=self.dtype)
-        rest, at = memoryview(cast(Any, tokens.numpy())).cast("B"), start * self.dtype.itemsize
+        unread, offset = (
+            memoryview(cast(Any, tokens.numpy())).cast("B"),
+            start * self.dtype.itemsize,
+        )
         try:
             file = self._descriptor(number)
-            while rest and (count := os.preadv(file, [rest], at)):
-                rest, at = rest[count:], at + count
+            while unread and (count := os.preadv(file, [unread], offset)):
+                unread, offset = unread[count:], offset + count
             now = _State.of(os.fstat(file))
         except OSError as error:
             raise RunError(f"cannot read {self._paths[number]}: {error.strerror}") from None
-        if rest or now != self._states[number]:
+        if unread or now != self._states[number]:
             self._refuse(number, now)
         return tokens
 

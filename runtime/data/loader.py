@@ -52,7 +52,7 @@ class Batch:
     def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
         """The inputs of each microbatch, in this order."""
         inputs = (self.tokens, self.labels, self.documents, self.draws)
-        return zip(*(each.unbind() for each in inputs if each is not None), strict=True)
+        return zip(*(values.unbind() for values in inputs if values is not None), strict=True)
 
     def to(self, device: torch.device) -> "Batch":
         """The same on a device; from pinned memory the copy is not waited for."""
@@ -76,7 +76,7 @@ class Loader:
     def __init__(
         self,
         data: Mixture,
-        made: Windows,
+        sampling: Windows,
         inputs: Mapping[str, Input],
         mesh: Mesh,
         global_batch: int,
@@ -84,11 +84,11 @@ class Loader:
         vocab: int,
         seed: int,
     ) -> None:
-        self._data, self._made, self._inputs, self._mesh = data, made, inputs, mesh
+        self._data, self._made, self._inputs, self._mesh = data, sampling, inputs, mesh
         self._global_batch, self._microbatches = global_batch, microbatches
         self._vocab, self._seed = vocab, seed
         axes = inputs["tokens"].split.get("batch", ())
-        assert all(axes == each.split.get("batch", ()) for each in inputs.values()), (
+        assert all(axes == layout.split.get("batch", ()) for layout in inputs.values()), (
             "loader: inputs differ in rows"
         )
         self._ranks, self._rank = mesh.size(*axes), mesh.rank(*axes)
@@ -129,13 +129,13 @@ class Loader:
                 "one copy of the file is damaged or another version: give all nodes the same,"
                 " then --resume auto",
             )
-        if found := first_beyond(windows, self._vocab):
-            where = self._data.place(samples[found[0]], self._seed, found[1])
-            raise beyond(where, int(windows[found]), self._vocab)
-        given = self._made.given(windows, samples, self._vocab, self._seed)
-        given["draws"] = draws_of(samples, self._seed)
+        if cell := first_beyond(windows, self._vocab):
+            where = self._data.place(samples[cell[0]], self._seed, cell[1])
+            raise beyond(where, int(windows[cell]), self._vocab)
+        inputs = self._made.given(windows, samples, self._vocab, self._seed)
+        inputs["draws"] = draws_of(samples, self._seed)
         return Batch(
-            **{name: self._local(given[name], layout) for name, layout in self._inputs.items()}
+            **{name: self._local(inputs[name], layout) for name, layout in self._inputs.items()}
         )
 
     @property

@@ -48,11 +48,11 @@ class Stream:
                 f"too little data to hold a part of it out: {named(self.files)} makes one window of"
                 f" {counted(self.width, 'token')}; write `holdout = 0`, or name more files"
             )
-        held = min(max(1, round(share * self.windows)), self.windows - 1)
+        held_out = min(max(1, round(share * self.windows)), self.windows - 1)
         before, last = copy(self), copy(self)
         before.is_split = last.is_split = True
-        before.windows, before._beyond = self.windows - held, 0
-        last.first, last.windows = self.first + before.windows, held
+        before.windows, before._beyond = self.windows - held_out, 0
+        last.first, last.windows = self.first + before.windows, held_out
         return before, last
 
     def shared(self, other: "Stream") -> str:

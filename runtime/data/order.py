@@ -18,9 +18,9 @@ part of their sum.
 """
 
 
-def drawn(*of: object) -> int:
+def drawn(*parts: object) -> int:
     """A number of 64 bits that these decide."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, of)).encode()).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")
 
 
 def shuffled(position: int, windows: int, key: int) -> int:
@@ -65,20 +65,20 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
     """
     exact = [Fraction(repr(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
-    found = [int(weight * scale) for weight in exact]
-    found = [weight // gcd(*found) for weight in found]
-    return found if sum(found) <= LONGEST else _rounded(found)
+    whole = [int(weight * scale) for weight in exact]
+    whole = [weight // gcd(*whole) for weight in whole]
+    return whole if sum(whole) <= LONGEST else _rounded(whole)
 
 
 def _rounded(weights: Sequence[int]) -> list[int]:
     """Integers that add up to `LONGEST`, none of them 0: by largest remainders."""
     free, total = LONGEST - len(weights), sum(weights)
     shares = [Fraction(free * weight, total) for weight in weights]
-    found = [1 + int(share) for share in shares]
+    rounded = [1 + int(share) for share in shares]
     nearest = sorted(range(len(weights)), key=lambda which: int(shares[which]) - shares[which])
-    for which in nearest[: LONGEST - sum(found)]:
-        found[which] += 1
-    return found
+    for which in nearest[: LONGEST - sum(rounded)]:
+        rounded[which] += 1
+    return rounded
 
 
 def spread(weights: Sequence[int]) -> list[int]:
@@ -128,11 +128,11 @@ class Interleaving:
             return self._cycle[0], sample
         cycle, place = divmod(sample, length)
         first = drawn(seed, "cycle", cycle) % length
-        at = (first + place) % length
-        places = self._places[self._cycle[at]]
+        position = (first + place) % length
+        places = self._places[self._cycle[position]]
         before = (
-            bisect_left(places, at)
+            bisect_left(places, position)
             - bisect_left(places, first)
-            + (len(places) if at < first else 0)
+            + (len(places) if position < first else 0)
         )
-        return self._cycle[at], cycle * len(places) + before
+        return self._cycle[position], cycle * len(places) + before

@@ -23,10 +23,10 @@ class Ahead(Generic[_T]):
 
     def get_batch(self, number: int) -> _T:
         """The result for a number.  Raises what `make` has raised for it."""
-        made = (self._next.pop(number, None) or self._pool.submit(self._make, number)).result()
+        batch = (self._next.pop(number, None) or self._pool.submit(self._make, number)).result()
         if number + 1 < self._end:
             self._next = {number + 1: self._pool.submit(self._make, number + 1)}
-        return made
+        return batch
 
 
 @contextmanager

@@ -40,9 +40,9 @@ def check_ids(mixtures: Sequence[Mixture], vocab: int, rank: int, ranks: int) ->
     chosen = [pieces[number * (len(pieces) - 1) // max(1, count - 1)] for number in range(count)]
     for piece in chosen[rank::ranks]:
         tokens = piece.stream.read(piece.file, piece.start, piece.stop)
-        if found := first_beyond(tokens[None], vocab):
-            where = piece.stream.place(piece.file, piece.start + found[1])
-            raise beyond(where, int(tokens[found[1]]), vocab)
+        if cell := first_beyond(tokens[None], vocab):
+            where = piece.stream.place(piece.file, piece.start + cell[1])
+            raise beyond(where, int(tokens[cell[1]]), vocab)
 
 
 def _pieces(mixtures: Sequence[Mixture], vocab: int) -> Iterator[_Piece]:

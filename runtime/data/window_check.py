@@ -113,8 +113,8 @@ def _row_of_previous_node(mesh: Mesh, axes: Sequence[str]) -> int | None:
     The first of the ranks that read the same windows does so for all.
     """
     other = rank_of_previous_node()
-    rest = [name for name in mesh.axes if name not in axes]
-    if other is None or mesh.rank(*rest) > 0:
+    other_axes = [name for name in mesh.axes if name not in axes]
+    if other is None or mesh.rank(*other_axes) > 0:
         return None
     row = mesh.rank_of(other, *axes)
     return row if row != mesh.rank(*axes) else None

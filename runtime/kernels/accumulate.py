@@ -18,14 +18,14 @@ from .launching import Tile
 @triton.jit
 def accumulate_kernel(total, x, size, COLUMNS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * COLUMNS
-    at = tl.arange(0, COLUMNS)
-    mask = at < size - start
+    offsets = tl.arange(0, COLUMNS)
+    mask = offsets < size - start
     total += start
     x += start
-    added = tl.load(total + at, mask, other=0.0).to(tl.float32) + tl.load(
-        x + at, mask, other=0.0
+    added = tl.load(total + offsets, mask, other=0.0).to(tl.float32) + tl.load(
+        x + offsets, mask, other=0.0
     ).to(tl.float32)
-    tl.store(total + at, added.to(total.dtype.element_ty), mask)
+    tl.store(total + offsets, added.to(total.dtype.element_ty), mask)
 
 
 @dataclass(frozen=True)

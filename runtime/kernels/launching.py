@@ -128,9 +128,9 @@ def evenly(size: int) -> list[slice]:
     return [part for part in (slice(0, even), slice(even, size)) if part.start < part.stop]
 
 
-def blocks(size: int, each: int) -> int:
+def blocks(size: int, block_size: int) -> int:
     """How many blocks of `each` cover `size`."""
-    return -(-size // each)
+    return -(-size // block_size)
 
 
 def padded(size: int) -> int:

@@ -73,10 +73,10 @@ class LinearCrossEntropy(Tiled[Tile]):
         bias: Tensor | None = None,
     ) -> Tensor:
         """The loss; `z` weighs the z-loss."""
-        given = (it for it in (x, weight, bias) if it is not None)
+        operands = (operand for operand in (x, weight, bias) if operand is not None)
         columns, wanted = (
             weight.shape[0],
-            torch.is_grad_enabled() and any(it.requires_grad for it in given),
+            torch.is_grad_enabled() and any(operand.requires_grad for operand in operands),
         )
         here = classes_of(columns, None, classes, smoothing, cap)
         tokenwise = _Tokenwise(here, self.chunk, self.tile_for(columns, x), z, wanted)
@@ -280,7 +280,7 @@ class _LinearParts(Function):
         x, weight, bias, labels, m = cast(tuple[Any, ...], ctx.saved_tensors)
         rows, bias = x.detach().reshape(-1, x.shape[-1]), bias if bias is None else bias.detach()
         g_z, g_t = (of_part.reshape(-1).contiguous() for of_part in grad_outputs[1:])
-        given = (
+        arguments = (
             rows,
             weight.detach(),
             bias,
@@ -290,9 +290,9 @@ class _LinearParts(Function):
             ctx.classwise,
         )
         of_x, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad[:3])
-        delayed = [weight for weight, of in zip(ctx.weights, of_weights, strict=True) if of]
-        later = partial(_gradients, *given, (False, *of_weights))
-        if put_off(delayed, lambda: [it for it in later() if it is not None]):
+        delayed = [weight for weight, needed in zip(ctx.weights, of_weights, strict=True) if needed]
+        later = partial(_gradients, *arguments, (False, *of_weights))
+        if put_off(delayed, lambda: [gradient for gradient in later() if gradient is not None]):
             of_weights = [False, False]
-        dx, dw, db = _gradients(*given, (of_x, *of_weights))
+        dx, dw, db = _gradients(*arguments, (of_x, *of_weights))
         return dx if dx is None else dx.view(x.shape), dw, db, None, None

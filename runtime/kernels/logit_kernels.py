@@ -33,7 +33,7 @@ def _joined(m, z, x):
 
 @triton.jit
 def logit_softmax_stats(
-    logits, labels, m_parts, z_parts, t_parts, stride, first, size, width, smoothing, each,
+    logits, labels, m_parts, z_parts, t_parts, stride, first, size, width, smoothing, class_share,
     CAP: tl.constexpr, SMOOTHED: tl.constexpr, BEGINS: tl.constexpr, LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -67,7 +67,7 @@ def logit_softmax_stats(
 
     t = (1 - smoothing) * tl.where(here, of_label, 0.0)
     if SMOOTHED:
-        t += each * tl.sum(total, axis=0)
+        t += class_share * tl.sum(total, axis=0)
     peak = tl.max(m, axis=0)
     if not BEGINS:
         before = tl.load(m_parts + row)
@@ -83,7 +83,7 @@ def logit_softmax_stats(
 
 @triton.jit
 def logit_gradient(
-    logits, out, labels, m, g_z, g_t, stride, first, size, width, smoothing, each,
+    logits, out, labels, m, g_z, g_t, stride, first, size, width, smoothing, class_share,
     CAP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One block of a row for each program; `out` is as wide, and may be the logits themselves."""
@@ -93,7 +93,7 @@ def logit_gradient(
     there = columns < width
     x = _capped(tl.load(logits + row * stride + columns, mask=there, other=0.0).to(tl.float32), CAP)
     d_t, label = tl.load(g_t + row), tl.load(labels + row)
-    gradient = tl.load(g_z + row) * tl.exp(x - tl.load(m + row)) + d_t * each
+    gradient = tl.load(g_z + row) * tl.exp(x - tl.load(m + row)) + d_t * class_share
     gradient += tl.where(columns == label - first, d_t * (1 - smoothing), 0.0)
     if CAP != 0:
         gradient *= 1 - x / CAP * (x / CAP)

@@ -157,7 +157,7 @@ def _backward_torch(
     biased: bool,
 ) -> tuple[Tensor, ...]:
     # a generator stops torch 2.14 in a graph
-    g, u = [matrix(it, weight.numel()).to(root.dtype) for it in (da, s)]
+    g, u = [matrix(tensor, weight.numel()).to(root.dtype) for tensor in (da, s)]
     n = (u if mean is None else u - mean.unsqueeze(1)) * root.unsqueeze(1)
     d = g * weight.flatten()
     back = d - n * (d * n).mean(1, keepdim=True)

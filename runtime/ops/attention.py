@@ -174,25 +174,25 @@ def by_chunks(
     One call does for all chunks where a mask asks for no positions.
     """
     if not places_matter:
-        own = (
+        chunk_documents = (
             None
             if documents is None
             else torch.cat([documents.narrow(seq, *run) for run in positions.chunks], seq)
         )
-        return attend(q, 0, own)
+        return attend(q, 0, chunk_documents)
     outs: list[Tensor] = []
-    at = 0
+    offset = 0
     for start, length in positions.chunks:
-        own = None if documents is None else documents.narrow(seq, start, length)
-        outs.append(attend(q.narrow(seq, at, length), start, own))
-        at += length
+        chunk_documents = None if documents is None else documents.narrow(seq, start, length)
+        outs.append(attend(q.narrow(seq, offset, length), start, chunk_documents))
+        offset += length
     return outs[0] if len(outs) == 1 else torch.cat(outs, seq)
 
 
 def _fused(
     q: Tensor,
     start: int,
-    own: Tensor | None,
+    q_documents: Tensor | None,
     k: Tensor,
     v: Tensor,
     seq: int,
@@ -218,7 +218,7 @@ def _fused(
         rows, keys = (
             torch.arange(*ends, device=q.device) for ends in ((start, stop), (first, last))
         )
-        mask = _seen(rows, keys, causal, window, own, documents, seq)
+        mask = _seen(rows, keys, causal, window, q_documents, documents, seq)
     elif causal and start:
         from torch.nn.attention import bias  # which loads sympy and more: on CUDA alone
 
@@ -235,8 +235,8 @@ def _seen(
     keys: Tensor,
     causal: bool,
     window: int,
-    own: Tensor | None,
-    theirs: Tensor | None,
+    q_documents: Tensor | None,
+    k_documents: Tensor | None,
     seq: int,
 ) -> Tensor:
     """Which keys each query sees, by positions [q] and [k], and documents of both: [q, k] or
@@ -245,10 +245,10 @@ def _seen(
     ahead = queries.unsqueeze(1) - keys
     seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
     seen = seen & (ahead.abs() < window) if window else seen
-    if own is None or theirs is None:
+    if q_documents is None or k_documents is None:
         return seen
-    own, theirs = own.movedim(seq, -1), theirs.movedim(seq, -1)
-    return seen & (own[:, None, :, None] == theirs[:, None, None, :])
+    q_documents, k_documents = q_documents.movedim(seq, -1), k_documents.movedim(seq, -1)
+    return seen & (q_documents[:, None, :, None] == k_documents[:, None, None, :])
 
 
 def _unfused(
@@ -262,20 +262,22 @@ def _unfused(
     positions: Positions | None,
     scale: float | None,
     cap: float,
-    kept: Callable[[Tensor], Tensor],
+    drop: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Attention for which torch has no kernel: all scores in memory, in float32 at least;
     `kept` drops weights.
     """
     keys = torch.arange(k.shape[seq], device=q.device)
     rows = keys if positions is None else positions.indices(q.device)
-    own = documents if positions is None or documents is None else documents.index_select(seq, rows)
+    q_documents = (
+        documents if positions is None or documents is None else documents.index_select(seq, rows)
+    )
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
-    seen = _seen(rows, keys, causal, window, own, documents, seq)
+    seen = _seen(rows, keys, causal, window, q_documents, documents, seq)
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = (q @ k.mT).to(wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = cap * torch.tanh(scores / cap) if cap else scores
-    return (kept(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v).movedim(
+    return (drop(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v).movedim(
         -2, seq
     )

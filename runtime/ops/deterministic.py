@@ -57,8 +57,8 @@ def by_deterministic_kernels(op: Callable[..., Tensor], *operands: Tensor) -> Te
     """`op(*operands)`, whose gradients are made by deterministic kernels too.  Not for graphs."""
     switch = _Switch()
     with deterministic():
-        made = op(*cast(Any, _Entered).apply(switch, *operands))
-    return cast(Any, _Left).apply(switch, made)
+        result = op(*cast(Any, _Entered).apply(switch, *operands))
+    return cast(Any, _Left).apply(switch, result)
 
 
 def attention(
@@ -100,7 +100,7 @@ class _Entered(Function):
     @staticmethod
     def forward(ctx: Any, switch: _Switch, *operands: Tensor) -> tuple[Tensor, ...]:
         ctx.switch = switch
-        return tuple(each.view_as(each) for each in operands)
+        return tuple(operand.view_as(operand) for operand in operands)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,9 +112,9 @@ class _Left(Function):
     """The result; backward enters here."""
 
     @staticmethod
-    def forward(ctx: Any, switch: _Switch, made: Tensor) -> Tensor:
+    def forward(ctx: Any, switch: _Switch, result: Tensor) -> Tensor:
         ctx.switch = switch
-        return made.view_as(made)
+        return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

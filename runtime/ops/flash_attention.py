@@ -44,8 +44,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, how: Settin
     if not q.is_cuda:
         return True
     width = _width(q, v)
-    given = (_by_head(it, how, width) for it in (q, k, v))
-    params = _CUDA.SDPAParams(*given, None, 0.0, causal, q.shape[2] != k.shape[2])
+    operands = (_by_head(operand, how, width) for operand in (q, k, v))
+    params = _CUDA.SDPAParams(*operands, None, 0.0, causal, q.shape[2] != k.shape[2])
     return width % 8 == 0 and _CUDA.can_use_flash_attention(params)
 
 
@@ -60,8 +60,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """As `plain_attention.forward`."""
     operator = getattr(_ATEN, OPERATORS[_kind(q)])
-    given = (_by_head(it, how, _width(q, v)) for it in (q, k, v))
-    out, lse, *_ = operator(*given, 0.0, how.forth == 0, scale=how.scale)
+    operands = (_by_head(operand, how, _width(q, v)) for operand in (q, k, v))
+    out, lse, *_ = operator(*operands, 0.0, how.forth == 0, scale=how.scale)
     return out[..., : v.shape[-1]].movedim(-2, how.seq).to(dtype or q.dtype), lse
 
 
@@ -73,16 +73,16 @@ def backward(
     """
     q, k, v, _, _, out, lse = saved
     operator = getattr(_ATEN, f"{OPERATORS[_kind(q)]}_backward")
-    given = (*(_by_head(it, how, _width(q, v)) for it in (g_out, q, k, v, out)), lse)
+    operands = (*(_by_head(operand, how, _width(q, v)) for operand in (g_out, q, k, v, out)), lse)
     causal = how.forth == 0
     if _kind(q) == "cpu":
-        gradients = operator(*given, 0.0, causal, scale=how.scale)
+        gradients = operator(*operands, 0.0, causal, scale=how.scale)
     else:
         unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the random state of dropout
         sizes = (None, None, q.shape[how.seq], k.shape[how.seq])  # those of sequences of one size
-        gradients = operator(*given, *sizes, 0.0, causal, unused, unused, scale=how.scale)
-    own = (g[..., : x.shape[-1]] for g, x in zip(gradients, (q, k, v), strict=True))
-    g_q, g_k, g_v = (g.movedim(-2, how.seq).to(dtype or q.dtype) for g in own)
+        gradients = operator(*operands, *sizes, 0.0, causal, unused, unused, scale=how.scale)
+    unpadded = (g[..., : x.shape[-1]] for g, x in zip(gradients, (q, k, v), strict=True))
+    g_q, g_k, g_v = (g.movedim(-2, how.seq).to(dtype or q.dtype) for g in unpadded)
     return g_q, g_k, g_v
 
 

@@ -85,7 +85,7 @@ class _Linears(Function):
             None,
             d_x,
             None,
-            *(grad if of else None for grad, of in zip(make(), of_weights, strict=True)),
+            *(grad if needed else None for grad, needed in zip(make(), of_weights, strict=True)),
         )
 
 
@@ -119,8 +119,8 @@ def _summed(grads: Sequence[Tensor], whole: Tensor) -> Tensor:
 
 def _of_weights(grads: Sequence[Tensor], rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """The gradients of weights with `sizes` rows: slices of one, of joint gradients."""
-    found = [grad.mT @ rows for grad in grads]
-    return found[0].split_with_sizes(sizes) if len(found) < len(sizes) else found
+    gradients = [grad.mT @ rows for grad in grads]
+    return gradients[0].split_with_sizes(sizes) if len(gradients) < len(sizes) else gradients
 
 
 # ---- adjacent tensors: consecutive slices of the last dim of one

@@ -91,7 +91,7 @@ def backward(
     lse_heads = lse.view(*q_heads.shape[:-1])
     delta = (_widened(g_heads) * _queries(out, k, how)).sum(-1)
     g_q, g_k, g_v = (
-        torch.zeros(each.shape, dtype=wide(q.dtype), device=q.device) for each in (q, k, v)
+        torch.zeros(operand.shape, dtype=wide(q.dtype), device=q.device) for operand in (q, k, v)
     )
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
         q_part, g_part = _widened(q_heads[..., rows, :]), _widened(g_heads[..., rows, :])
@@ -157,8 +157,10 @@ def _parts(
         rows, columns = slice(first, last), slice(min(start, stop), stop)
         pairs = _seen(rows, columns, how, q.device)
         if q_ids is not None and k_ids is not None:
-            own, theirs = (ids.movedim(how.seq, -1) for ids in (q_ids, k_ids))
-            pairs = pairs & (own[:, None, None, rows, None] == theirs[:, None, None, None, columns])
+            q_documents, k_documents = (ids.movedim(how.seq, -1) for ids in (q_ids, k_ids))
+            pairs = pairs & (
+                q_documents[:, None, None, rows, None] == k_documents[:, None, None, None, columns]
+            )
         yield rows, columns, pairs
 
 

@@ -110,49 +110,49 @@ def ring_attention(
 
 
 @cache
-def calls(own: Chunks, theirs: Chunks, causal: bool, window: int) -> tuple[Call, ...]:
+def calls(q_chunks: Chunks, k_chunks: Chunks, causal: bool, window: int) -> tuple[Call, ...]:
     """The calls for queries at `own` positions and keys at `theirs`, one for each two chunks that
     see each other.
 
     Neighbours of which the mask hides nothing are one, as are a rank's own where it only hides what
     is ahead.
     """
-    if own == theirs and causal and not window:
-        whole = (0, sum(length for _, length in own))
+    if q_chunks == k_chunks and causal and not window:
+        whole = (0, sum(length for _, length in q_chunks))
         return (Call(whole, whole, 0, True),)
     least, most = 0 if causal else 1 - window if window else -inf, window - 1 if window else inf
-    found: list[Call] = []
-    for columns, first_key in _numbered(theirs):
-        for rows, first in _numbered(own):
+    unmerged: list[Call] = []
+    for columns, first_key in _numbered(k_chunks):
+        for rows, first in _numbered(q_chunks):
             shift = first - first_key
             nearest, furthest = shift - columns[1] + 1, shift + rows[1] - 1
             if furthest >= least and nearest <= most:
-                found.append(Call(rows, columns, shift, nearest < least or furthest > most))
-    return tuple(_joined(_joined(found)))
+                unmerged.append(Call(rows, columns, shift, nearest < least or furthest > most))
+    return tuple(_joined(_joined(unmerged)))
 
 
 def _numbered(runs: Chunks) -> Iterator[tuple[tuple[int, int], int]]:
     """Each run's place among a rank's positions, and its first position."""
-    at = 0
+    offset = 0
     for start, length in runs:
-        yield (at, length), start
-        at += length
+        yield (offset, length), start
+        offset += length
 
 
-def _joined(found: Sequence[Call]) -> list[Call]:
+def _joined(unmerged: Sequence[Call]) -> list[Call]:
     """Calls one after another, neighbours without a mask as one."""
-    done: list[Call] = []
-    for call in found:
-        last = done[-1] if done else call
+    merged: list[Call] = []
+    for call in unmerged:
+        last = merged[-1] if merged else call
         if not last.masked and not call.masked:
             if last.columns == call.columns and sum(last.rows) == call.rows[0]:
-                call = done.pop()._replace(rows=(last.rows[0], last.rows[1] + call.rows[1]))
+                call = merged.pop()._replace(rows=(last.rows[0], last.rows[1] + call.rows[1]))
             elif last.rows == call.rows and sum(last.columns) == call.columns[0]:
-                call = done.pop()._replace(
+                call = merged.pop()._replace(
                     columns=(last.columns[0], last.columns[1] + call.columns[1])
                 )
-        done.append(call)
-    return done
+        merged.append(call)
+    return merged
 
 
 @cache
@@ -189,7 +189,7 @@ class _Ring:
         lse = out.new_full((batch, heads, queries), -torch.inf)
         for hop, (keys, values) in enumerate(self._around(k, v)):
             for call, ids, how in self._calls(hop, documents):
-                given = (
+                operands = (
                     self._rows(q, call.rows),
                     self._rows(keys, call.columns),
                     self._rows(values, call.columns),
@@ -197,7 +197,7 @@ class _Ring:
                 totals = self._rows(out, call.rows), lse.narrow(-1, *call.rows)
                 _merge(
                     *totals,
-                    *self._of(*given, ids, how).forward(*given, *ids, how, dtype=out.dtype),
+                    *self._of(*operands, ids, how).forward(*operands, *ids, how, dtype=out.dtype),
                     how.seq,
                 )
         return out.to(q.dtype), lse
@@ -216,18 +216,18 @@ class _Ring:
             g_k, g_v = _unpacked(flat, k, v)
             for call, ids, how in self._calls(hop, documents):
                 rows, columns = call.rows, call.columns
-                given = (
+                operands = (
                     self._rows(q, rows),
                     self._rows(keys, columns),
                     self._rows(values, columns),
                 )
                 saved_here = (
-                    *given,
+                    *operands,
                     *ids,
                     self._rows(out, rows),
                     lse.narrow(-1, *rows).contiguous(),
                 )
-                back = self._of(*given, ids, how).backward
+                back = self._of(*operands, ids, how).backward
                 totals = self._rows(g_q, rows), self._rows(g_k, columns), self._rows(g_v, columns)
                 _add(totals, back(saved_here, self._rows(g_out, rows), how, dtype=g_q.dtype))
             if hop:
@@ -263,11 +263,11 @@ class _Ring:
         self, hop: int, documents: Tensor | None
     ) -> Iterator[tuple[Call, tuple[Tensor | None, Tensor | None], Setting]]:
         """The calls of a hop, each with documents of its queries and keys, and its setting."""
-        own, theirs = self.parts[self.axis.rank], self.parts[self.axis.rank - hop]
+        q_chunks, k_chunks = self.parts[self.axis.rank], self.parts[self.axis.rank - hop]
         back = self.window - 1
         limited = replace(self.how, back=back, forth=0 if self.causal else back)
-        q_ids, k_ids = (self._documents(documents, part) for part in (own, theirs))
-        for call in calls(own, theirs, self.causal, self.window):
+        q_ids, k_ids = (self._documents(documents, part) for part in (q_chunks, k_chunks))
+        for call in calls(q_chunks, k_chunks, self.causal, self.window):
             ids = (
                 None if q_ids is None else self._rows(q_ids, call.rows),
                 None if k_ids is None else self._rows(k_ids, call.columns),
@@ -320,9 +320,9 @@ def _add(totals: Sequence[Tensor], more: Sequence[Tensor]) -> None:
 
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, seq: int) -> None:
     """Attention to further keys into that to some, in place (arXiv:2205.14135)."""
-    both = lse.logaddexp(more_lse)
-    finite = both.masked_fill(both == -torch.inf, 0)
+    merged_lse = lse.logaddexp(more_lse)
+    finite = merged_lse.masked_fill(merged_lse == -torch.inf, 0)
     out.mul_(across((lse - finite).exp(), seq)).addcmul_(
         more, across((more_lse - finite).exp(), seq)
     )
-    lse.copy_(both)
+    lse.copy_(merged_lse)

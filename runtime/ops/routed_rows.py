@@ -40,10 +40,10 @@ def summed(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
     if not len(rows):
         return total.to(rows.dtype)
     is_whole = not order.padded and order.total == order.rows.numel()
-    for choice, at in enumerate(order.rows.unbind(1)):
-        part = rows.index_select(0, at.clamp(min=0)).to(total.dtype)
+    for choice, places in enumerate(order.rows.unbind(1)):
+        part = rows.index_select(0, places.clamp(min=0)).to(total.dtype)
         part = part if gates is None else part * gates[:, choice, None]
-        total += part if is_whole else part.masked_fill_((at < 0).unsqueeze(-1), 0)
+        total += part if is_whole else part.masked_fill_((places < 0).unsqueeze(-1), 0)
     return total.to(rows.dtype)
 
 
@@ -112,6 +112,8 @@ class _Combine(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (rows, gates), (order, backend) = cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
-        gradient, matrix = (it.reshape(-1, rows.shape[-1]) for it in (grad_outputs[0], rows))
+        gradient, matrix = (
+            tensor.reshape(-1, rows.shape[-1]) for tensor in (grad_outputs[0], rows)
+        )
         of_rows, of_gates = backend.spread(gradient, matrix, gates.reshape(order.rows.shape), order)
         return of_rows.view(rows.shape), of_gates.view(gates.shape), None, None

@@ -346,8 +346,8 @@ class _RouterZ(Function):
 
 def is_chosen(ids: Tensor, experts: int) -> Tensor:
     """Which experts each token chose: bool [..., experts]; none for an id of −1."""
-    found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
-    return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
+    mask = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
+    return mask.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
 
 
 def limit_capacity(
@@ -398,9 +398,11 @@ def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
     whole[over.rank, : len(counts)] = counts
     all_gather_(whole.view(-1), over)
     ordered = sorted(
-        (start, rank, at) for rank, runs in enumerate(by_rank) for at, (start, _) in enumerate(runs)
+        (start, rank, chunk)
+        for rank, runs in enumerate(by_rank)
+        for chunk, (start, _) in enumerate(runs)
     )
-    ends = torch.stack([whole[rank, at] for _, rank, at in ordered]).cumsum(0)
+    ends = torch.stack([whole[rank, chunk] for _, rank, chunk in ordered]).cumsum(0)
     place = {start: number for number, (start, *_) in enumerate(ordered)}
     return torch.stack([ends[place[start]] for start, _ in positions.chunks]) - counts
 

@@ -69,9 +69,9 @@ def local_softmax_stats(
     """
     size = logits.shape[-1]
     first, every = (axis.rank * size, axis.size * size) if axis else (0, size)
-    each = smoothing / (every if classes is None else classes)
+    class_share = smoothing / (every if classes is None else classes)
     return cast(Any, _SoftmaxParts).apply(
-        _real(logits, axis, classes), m, labels - first, smoothing, each
+        _real(logits, axis, classes), m, labels - first, smoothing, class_share
     )
 
 
@@ -80,16 +80,16 @@ class _SoftmaxParts(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, m: Tensor, labels: Tensor, smoothing: float, each: float
+        ctx: Any, logits: Tensor, m: Tensor, labels: Tensor, smoothing: float, class_share: float
     ) -> tuple[Tensor, Tensor]:
         outside = ((labels < 0) | (labels >= logits.shape[-1])).unsqueeze(-1)
         index = labels.unsqueeze(-1).masked_fill(outside, 0)
         ctx.save_for_backward(logits, m, index, outside)
-        ctx.smoothing, ctx.each = smoothing, each
+        ctx.smoothing, ctx.each = smoothing, class_share
         below = logits - m.unsqueeze(-1)
         t = (logits.gather(-1, index) - m.unsqueeze(-1)).masked_fill(outside, 0).squeeze(-1)
         if smoothing:
-            t = (1 - smoothing) * t + each * below.sum(-1)
+            t = (1 - smoothing) * t + class_share * below.sum(-1)
         return below.exp_().sum(-1), t
 
     @staticmethod

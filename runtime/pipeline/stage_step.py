@@ -46,24 +46,24 @@ class Chunks:
 
     def begin(self, stage: int) -> None:
         """Waits for the weights of a stage."""
-        for own in self._flats:
-            if stage in own.place:
-                own.wait_for_unshard()
+        for flat_param in self._flats:
+            if stage in flat_param.place:
+                flat_param.wait_for_unshard()
 
     def end(self, stage: int) -> None:
         """Begins to reduce the gradients, and frees the weights, of chunks whose last stage
         this was.
         """
         self._ended.add(stage)
-        for own in self._reduced:
-            if self._is_last(stage, own):
-                own.begin_reduction(self._line)
-        for own in self._flats:
-            if self._is_last(stage, own):
-                own.reshard()
+        for flat_param in self._reduced:
+            if self._is_last(stage, flat_param):
+                flat_param.begin_reduction(self._line)
+        for flat_param in self._flats:
+            if self._is_last(stage, flat_param):
+                flat_param.reshard()
 
-    def _is_last(self, stage: int, own: FlatParam) -> bool:
-        return stage in own.place and self._ended.issuperset(own.place)
+    def _is_last(self, stage: int, flat_param: FlatParam) -> bool:
+        return stage in flat_param.place and self._ended.issuperset(flat_param.place)
 
 
 @dataclass(eq=False, slots=True)
@@ -111,8 +111,8 @@ class Cell:
     def forward(self, now: Pass) -> None:
         """F."""
         xs = self._x.take()
-        for x, each in zip(xs, self._enters, strict=True):
-            x.requires_grad_(each.gradient)
+        for x, stage_input in zip(xs, self._enters, strict=True):
+            x.requires_grad_(stage_input.gradient)
         x = xs if len(xs) > 1 else xs[0] if xs else None
         if self._watch is not None:
             self._watch.microbatch(self._microbatch)
@@ -124,7 +124,9 @@ class Cell:
 
     def _edges(self, now: Pass, ys: Values) -> Sequence[GradientEdge]:
         return [
-            get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient
+            get_gradient_edge(y)
+            for y, stage_input in zip(ys, self._leaves, strict=True)
+            if stage_input.gradient
         ]
 
     def _leave(self, now: Pass, ys: Values) -> None:

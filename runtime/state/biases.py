@@ -17,9 +17,9 @@ class Biases:
 
     def __init__(self, model: nn.Module) -> None:
         params = dict(model.named_parameters(remove_duplicate=False))
-        held = model.state_dict(keep_vars=True).items()
+        state_items = model.state_dict(keep_vars=True).items()
         self.by_name: Mapping[str, Tensor] = {
-            name: buffer for name, buffer in held if name not in params
+            name: buffer for name, buffer in state_items if name not in params
         }
 
     def balance(self, pattern: str, load: Tensor, rate: float, skip: Tensor) -> None:
@@ -38,8 +38,8 @@ class Biases:
     def _matching(self, pattern: str) -> Iterator[tuple[tuple[int, ...], Tensor]]:
         expression = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
         for name, bias in self.by_name.items():
-            if found := expression.fullmatch(name):
-                yield tuple(map(int, found.groups())), bias
+            if match := expression.fullmatch(name):
+                yield tuple(map(int, match.groups())), bias
 
     def zero(self) -> None:
         """As they begin."""

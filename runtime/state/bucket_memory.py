@@ -101,11 +101,11 @@ class Memory:
         """Whether its bucket may have others, of other stages."""
         return bool(self.bucket.stages) and not self.bucket.among
 
-    def nested(self, each: Sequence[Any]) -> list[Any]:
+    def nested(self, values: Sequence[Any]) -> list[Any]:
         """The values of each layer as a program iterates over them: lists in lists, the
         outermost repeat outside.
         """
-        nested = [*each]
+        nested = [*values]
         for size in reversed(self._shape[1:]):
             nested = [nested[i : i + size] for i in range(0, len(nested), size)]
         return nested
@@ -127,10 +127,10 @@ class Memory:
         """
         among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
         for flat in self.flat_params:
-            for each in flat.copies():
-                yield each
+            for copies_of_stage in flat.copies():
+                yield copies_of_stage
                 if among:
-                    yield replace(each, axis=among)
+                    yield replace(copies_of_stage, axis=among)
 
     def zero(self) -> None:
         """Zeroes the gradients."""
@@ -169,21 +169,27 @@ def memories(
     """Each bucket's memory, or of a pipeline its chunks'; asserts that buckets share out all
     parameters.
     """
-    left, found = dict(specs), dict[str, list[Memory]]()
+    unclaimed, memories_by_bucket = dict(specs), dict[str, list[Memory]]()
     for name, bucket in buckets.items():
-        claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
+        claims = claimed(bucket.groups, unclaimed, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
         chunks = (
             by_stages(claims, holders, together=bool(bucket.among))
             if bucket.stages
             else {(): claims}
         )
-        for stages, own in chunks.items():
-            layers = split_by(own, lambda each: each.layer) if bucket.per_layer else {(): own}
-            memory = Memory(bucket, layers, products(own), mesh, elements, stages, reductions)
-            found.setdefault(name, []).append(memory)
-    assert not left, f"state: in no bucket: {', '.join(left)}"
-    return found
+        for stages, chunk_claims in chunks.items():
+            layers = (
+                split_by(chunk_claims, lambda claim: claim.layer)
+                if bucket.per_layer
+                else {(): chunk_claims}
+            )
+            memory = Memory(
+                bucket, layers, products(chunk_claims), mesh, elements, stages, reductions
+            )
+            memories_by_bucket.setdefault(name, []).append(memory)
+    assert not unclaimed, f"state: in no bucket: {', '.join(unclaimed)}"
+    return memories_by_bucket
 
 
 def _shape(layers: list[LayerIndex]) -> tuple[int, ...]:

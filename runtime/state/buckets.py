@@ -85,9 +85,9 @@ Claims = list[tuple[ParamGroup, list[Claimed]]]
 """The parameters of a bucket, by group."""
 
 
-def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) -> Claims:
+def claimed(groups: Iterable[ParamGroup], unclaimed: dict[str, Spec], partial: bool) -> Claims:
     """The parameters that a bucket's groups claim, taken out of `left`."""
-    return [(group, _claim(group, left, partial)) for group in groups]
+    return [(group, _claim(group, unclaimed, partial)) for group in groups]
 
 
 def split_by(claims: Claims, key: Callable[[Claimed], _Key]) -> dict[_Key, Claims]:
@@ -110,29 +110,30 @@ def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[in
     """The claims of each chunk, by the stages that have its parameters: one at least, and one
     for all `together`.
     """
-    found = split_by(claims, lambda each: holders[each.name])
-    if together or not found:
-        return {tuple(sorted({stage for stages in found for stage in stages})): claims}
-    return dict(sorted(found.items()))
+    claims_by_stages = split_by(claims, lambda claim: holders[claim.name])
+    if together or not claims_by_stages:
+        return {tuple(sorted({stage for stages in claims_by_stages for stage in stages})): claims}
+    return dict(sorted(claims_by_stages.items()))
 
 
-def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Claimed]:
+def _claim(group: ParamGroup, unclaimed: dict[str, Spec], partial: bool) -> list[Claimed]:
     """Takes out of `left` what a group's patterns match; asserts that each does, but where a
     model is `partial`.
     """
     claimed: list[Claimed] = []
     for patterns in group.patterns:
-        found: list[Claimed] = []
+        matching: list[Claimed] = []
         for pattern in patterns:
-            names = [name for name in left if _matches(name, pattern)]
+            names = [name for name in unclaimed if _matches(name, pattern)]
             assert names or partial, (
                 f"state: `{pattern}` matches no parameter that is not in a bucket already"
             )
-            found += [
-                Claimed(name, left.pop(name), _layer(name, pattern), patterns) for name in names
+            matching += [
+                Claimed(name, unclaimed.pop(name), _layer(name, pattern), patterns)
+                for name in names
             ]
-        layers = [*dict.fromkeys(each.layer for each in found)]
-        claimed += sorted(found, key=lambda each: layers.index(each.layer))
+        layers = [*dict.fromkeys(claim.layer for claim in matching)]
+        claimed += sorted(matching, key=lambda claim: layers.index(claim.layer))
     return claimed
 
 

@@ -55,16 +55,16 @@ def _rows(record: Record) -> Tensor:
     return LocalShardsWrapper([record.local], [record.offset])
 
 
-def take(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def take(current: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Copies values into a rank's own, which they may be.
 
     RunError, before anything is changed, unless they fit.
     """
-    if lacking := [key for key in own if key not in values]:
+    if lacking := [key for key in current if key not in values]:
         raise RunError(
             f"the state to load lacks {named(lacking)}: it is another plan's, or a part of one"
         )
-    pairs = {key: (local(mine), local(values[key])) for key, mine in own.items()}
+    pairs = {key: (local(mine), local(values[key])) for key, mine in current.items()}
     for key, (mine, value) in pairs.items():
         if (mine.shape, mine.dtype) != (value.shape, value.dtype):
             raise RunError(

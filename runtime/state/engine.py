@@ -329,9 +329,9 @@ def _once(part: Part, update: Callable[[Part], None]) -> None:
     update(part)
 
 
-def _element(name: str, at: int) -> tuple[str, str]:
+def _element(name: str, expert: int) -> tuple[str, str]:
     """An element of a router's biases."""
-    return name, f"expert {at}"
+    return name, f"expert {expert}"
 
 
 def _named(key: str, _: int) -> tuple[str, str]:
@@ -348,11 +348,13 @@ def _specs(model: nn.Module) -> dict[str, Spec]:
     return specs
 
 
-def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:
+def _install(model: nn.Module, made_parameters: dict[str, nn.Parameter]) -> None:
     """Puts the made parameters in the place of the declared ones, wherever a module refers to
     them.
     """
-    by_declared = {id(declared): made[name] for name, declared in model.named_parameters()}
+    by_declared = {
+        id(declared): made_parameters[name] for name, declared in model.named_parameters()
+    }
     for name, declared in list(model.named_parameters(remove_duplicate=False)):
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, by_declared[id(declared)])

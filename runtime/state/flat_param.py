@@ -164,9 +164,9 @@ class FlatParam:
         begun.
         """
         if self.resharded:
-            for each in self._upcoming(backwards=end == "result in backward"):
-                if each.is_freed:
-                    each.begin_unshard(each.shard_axis, line, end)
+            for layer in self._upcoming(backwards=end == "result in backward"):
+                if layer.is_freed:
+                    layer.begin_unshard(layer.shard_axis, line, end)
         self.wait_for_unshard()
 
     def _upcoming(self, backwards: bool) -> Iterator["FlatParam"]:
@@ -289,8 +289,8 @@ class FlatParam:
                 yield Copies(flat[kept], axis, role, what, partial(self._element, kept.start))
 
     def _element(self, start: int, index: int) -> tuple[str, str]:
-        at = self.layout.own.start + start + index
-        return self.layout.piece_at(at).element(at, self.mesh)
+        place = self.layout.own.start + start + index
+        return self.layout.piece_at(place).element(place, self.mesh)
 
     def initialise(self, seed: int) -> None:
         """Initial values of every parameter."""

@@ -43,19 +43,19 @@ class FlatParamGroup:
 
     def unshard(self, line: Any, end: End) -> None:
         """Has the weights there, those that backward needs first gathered last."""
-        for each in reversed(self.flat_params):
-            if end == "result" or each.resharded:
-                each.unshard(line, end)
+        for flat_param in reversed(self.flat_params):
+            if end == "result" or flat_param.resharded:
+                flat_param.unshard(line, end)
 
     def reshard(self) -> None:
         """Frees the weights that come and go."""
-        for each in self.flat_params:
-            each.reshard()
+        for flat_param in self.flat_params:
+            flat_param.reshard()
 
     def reduce_grads(self, line: Any) -> None:
         """Begins to reduce the gradients, where they are complete."""
-        for each in self.flat_params:
-            each.reduce_grad(line)
+        for flat_param in self.flat_params:
+            flat_param.reduce_grad(line)
 
 
 def reduce_grads_in_backward(x: Tensor, params: FlatParamGroup) -> Tensor:
@@ -93,14 +93,14 @@ def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
 
 def in_order(flat_params: Iterable[Any]) -> Iterator[FlatParam]:
     """The flat parameters of layers, however nested."""
-    for each in flat_params:
-        match each:
+    for item in flat_params:
+        match item:
             case FlatParam():
-                yield each
+                yield item
             case FlatParamGroup():
-                yield from reversed(each.flat_params)
+                yield from reversed(item.flat_params)
             case _:
-                yield from in_order(each)
+                yield from in_order(item)
 
 
 class _Unshard(Function):

@@ -53,7 +53,7 @@ class Reductions:
     def begin(
         self,
         sent: Tensor,
-        own: slice,
+        shard: slice,
         scatter: Axis | None,
         add: Axis | None,
         keep: Callable[[Tensor], None],
@@ -62,7 +62,7 @@ class Reductions:
         """Begins to sum a gradient, complete on this rank: its part `own` over `scatter`, then
         over `add`.
         """
-        part, work = sent[own], None
+        part, work = sent[shard], None
         with self._beside():
             if scatter is not None and scatter.size > 1:
                 work = c10d.begin_reduce_scatter(part, sent, scatter.group)
@@ -80,8 +80,8 @@ class Reductions:
 
     def finish(self) -> None:
         """Waits for all."""
-        for each in self._under_way:
-            each.finish()
+        for reduction in self._under_way:
+            reduction.finish()
         self._under_way.clear()
 
     @contextmanager

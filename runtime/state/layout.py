@@ -103,10 +103,10 @@ def _lay_out(claimed: Sequence[Claimed], mesh: Mesh, start: int, by_rows: bool) 
     row's length.
     """
     pieces: list[Piece] = []
-    for each in claimed:
-        shape = each.spec.local_shape(mesh)
+    for parameter in claimed:
+        shape = parameter.spec.local_shape(mesh)
         row = prod(shape[1:]) if by_rows else 1
-        pieces.append(Piece(each.name, each.spec, shape, -(-start // row) * row))
+        pieces.append(Piece(parameter.name, parameter.spec, shape, -(-start // row) * row))
         start = pieces[-1].stop
     return pieces
 

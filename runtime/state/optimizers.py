@@ -29,7 +29,9 @@ class ParamGroup:
     def __init__(
         self, *patterns: str | tuple[str, ...], weight_decay: float = 0.0, lr_scale: float = 1.0
     ) -> None:
-        self.patterns = tuple(each if isinstance(each, tuple) else (each,) for each in patterns)
+        self.patterns = tuple(
+            pattern if isinstance(pattern, tuple) else (pattern,) for pattern in patterns
+        )
         self.weight_decay = weight_decay
         self.lr_scale = lr_scale
 
@@ -52,11 +54,13 @@ class Part:
     def pieces(self, most: int) -> Iterator["Part"]:
         """Parts of it, of `most` elements or a little more."""
         layers, size = self.parameters.shape
-        for at in range(0, size, max(1, most // layers)):
-            own = slice(at, at + max(1, most // layers))
-            slots = {slot: value[:, own] for slot, value in self.slots.items()}
-            copies = None if self.copies is None else self.copies[:, own]
-            yield Part(self.group, self.parameters[:, own], self.gradients[:, own], slots, copies)
+        for start in range(0, size, max(1, most // layers)):
+            columns = slice(start, start + max(1, most // layers))
+            slots = {slot: value[:, columns] for slot, value in self.slots.items()}
+            copies = None if self.copies is None else self.copies[:, columns]
+            yield Part(
+                self.group, self.parameters[:, columns], self.gradients[:, columns], slots, copies
+            )
 
     def tensors(self) -> dict[str, Tensor]:
         """Its memory by name, all that an update may change."""

@@ -105,11 +105,11 @@ def _global_index(
     start: int, chunk: Tensor, shape: tuple[int, ...], spec: Spec, offsets: tuple[int, ...]
 ) -> Tensor:
     """Row-major index in the whole parameter of the local elements start, start + 1, …, int64."""
-    rest = torch.arange(start, start + chunk.numel(), device=chunk.device)
-    index = torch.zeros_like(rest)
+    position = torch.arange(start, start + chunk.numel(), device=chunk.device)
+    index = torch.zeros_like(position)
     for dim in reversed(range(len(shape))):
-        index += (rest % shape[dim] + offsets[dim]) * prod(spec.shape[dim + 1 :])
-        rest //= shape[dim]
+        index += (position % shape[dim] + offsets[dim]) * prod(spec.shape[dim + 1 :])
+        position //= shape[dim]
     return index
 
 

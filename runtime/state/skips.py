@@ -122,11 +122,11 @@ class Losses:
 
     def limit(self, deviations: float) -> Tensor:
         """The largest loss that is no spike (0-dim float32): infinity while there are few."""
-        held = self._count.clamp(max=self.WINDOW)
-        losses = torch.where(self._places() < held, self._last, torch.inf)
-        middle = _median(losses, held)
-        spread = torch.maximum(_median((losses - middle).abs(), held), self.NOISE * middle.abs())
-        return torch.where(held < self.LEAST, torch.inf, middle + deviations * spread)
+        count = self._count.clamp(max=self.WINDOW)
+        losses = torch.where(self._places() < count, self._last, torch.inf)
+        middle = _median(losses, count)
+        spread = torch.maximum(_median((losses - middle).abs(), count), self.NOISE * middle.abs())
+        return torch.where(count < self.LEAST, torch.inf, middle + deviations * spread)
 
     def add(self, loss: Tensor, counts: Tensor) -> None:
         """A step's loss (0-dim), unless it is not finite or does not count (0-dim bool)."""

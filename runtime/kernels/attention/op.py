@@ -89,9 +89,11 @@ class _Attend(Function):
         blocks: Blocks | None,
     ) -> tuple[Tensor, Tensor]:
         k_ids = q_ids if k_ids is None else k_ids
-        given = (q, k, v, q_ids, k_ids, how)
+        operands = (q, k, v, q_ids, k_ids, how)
         out, lse = (
-            forward.forward(*given, blocks.forward) if blocks else plain_attention.forward(*given)
+            forward.forward(*operands, blocks.forward)
+            if blocks
+            else plain_attention.forward(*operands)
         )
         ctx.save_for_backward(q, k, v, q_ids, k_ids, out, lse)
         ctx.how, ctx.blocks = how, blocks
@@ -101,11 +103,11 @@ class _Attend(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        given = cast(Saved, ctx.saved_tensors), grad_outputs[0], ctx.how
+        arguments = cast(Saved, ctx.saved_tensors), grad_outputs[0], ctx.how
         gradients = (
-            backward.backward(*given, ctx.blocks)
+            backward.backward(*arguments, ctx.blocks)
             if ctx.blocks
-            else plain_attention.backward(*given)
+            else plain_attention.backward(*arguments)
         )
         return *gradients, None, None, None, None
 
@@ -154,9 +156,9 @@ class Attention(Tiled[Blocks]):
             )
             return attention(q, k, v, layout, causal, window, *options)
 
-        def part(q: Tensor, start: int, own: Tensor | None) -> Tensor:
+        def part(q: Tensor, start: int, q_documents: Tensor | None) -> Tensor:
             return self.partial(
-                q, k, v, seq, causal, window, scale, softcap, own, documents, start
+                q, k, v, seq, causal, window, scale, softcap, q_documents, documents, start
             )[0]
 
         if positions is None:

@@ -67,18 +67,18 @@ def load_ids(ids, stride, places, size):
 
 
 @triton.jit
-def near(ids, stride, start, stop, own):
+def near(ids, stride, start, stop, tile_ids):
     """`start` and `stop`, narrowed to others with a document between the smallest and the
     largest of `own`.
     """
-    lowest, highest = tl.min(own, 0), tl.max(own, 0)
+    lowest, highest = tl.min(tile_ids, 0), tl.max(tile_ids, 0)
     first, last = stop, tl.minimum(start, stop)
     for chunk in range(start, stop, _CHUNK):
         places = chunk + tl.arange(0, _CHUNK)
-        theirs = load_ids(ids, stride, places, stop)
-        found = (theirs >= lowest) & (theirs <= highest) & (places < stop)
-        first = tl.minimum(first, tl.min(tl.where(found, places, stop), 0))
-        last = tl.maximum(last, tl.max(tl.where(found, places + 1, start), 0))
+        other_ids = load_ids(ids, stride, places, stop)
+        matches = (other_ids >= lowest) & (other_ids <= highest) & (places < stop)
+        first = tl.minimum(first, tl.min(tl.where(matches, places, stop), 0))
+        last = tl.maximum(last, tl.max(tl.where(matches, places + 1, start), 0))
     return first, last
 
 
@@ -163,10 +163,10 @@ def operand_strides(
 ) -> tuple[int, ...]:
     """Strides of q, k and v between samples, tokens and heads; of documents but for heads."""
     ids = (
-        (0, 0) if each is None else (each.stride(1 - seq), each.stride(seq))
-        for each in (q_ids, k_ids)
+        (0, 0) if operand is None else (operand.stride(1 - seq), operand.stride(seq))
+        for operand in (q_ids, k_ids)
     )
-    return tuple(chain(*(strides(each, seq) for each in (q, k, v)), *ids))
+    return tuple(chain(*(strides(operand, seq) for operand in (q, k, v)), *ids))
 
 
 def constants(
@@ -188,8 +188,12 @@ def constants(
 @triton.jit
 def place(tiles, heads):
     """Tile, sample and head of this program, of as many as there are in all."""
-    rest = tl.program_id(0) // tiles
-    return tl.program_id(0) % tiles, (rest // heads).to(tl.int64), (rest % heads).to(tl.int64)
+    sample_and_head = tl.program_id(0) // tiles
+    return (
+        tl.program_id(0) % tiles,
+        (sample_and_head // heads).to(tl.int64),
+        (sample_and_head % heads).to(tl.int64),
+    )
 
 
 @triton.jit
@@ -223,15 +227,17 @@ def load_tile(
     ROWS · stride is less than 2³¹; `size` · stride need not be.
     """
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DP)
-    at = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    pointers = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
     if BOUNDED and D < DP:
-        tile = tl.load(at, mask=(first + rows < size)[:, None] & (dims < D)[None, :], other=0.0)
+        tile = tl.load(
+            pointers, mask=(first + rows < size)[:, None] & (dims < D)[None, :], other=0.0
+        )
     elif BOUNDED:
-        tile = tl.load(at, mask=(first + rows < size)[:, None], other=0.0)
+        tile = tl.load(pointers, mask=(first + rows < size)[:, None], other=0.0)
     elif D < DP:
-        tile = tl.load(at, mask=(dims < D)[None, :], other=0.0)
+        tile = tl.load(pointers, mask=(dims < D)[None, :], other=0.0)
     else:
-        tile = tl.load(at)
+        tile = tl.load(pointers)
     return tile
 
 
@@ -241,9 +247,9 @@ def store_tile(
 ):
     """The inverse of `load_tile`, in the dtype stored to."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DP)
-    at = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    pointers = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
     tl.store(
-        at,
+        pointers,
         tile.to(start.dtype.element_ty),
         mask=(first + rows < size)[:, None] & (dims < D)[None, :],
     )

@@ -50,10 +50,10 @@ def regrouped_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < size)[:, None] & (column < WIDTH)
-    at = tl.load(places + row, mask=row < size, other=0)[:, None]
+    source = tl.load(places + row, mask=row < size, other=0)[:, None]
     tl.store(
         out + row[:, None] * WIDTH + column,
-        tl.load(rows + at * stride + column, mask=inside),
+        tl.load(rows + source * stride + column, mask=inside),
         mask=inside,
     )
 
@@ -74,30 +74,30 @@ class ExchangeCounts(Tiled[Tile]):
 class Exchange(Tiled[Tile]):
     """`scalec.runtime.exchange`; tiles by the width of rows.  Saves nothing."""
 
-    def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
+    def __call__(self, rows: Tensor, expert_rows: Held, async_op: bool = False) -> Any:
         """[rows of tokens, h] → [rows of experts, h]."""
-        return exchange.exchanged(rows, held, False, async_op, _regroup(self, rows))
+        return exchange.exchanged(rows, expert_rows, False, async_op, _regroup(self, rows))
 
 
 class ExchangeBack(Tiled[Tile]):
     """`scalec.runtime.exchange_back`; tiles by the width of rows.  Saves nothing."""
 
-    def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
+    def __call__(self, rows: Tensor, expert_rows: Held, async_op: bool = False) -> Any:
         """[rows of experts, h] → [rows of tokens, h]."""
-        return exchange.exchanged(rows, held, True, async_op, _regroup(self, rows))
+        return exchange.exchanged(rows, expert_rows, True, async_op, _regroup(self, rows))
 
 
 def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
     arranged, returned = (
         torch.empty(total, dtype=torch.int64, device=counts.device) for _ in range(2)
     )
-    groups, held = counts.numel(), counts.shape[1]
+    groups, local_experts = counts.numel(), counts.shape[1]
     launching.launch(
         grouped_places_kernel,
         (groups,),
         *(counts.contiguous(), arranged, returned),
         GROUPS=groups,
-        EXPERTS=held,
+        EXPERTS=local_experts,
         PADDED=padded(groups),
         ROWS=tile.rows,
         warps=tile.warps,

@@ -35,8 +35,8 @@ def taken_kernel(
     inside = (token < tokens)[:, None] & (column < WIDTH)
     tile = tl.load(x + token[:, None] * x_stride + column, mask=inside, other=0.0)
     for choice in tl.static_range(K):
-        at = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
-        tl.store(rows + at * WIDTH + column, tile, mask=inside & (at >= 0))
+        row = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
+        tl.store(rows + row * WIDTH + column, tile, mask=inside & (row >= 0))
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -49,8 +49,8 @@ def summed_kernel(
     inside = (token < tokens)[:, None] & (column < WIDTH)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for choice in tl.static_range(K):
-        at = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
-        tile = tl.load(rows + at * rows_stride + column, mask=inside & (at >= 0), other=0.0).to(
+        row = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
+        tile = tl.load(rows + row * rows_stride + column, mask=inside & (row >= 0), other=0.0).to(
             tl.float32
         )
         if gates is not None:
@@ -69,20 +69,20 @@ def spread_kernel(
     """One token."""
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, KP)
-    at = tl.load(places + token * K + choice, mask=choice < K, other=-1)[:, None]
+    row = tl.load(places + token * K + choice, mask=choice < K, other=-1)[:, None]
     gate = tl.load(gates + token * K + choice, mask=choice < K, other=0.0).to(tl.float32)
     dots = tl.zeros([KP, COLUMNS], tl.float32)
     for first in tl.static_range(0, WIDTH, COLUMNS):
         column = first + tl.arange(0, COLUMNS)[None, :]
-        inside = (column < WIDTH) & (at >= 0)
+        inside = (column < WIDTH) & (row >= 0)
         tile = tl.load(
             gradient + token * gradient_stride + column, mask=column < WIDTH, other=0.0
         ).to(tl.float32)
         dots += (
-            tl.load(rows + at * rows_stride + column, mask=inside, other=0.0).to(tl.float32) * tile
+            tl.load(rows + row * rows_stride + column, mask=inside, other=0.0).to(tl.float32) * tile
         )
         tl.store(
-            of_rows + at * WIDTH + column,
+            of_rows + row * WIDTH + column,
             (tile * gate[:, None]).to(of_rows.dtype.element_ty),
             mask=inside,
         )
