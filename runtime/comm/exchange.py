@@ -2,9 +2,9 @@
 forward and backward.
 
 With `async_op` an exchange begins, and `wait` gives the rows that it brings; computation in between
-runs beside it.  Backward begins the inverse at the `wait`, and waits for it where forward began:
-autograd runs its nodes in descending order of creation, so the gradients of that computation run
-beside it.  Gradients of experts' weights do, too: backward leaves them (`Groups.left`) for the
+runs beside it.  Backward begins the inverse at the `wait`, and waits for it where forward began.
+Autograd runs its newest nodes first, so the gradients of the computation in between run beside the
+inverse.  Gradients of experts' weights do, too: backward leaves them (`Groups.left`) for the
 exchange that brings gradients of rows back to their tokens.
 """
 
@@ -27,8 +27,8 @@ def regrouped(rows: Tensor, places: Tensor) -> Tensor:
 
 
 class Arriving(NamedTuple):
-    """Rows that are under way, for `wait`.  token: [], what autograd has in the place of rows
-    that have not come.
+    """Rows that are under way, for `wait`.  token: [], stands in autograd for rows that have not
+    come.
     """
 
     token: Tensor
@@ -55,42 +55,40 @@ def exchange_back(rows: Tensor, expert_rows: Held, async_op: bool = False) -> Te
 
 def wait(rows: Arriving) -> Tensor:
     """The rows of an exchange that has begun, when they have come; once."""
-    return rows.token if rows.way is None else cast(Any, _Wait).apply(*rows)
+    if rows.way is None:
+        return rows.token
+    return cast(Any, _Wait).apply(*rows)
 
 
 def exchanged(rows: Tensor, expert_rows: Held, back: bool, async_op: bool, regroup: Regroup) -> Any:
-    """`exchange` or, `back`, its inverse, in which `regroup` puts rows in order."""
+    """`exchange` or, if `back`, its inverse; `regroup` puts rows in order."""
     if expert_rows.axis.size == 1:
         return Arriving(rows, None) if async_op else rows
     way = _Way(expert_rows, back, regroup)
-    return (
-        Arriving(cast(Any, _Begin).apply(rows, way), way)
-        if async_op
-        else cast(Any, _Exchange).apply(rows, way)
-    )
+    if async_op:
+        return Arriving(cast(Any, _Begin).apply(rows, way), way)
+    return cast(Any, _Exchange).apply(rows, way)
 
 
 class _Way:
-    """An exchange, `back` to the ranks of the tokens or there, and its inverse: one at a time
-    is under way.
+    """An exchange to the ranks of the experts or, if `back`, of the tokens, and its inverse: one at
+    a time is under way.
     """
 
-    __slots__ = ("_line", "_regroup", "_under_way", "back", "held")
+    __slots__ = ("_line", "_regroup", "_under_way", "back", "expert_rows")
 
     def __init__(self, expert_rows: Held, back: bool, regroup: Regroup) -> None:
-        self.held, self.back = expert_rows, back
+        self.expert_rows, self.back = expert_rows, back
         self._regroup, self._line = regroup, expert_rows.axis.line()
-        # the work and its buffers, which it needs till then
+        # the work and its buffers, which it needs until it is done
         self._under_way: tuple[Any, Tensor, Tensor] | None = None
 
     def begin(self, rows: Tensor, back: bool) -> None:
         """Begins to send rows, and to receive."""
-        expert_rows, axis = self.held, self.held.axis
-        send_counts, receive_counts = (
-            (expert_rows.received, expert_rows.sent)
-            if back
-            else (expert_rows.sent, expert_rows.received)
-        )
+        expert_rows, axis = self.expert_rows, self.expert_rows.axis
+        send_counts, receive_counts = expert_rows.sent, expert_rows.received
+        if back:
+            send_counts, receive_counts = receive_counts, send_counts
         assert len(rows) == sum(send_counts), (
             f"exchange: {len(rows)} rows where {sum(send_counts)} were counted"
         )
@@ -113,9 +111,9 @@ class _Way:
         assert self._under_way is not None, "exchange: rows are awaited that are not under way"
         (work, came, _), self._under_way = self._under_way, None
         work.wait()
-        return (
-            came if back or self.held.arranged is None else self._regroup(came, self.held.arranged)
-        )
+        if back or self.expert_rows.arranged is None:
+            return came
+        return self._regroup(came, self.expert_rows.arranged)
 
 
 class _Exchange(Function):
@@ -155,8 +153,9 @@ class _Wait(Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, way: _Way) -> Tensor:
         ctx.way = way
-        if ctx.needs_input_grad[0] and not way.back and way.held.left is None:
-            way.held.left = []
+        expert_rows = way.expert_rows
+        if ctx.needs_input_grad[0] and not way.back and expert_rows.left is None:
+            expert_rows.left = []
         return way.end(way.back)
 
     @staticmethod
@@ -164,6 +163,6 @@ class _Wait(Function):
         way: _Way = ctx.way
         way.begin(grad_outputs[0], not way.back)
         if not way.back:
-            while way.held.left:
-                way.held.left.pop(0)()
+            while way.expert_rows.left:
+                way.expert_rows.left.pop(0)()
         return None, None

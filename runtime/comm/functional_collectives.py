@@ -44,11 +44,13 @@ def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
 
 
 def distinct(x: Tensor) -> Tensor:
-    """x as the forward of a `Function` may return it: while traced, a view that is no other value
-    of that forward.
+    """x as the forward of a `Function` may return it: while traced, a view that no other value of
+    the forward is.
 
     Where a value is one tensor under two names, as behind a `to` or `contiguous` that has nothing
     to do, or behind an op in place, torch 2.11 gives the result's gradient to the other name, where
     it is lost.
     """
-    return x.view_as(x) if is_dynamo_compiling() else x
+    if is_dynamo_compiling():
+        return x.view_as(x)
+    return x

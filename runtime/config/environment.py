@@ -37,8 +37,8 @@ def tracing() -> bool:
 
 @dataclass(frozen=True)
 class Profiled:
-    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and the folder that
-    profiles are written to.
+    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and the folder
+    that profiles are written to.
     """
 
     folder: Path

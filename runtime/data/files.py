@@ -33,9 +33,11 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
             raise RunError(f"no data: {address_advice(pattern)}")
         files = _standard_library() if pattern == "python_stdlib" else files_of(pattern)
         if not files:
-            place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
+            place = ""
             if os.path.isdir(pattern):
                 place = f"; it is a folder: `{os.path.join(pattern, '*')}` are the files in it"
+            elif not os.path.isabs(pattern):
+                place = f", looked for in {os.getcwd()}"
             raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
         paths |= {*files}
     return sorted(paths)
@@ -73,14 +75,16 @@ def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]
     """(training files, validation files), chosen by a hash of each path below the files' common
     folder.
 
-    At least one file is held out, if there are two and holdout is not 0.
+    At least one file is held out, if there are several and holdout is not 0.
     """
     if len(files) < 2 or holdout == 0:
         return files, []
     root = os.path.commonpath(files)
-    shuffled = sorted(
-        files, key=lambda path: hashlib.sha256(os.path.relpath(path, root).encode()).digest()
-    )
+
+    def path_hash(path: str) -> bytes:
+        return hashlib.sha256(os.path.relpath(path, root).encode()).digest()
+
+    shuffled = sorted(files, key=path_hash)
     held_out = set(shuffled[: max(1, round(holdout * len(files)))])
     return [path for path in files if path not in held_out], sorted(held_out)
 
@@ -138,8 +142,8 @@ class TokenFiles:
         return tokens
 
     def _descriptor(self, number: int) -> int:
-        """A file's descriptor; opens it if it is not open, and closes the one unused for
-        longest if too many are.
+        """A file's descriptor.  Opens the file if it is not open, and closes the one unused for
+        longest if too many are open.
         """
         file = self._open.pop(number, None)
         if file is None:
@@ -151,11 +155,9 @@ class TokenFiles:
 
     def _refuse(self, number: int, now: _State) -> NoReturn:
         was = self._states[number].bytes
-        sizes = (
-            f"{was:,} bytes then, {now.bytes:,} now"
-            if was != now.bytes
-            else f"{was:,} bytes, written to since"
-        )
+        sizes = f"{was:,} bytes, written to since"
+        if was != now.bytes:
+            sizes = f"{was:,} bytes then, {now.bytes:,} now"
         raise RunError(
             f"{self._paths[number]} is not as it was when the run began ({sizes}): a run's"
             " data must not change;"

@@ -19,7 +19,7 @@ part of their sum.
 
 
 def drawn(*parts: object) -> int:
-    """A number of 64 bits that these decide."""
+    """A number of 64 bits, a hash of the parts."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")
 
 
@@ -67,7 +67,9 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     whole = [weight // gcd(*whole) for weight in whole]
-    return whole if sum(whole) <= LONGEST else _rounded(whole)
+    if sum(whole) <= LONGEST:
+        return whole
+    return _rounded(whole)
 
 
 def _rounded(weights: Sequence[int]) -> list[int]:
@@ -93,15 +95,12 @@ def spread(weights: Sequence[int]) -> list[int]:
     for number in range(1, total + 1):
         # how far each is from its due, in units of 1 / (total · parts) samples; it may come from 1
         # / parts on
-        owed = [
-            parts * (weight * number - total * count)
-            for weight, count in zip(weights, counts, strict=True)
-        ]
-        may = [which for which, due in enumerate(owed) if due >= total]
-        chosen = min(
-            may,
-            key=lambda which: (Fraction((parts - 1) * total - owed[which], weights[which]), which),
-        )
+        eligible = list[tuple[Fraction, int]]()
+        for which, (weight, count) in enumerate(zip(weights, counts, strict=True)):
+            due = parts * (weight * number - total * count)
+            if due >= total:
+                eligible.append((Fraction((parts - 1) * total - due, weight), which))
+        _, chosen = min(eligible)
         counts[chosen] += 1
         cycle.append(chosen)
     return cycle
@@ -116,10 +115,10 @@ class Interleaving:
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._cycle = spread(weights)
-        self._places = [
-            [place for place, which in enumerate(self._cycle) if which == each]
-            for each in range(len(weights))
-        ]
+        # by set, its places in the cycle
+        self._places: list[list[int]] = [[] for _ in weights]
+        for place, which in enumerate(self._cycle):
+            self._places[which].append(place)
 
     def at(self, sample: int, seed: int) -> tuple[int, int]:
         """The set that a sample is of, and how many samples of that set come before it."""
@@ -130,9 +129,7 @@ class Interleaving:
         first = drawn(seed, "cycle", cycle) % length
         position = (first + place) % length
         places = self._places[self._cycle[position]]
-        before = (
-            bisect_left(places, position)
-            - bisect_left(places, first)
-            + (len(places) if position < first else 0)
-        )
+        before = bisect_left(places, position) - bisect_left(places, first)
+        if position < first:
+            before += len(places)
         return self._cycle[position], cycle * len(places) + before

@@ -96,21 +96,26 @@ class AdamW(optimizers.AdamW):
             super().update(part, lr, step, skip, scale)
             return
         lr *= part.group.lr_scale
+        log_betas = [math.log(beta) if beta else -math.inf for beta in self.betas]
         numbers = (
             *(lr, lr * part.group.weight_decay),
             *(1 - beta for beta in self.betas),
-            *(math.log(beta) if beta else -math.inf for beta in self.betas),
+            *log_betas,
             self.eps,
         )
-        strides = (p.stride(0), g.stride(0), m.stride(0), 0 if copies is None else copies.stride(0))
+        copies_stride = 0 if copies is None else copies.stride(0)
+        strides = (p.stride(0), g.stride(0), m.stride(0), copies_stride)
+        if layers == 1:
+            # The strides of one layer are not used, and would be odd where its size is.
+            strides = (0, 0, 0, 0)
         for span in launching.evenly(size):
+            copies_span = None if copies is None else copies[:, span]
             launching.launch(
                 _adamw,
                 (launching.blocks(span.stop - span.start, self.tile.columns), layers),
-                *(x if x is None else x[:, span] for x in (p, g, m, v, copies)),
+                *(p[:, span], g[:, span], m[:, span], v[:, span], copies_span),
                 *(step, skip, scale),
-                # of one layer's they are odd where its size is
-                *((0, 0, 0, 0) if layers == 1 else strides),
+                *strides,
                 *(span.stop - span.start, *numbers),
                 warps=self.tile.warps,
                 COLUMNS=self.tile.columns,

@@ -1,9 +1,9 @@
 """Cross entropy of logits in memory: one pass in forward, one in backward.
 
 Over a sharded vocabulary each rank has the parts of its own logits, `LogitSoftmaxStats`.  One small
-collective finds the largest m, to which `rescale_to_global_max` brings all parts.  Two more sum them
-over ranks, for `token_loss`.  All three lie outside of the logits' Function, whose backward is one
-pass all the same: z's gradient carries exp(m − peak).
+collective finds the largest m, and `rescale_to_global_max` brings all parts to it.  Two more sum
+the parts over ranks, for `token_loss`.  All three lie outside of the logits' Function, whose
+backward is one pass all the same: z's gradient carries exp(m − peak).
 
 Source: Shoeybi et al. 2019, section 3 (arXiv:1909.08053); Milakov and Gimelshein 2018
 (arXiv:1805.02867).

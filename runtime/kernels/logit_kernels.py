@@ -1,7 +1,8 @@
 """The kernels of `logits`: softmax statistics of rows, and the logits' gradient.
 
-Inside they are in float32.  `stride` is that of the rows of logits.  `size` of the `width` columns
-are classes, `first` the first of them; smoothing, each and CAP are those of `Classes`.
+They compute in float32.  `stride` is the stride of the rows of logits.  `size` of the `width`
+columns are classes, and `first` is the first class.  smoothing, class_share and CAP are smoothing,
+each and cap of `Classes`.
 """
 # pyright: basic
 
@@ -10,8 +11,8 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-"""Below every logit, and finite: from what has it as its maximum, lanes and ranks without
-classes, no NaN comes.
+"""Below every logit, and finite: lanes and ranks without classes have it as their maximum, and no
+NaN comes from them.
 """
 
 
@@ -24,8 +25,8 @@ def _capped(x, CAP: tl.constexpr):
 
 @triton.jit
 def _joined(m, z, x):
-    """m and z of each lane with those of its row of x: one exponential for each element, and
-    one for the lane.
+    """m and z of each lane, joined with its row of x: one exponential for each element, and one for
+    the lane.
     """
     peak = tl.maximum(m, tl.max(x, axis=1))
     return peak, z * tl.exp(m - peak) + tl.sum(tl.exp(x - peak[:, None]), axis=1)

@@ -1,5 +1,5 @@
-"""Ops whose kernels on GPUs give the same bits each time, forward and backward, while others are
-free to.
+"""Ops whose kernels on GPUs give the same bits each time, forward and backward, while other ops
+need not.
 
 torch has one switch for all of a process (`torch.use_deterministic_algorithms`), which kernels look
 at when they start.  Non-goals: which ops need it (the compiler says), ops that have no
@@ -17,7 +17,8 @@ from torch.autograd import Function
 
 _CUDA: Any = torch.backends.cuda
 _SDPA = torch.nn.functional.scaled_dot_product_attention
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]  # the public function would import torch._inductor
+# The public functions of the switch would import torch._inductor.
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class _Switch:

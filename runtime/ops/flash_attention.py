@@ -21,7 +21,7 @@ OPERATORS = {
     "cpu": "_scaled_dot_product_flash_attention_for_cpu",
     "cuda": "_scaled_dot_product_flash_attention",
 }
-"""By device; that of backward has `_backward` after its name.
+"""By device; backward's operator has `_backward` after the name.
 
 They are private: a test knows their signatures.
 """
@@ -100,5 +100,9 @@ def _by_head(x: Tensor, how: Setting, width: int) -> Tensor:
     """[b, n, s, width] with neighbours in memory along the last, which kernels take for
     granted; a view if it can.
     """
-    x = padded(x.to(wide(x.dtype)) if _kind(x) == "cpu" else x, width)
-    return (x if x.stride(-1) == 1 else x.contiguous()).movedim(how.seq, -2)
+    if _kind(x) == "cpu":
+        x = x.to(wide(x.dtype))
+    x = padded(x, width)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    return x.movedim(how.seq, -2)

@@ -1,6 +1,6 @@
 """A linear layer for each expert, on rows that lie expert by expert, or on as many rows of each.
 
-`grouped_mm` of torch multiplies where it is right and has a kernel: bfloat16, rows of whole 16
+torch's `grouped_mm` multiplies where it is right and has a kernel: bfloat16, rows of whole 16
 bytes, compute capability 9 or 10.  Elsewhere there is a product for each expert.
 """
 
@@ -47,7 +47,8 @@ def of_weight(gradient: Tensor, x: Tensor, groups: Groups | None) -> Tensor:
         whole = F.grouped_mm(gradient.mT, x, offs=groups.ends)
         for expert_gradient, size in zip(whole, groups.sizes, strict=True):
             if not size:
-                expert_gradient.zero_()  # on compute capability 10 it is what memory held (pytorch#172439)
+                # on compute capability 10 it is what memory held (pytorch#172439)
+                expert_gradient.zero_()
         return whole
     out = x.new_empty((len(groups.sizes), gradient.shape[-1], x.shape[-1]))
     for expert_gradient, (first, end) in zip(out, _spans(groups), strict=True):
@@ -63,16 +64,12 @@ def is_torchs(*operands: Tensor) -> bool:
 
 
 def _is_aligned(x: Tensor) -> bool:
-    """Whether it is of bfloat16, some, and all of its rows begin at multiples of 16 bytes, as
-    does the whole.
+    """Whether it is of bfloat16 and not empty, and it and each of its rows begin at a multiple of
+    16 bytes.
     """
-    apart = (stride for stride in x.stride() if stride != 1)
-    return (
-        x.dtype == torch.bfloat16
-        and x.numel() > 0
-        and not x.data_ptr() % 16
-        and not any(it % 8 for it in apart)
-    )
+    if x.dtype != torch.bfloat16 or x.numel() == 0 or x.data_ptr() % 16:
+        return False
+    return all(stride == 1 or stride % 8 == 0 for stride in x.stride())
 
 
 @cache
@@ -81,7 +78,7 @@ def _has_kernel(device: torch.device) -> bool:
 
 
 def _spans(groups: Groups) -> list[tuple[int, int]]:
-    """The first row of each group, and that after its last."""
+    """The first row of each group, and the row after its last."""
     return list(pairwise(accumulate(groups.sizes, initial=0)))
 
 
@@ -91,10 +88,10 @@ PLAIN = Backend(products, of_weight)
 def grouped_linear(
     x: Tensor, weight: Tensor, groups: Groups | None = None, backend: Backend = PLAIN
 ) -> Tensor:
-    """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i]
-    or [experts · o, i].
+    """x · weight[e]ᵀ for the rows of each expert e, as `groups` says.  x [rows, i], weight
+    [experts, o, i] or [experts · o, i].
 
-    Without `held` all experts have as many rows, x [experts, rows, i].  Saves both.  An expert
+    Without `groups` all experts have as many rows, x [experts, rows, i].  Saves both.  An expert
     without rows has gradients of zero.
     """
     return cast(Any, _GroupedLinear).apply(x, weight, groups, backend)
@@ -126,23 +123,22 @@ class _GroupedLinear(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
         (groups, backend), (of_x, of_w, *_) = ctx.how, ctx.needs_input_grad
-        gradient = gradient.contiguous()  # one that is expanded `grouped_mm` does not take
+        gradient = gradient.contiguous()  # `grouped_mm` takes no expanded tensor
         d_x = backend.products(gradient, _by_expert(x, weight, groups), groups) if of_x else None
 
         def make() -> Tensor:
             return backend.of_weight(gradient, x.detach(), groups).view(weight.shape)
 
-        return (
-            d_x,
-            now_or_later(ctx.weight, make, groups and groups.left) if of_w else None,
-            None,
-            None,
-        )
+        d_weight: Tensor | None = None
+        if of_w:
+            d_weight = now_or_later(ctx.weight, make, groups and groups.left)
+        return d_x, d_weight, None, None
 
 
 def _by_expert(x: Tensor, weight: Tensor, groups: Groups | None) -> Tensor:
     """[experts, o, i]"""
-    return weight.view(len(x if groups is None else groups.sizes), -1, weight.shape[-1])
+    experts = len(x) if groups is None else len(groups.sizes)
+    return weight.view(experts, -1, weight.shape[-1])
 
 
 class _GroupedBias(Function):

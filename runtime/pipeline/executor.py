@@ -203,7 +203,7 @@ def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
     """The actions, and where stages begin and end.
 
     A stage begins before its first action that computes.  It ends before the action that computes
-    next after its last one, so that the last one's result is sent before the end begins a reduction.
+    next after its last one, so that the last result is sent before the end begins a reduction.
     """
     computing = [i for i, action in enumerate(actions) if not action.is_message]
     begins = {actions[i].stage: i for i in reversed(computing)}

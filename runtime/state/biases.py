@@ -18,16 +18,18 @@ class Biases:
     def __init__(self, model: nn.Module) -> None:
         params = dict(model.named_parameters(remove_duplicate=False))
         state_items = model.state_dict(keep_vars=True).items()
-        self.by_name: Mapping[str, Tensor] = {
-            name: buffer for name, buffer in state_items if name not in params
-        }
+        buffers = dict[str, Tensor]()
+        for name, tensor in state_items:
+            if name not in params:
+                buffers[name] = tensor
+        self.by_name: Mapping[str, Tensor] = buffers
 
     def balance(self, pattern: str, load: Tensor, rate: float, skip: Tensor) -> None:
-        """Adds rate · sign(mean − load), in rows of `load`, to those that match `pattern`; nothing
-        where `skip` holds.
+        """Adds rate · sign(mean − load), row by row of `load`, to the biases that match `pattern`;
+        nothing where `skip` is true.
 
-        load [layers, experts], int64; the text that the `*` of the pattern match are the indices of
-        the row.
+        load [layers, experts], int64.  The texts that the pattern's `*` match are the indices of a
+        bias' row.
         """
         # in whole numbers, which are exact
         below = (load.sum(-1, keepdim=True) - load * load.shape[-1]).sign()
@@ -42,11 +44,11 @@ class Biases:
                 yield tuple(map(int, match.groups())), bias
 
     def zero(self) -> None:
-        """As they begin."""
+        """Sets all biases to their initial value, zero."""
         for bias in self.by_name.values():
             bias.zero_()
 
     def take(self, value: Callable[[str, Spec], Tensor]) -> None:
-        """Values of all of them, by name."""
+        """Sets the values of all biases, by name and spec."""
         for name, bias in self.by_name.items():
             bias.copy_(value(name, Spec(tuple(bias.shape), {}, zeros())))

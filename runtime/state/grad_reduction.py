@@ -22,8 +22,8 @@ or a kernel.
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Reduction:
-    """A reduction in flight: `shard`, this rank's part of the sent tensor, becomes the sum, and
-    goes to `keep`.
+    """A reduction in flight: `shard`, this rank's part of the sent tensor, becomes the sum, and is
+    passed to `keep`.
     """
 
     shard: Tensor
@@ -59,7 +59,7 @@ class Reductions:
         keep: Callable[[Tensor], None],
         line: Any,
     ) -> None:
-        """Begins to sum a gradient, complete on this rank: its part `own` over `scatter`, then
+        """Begins to sum a gradient, complete on this rank: its part `shard` over `scatter`, then
         over `add`.
         """
         part, work = sent[shard], None
@@ -86,8 +86,8 @@ class Reductions:
 
     @contextmanager
     def _beside(self) -> Generator[None]:
-        """On CUDA a stream of its own, so that a sum which waits for another's end does not
-        hold up the model.
+        """On CUDA, a stream of its own: a sum that waits for another sum does not hold up the
+        model.
         """
         if self._aside is None:
             yield

@@ -1,5 +1,5 @@
-"""Boxes: parts of tensors, by where they lie in the whole.  A state is saved and loaded as boxes, on
-any mesh.
+"""Boxes: parts of tensors, by where they lie in the whole.  A state is saved and loaded as boxes,
+on any mesh.
 
 Non-goals: no files, no ranks: whoever holds a box says where it lies.
 """

@@ -217,7 +217,7 @@ def backward(
     blocks: Blocks,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each as it is shaped, in `dtype`, by default its own."""
+    """Gradients of q, k and v, in their shapes and in `dtype`, by default their own dtypes."""
     q, k, v, q_ids, k_ids, out, lse = saved
     q, k, v, g_out = (unit(operand) for operand in (q, k, v, g_out))
     batch, queries, heads = sizes(q, how.seq)

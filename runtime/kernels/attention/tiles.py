@@ -7,7 +7,6 @@ BACK or FORTH is no limit.
 # pyright: basic
 
 from dataclasses import dataclass
-from itertools import chain
 
 import triton
 import triton.language as tl
@@ -18,8 +17,8 @@ from .. import launching
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PRECISION = tl.constexpr("tf32x3")
-"""Products in float32 by tensor cores: the upper 11 bits of both factors, and those of each
-with the other's rest.
+"""Products in float32 by tensor cores: the product of both factors' upper 11 bits, and of the upper
+bits of each with the lower bits of the other.
 """
 
 _CHUNK = tl.constexpr(1024)
@@ -62,14 +61,14 @@ def span(
 
 @triton.jit
 def load_ids(ids, stride, places, size):
-    """Documents of some places; places from `size` on have that of the last."""
+    """Documents of some places; places from `size` on have the last place's document."""
     return tl.load(ids + tl.minimum(places, size - 1).to(tl.int64) * stride)
 
 
 @triton.jit
 def near(ids, stride, start, stop, tile_ids):
     """`start` and `stop`, narrowed to others with a document between the smallest and the
-    largest of `own`.
+    largest of `tile_ids`.
     """
     lowest, highest = tl.min(tile_ids, 0), tl.max(tile_ids, 0)
     first, last = stop, tl.minimum(start, stop)
@@ -107,7 +106,7 @@ def logits(a, b, scale, CAP: tl.constexpr):
 
 @triton.jit
 def uncapped(gradient, logit, CAP: tl.constexpr):
-    """The gradient of what `logits` caps, from that of its result: tanh' = 1 − tanh²."""
+    """The gradient before the cap of `logits`, from the gradient after it: tanh' = 1 − tanh²."""
     if CAP > 0:
         tanh = logit * (1 / (CAP * LOG2E))
         gradient = gradient * (1 - tanh * tanh)
@@ -135,7 +134,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of the forward kernel, of that of k's and v's gradients, and of that of q's."""
+    """Blocks of the three kernels: forward, the gradients of k and v, and the gradient of q."""
 
     forward: Block
     keys: Block
@@ -150,7 +149,9 @@ def strides(x: Tensor, seq: int) -> tuple[int, int, int]:
 
 def unit(x: Tensor) -> Tensor:
     """x, or a copy where neighbours along its last dim are not neighbours in memory."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1:
+        return x
+    return x.contiguous()
 
 
 def padded(dim: int) -> int:
@@ -161,12 +162,16 @@ def padded(dim: int) -> int:
 def operand_strides(
     q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, seq: int
 ) -> tuple[int, ...]:
-    """Strides of q, k and v between samples, tokens and heads; of documents but for heads."""
-    ids = (
-        (0, 0) if operand is None else (operand.stride(1 - seq), operand.stride(seq))
-        for operand in (q_ids, k_ids)
-    )
-    return tuple(chain(*(strides(operand, seq) for operand in (q, k, v)), *ids))
+    """Strides of q, k and v between samples, tokens and heads; strides of documents between samples
+    and tokens.
+    """
+    all_strides = [*strides(q, seq), *strides(k, seq), *strides(v, seq)]
+    for ids in (q_ids, k_ids):
+        if ids is None:
+            all_strides += 0, 0
+        else:
+            all_strides += ids.stride(1 - seq), ids.stride(seq)
+    return tuple(all_strides)
 
 
 def constants(

@@ -66,9 +66,8 @@ class ExchangeCounts(Tiled[Tile]):
     def __call__(self, order: Order) -> Held:
         """The rows of this rank's experts."""
         tile = self.tile_for(order.experts.count, order.counts, dtypes=(torch.int64,))
-        return experts.exchange_counts(
-            order, experts.places if tile is None else partial(_places, tile=tile)
-        )
+        backend = experts.places if tile is None else partial(_places, tile=tile)
+        return experts.exchange_counts(order, backend)
 
 
 class Exchange(Tiled[Tile]):
@@ -88,9 +87,8 @@ class ExchangeBack(Tiled[Tile]):
 
 
 def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
-    arranged, returned = (
-        torch.empty(total, dtype=torch.int64, device=counts.device) for _ in range(2)
-    )
+    arranged = torch.empty(total, dtype=torch.int64, device=counts.device)
+    returned = torch.empty(total, dtype=torch.int64, device=counts.device)
     groups, local_experts = counts.numel(), counts.shape[1]
     launching.launch(
         grouped_places_kernel,
@@ -107,7 +105,9 @@ def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
 
 def _regroup(op: Tiled[Tile], rows: Tensor) -> Regroup:
     tile = op.tile_for(rows.shape[-1], rows)
-    return exchange.regrouped if tile is None else partial(_regrouped, tile=tile)
+    if tile is None:
+        return exchange.regrouped
+    return partial(_regrouped, tile=tile)
 
 
 def _regrouped(rows: Tensor, places: Tensor, tile: Tile) -> Tensor:

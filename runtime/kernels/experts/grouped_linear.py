@@ -43,7 +43,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Products:
-    """The blocks of rows, which are y and dx, and of dweight."""
+    """The blocks of the products for rows, y and dx, and of the product for dweight."""
 
     of_rows: Product
     of_weight: Product

@@ -126,15 +126,18 @@ def _taken(x: Tensor, order: Order, tile: Tile) -> Tensor:
 
 
 def _for_rows(like: Tensor, order: Order) -> Tensor:
-    """Memory of rows as wide as those of `like`, zero where they are padded."""
+    """Memory for rows as wide as the rows of `like`, zero where they are padded."""
     shape = prod(order.shape), like.shape[-1]
-    return like.new_zeros(shape) if order.padded else like.new_empty(shape)
+    if order.padded:
+        return like.new_zeros(shape)
+    return like.new_empty(shape)
 
 
 def _summed(rows: Tensor, gates: Tensor | None, order: Order, tile: Tile) -> Tensor:
     width = rows.shape[-1]
     rows, out = matrix(rows, width), rows.new_empty((len(order.rows), width))
-    gates = None if gates is None else gates.contiguous()
+    if gates is not None:
+        gates = gates.contiguous()
     _by_tokens(summed_kernel, order, width, tile, rows, gates, order.rows, out, rows.stride(0))
     return out
 

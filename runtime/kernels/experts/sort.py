@@ -24,7 +24,9 @@ PART = tl.constexpr(32)
 
 @triton.jit
 def _groups(ids, slots, choice, size, last):
-    """The groups of some choices; of id −1 that of the table's end, past the ids −1."""
+    """The groups of some choices.  An id of −1, and choices past `size`, have the group at the end
+    of the table.
+    """
     id = tl.load(ids + choice, mask=choice < size, other=-1)
     return tl.load(slots + tl.where(id < 0, last, id))
 
@@ -34,8 +36,8 @@ def sort_count_kernel(
     ids, slots, counts, size, last,
     GROUPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """counts [GROUPS + 1, chunks] of a chunk's choices, some groups of them; the last is of
-    those without rows.
+    """counts [GROUPS + 1, chunks] of a chunk's choices, for some of the groups; the last group has
+    the choices without rows.
     """
     chunk, group = tl.program_id(0).to(tl.int64), tl.program_id(1) * BINS + tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)

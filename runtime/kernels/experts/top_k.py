@@ -24,7 +24,7 @@ from .. import launching
 from ..launching import Tile, Tiled, blocks, matrix, padded
 
 LEAST = tl.constexpr(-3.4e38)
-"""Below it are what is chosen already and what cannot be."""
+"""Values below it are chosen already, or cannot be chosen."""
 
 
 @triton.jit
@@ -165,11 +165,9 @@ class TopK(Tiled[Tile]):
     ) -> tuple[Tensor, Tensor]:
         """As `scalec.runtime.top_k`."""
         tile = self.tile_for(logits.shape[-1], logits, bias)
-        backend = (
-            PLAIN
-            if tile is None
-            else Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
-        )
+        backend = PLAIN
+        if tile is not None:
+            backend = Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
         return routing.top_k(logits, k, score, normalise, scale, bias, groups, from_groups, backend)
 
 
@@ -177,18 +175,12 @@ def _chosen(logits: Tensor, bias: Tensor | None, how: Choice, tile: Tile) -> tup
     gates = torch.empty(*logits.shape[:-1], how.k, dtype=torch.float32, device=logits.device)
     ids = torch.empty_like(gates, dtype=torch.int64)
     x = matrix(logits, logits.shape[-1])
+    if bias is not None:
+        bias = bias.contiguous()
     launching.launch(
         top_k_forward,
         (blocks(len(x), tile.rows),),
-        *(
-            x,
-            None if bias is None else bias.contiguous(),
-            gates,
-            ids,
-            x.stride(0),
-            len(x),
-            how.scale,
-        ),
+        *(x, bias, gates, ids, x.stride(0), len(x), how.scale),
         KP=padded(how.k),
         GROUPS=how.groups,
         GP=padded(how.groups),
