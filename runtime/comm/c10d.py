@@ -191,7 +191,7 @@ def place() -> tuple[int, int]:
 
 
 def default_store() -> Any:
-    """The store by which the ranks of the job have found each other."""
+    """The store that the ranks of the job found each other with."""
     return cast(Any, distributed_c10d)._get_default_store()
 
 

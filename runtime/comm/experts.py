@@ -1,5 +1,5 @@
-"""Where the experts of a mixture lie, and the rows that their tokens make: which, in which order,
-to which rank.
+"""Where the experts of a mixture lie, and the rows that their tokens make: which rows, their order,
+and the rank that each goes to.
 
 A row is a token with one of the experts that it chose.  A rank orders its rows by the peer that
 holds their expert, then by expert, then by token; an exchange takes them to their peers, where they

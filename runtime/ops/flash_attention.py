@@ -1,7 +1,7 @@
-"""torch's own flash attention, forward and backward apart, with the log-sum-exp by which results
-are merged.
+"""torch's own flash attention, forward and backward apart, with the log-sum-exp that merges
+results.
 
-For calls on all keys, and for causal ones whose query i is at key i; k and v may have fewer heads
+For calls on all keys, and for causal calls whose query i is at key i; k and v may have fewer heads
 than q.  Where v has another last dim than q and k, the narrower are padded with zeros.  On CUDA
 results and gradients of a call are in q's dtype.  On the CPU they are in float32 at least, which is
 also faster there than bfloat16.

@@ -109,7 +109,7 @@ def backward(
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums are kept: float64 for float64, else float32."""
+    """The dtype of sums: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

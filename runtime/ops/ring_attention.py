@@ -1,9 +1,9 @@
 """Attention over a sequence that an axis shards: keys and values go around the ring of its ranks
 (arXiv:2310.01889).
 
-On hop i rank r has the keys of rank r − i, while those of the next hop are under way.  Results of
-hops are merged by their log-sum-exp; backward needs only the final one, since each pair's weight is
-exp(score − log-sum-exp).
+On hop i rank r has the keys of rank r − i, while the keys of the next hop are under way.  Results
+of hops are merged by their log-sum-exp; backward needs only the final one, since each pair's weight
+is exp(score − log-sum-exp).
 
 On n ranks, with h hops after the first, every rank begins these calls in this order:
 

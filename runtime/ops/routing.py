@@ -266,7 +266,7 @@ class _Balance(Function):
 
 
 def no_scores(tokens: Tensor, experts: int, batch: int = 0, double: bool = False) -> Tensor:
-    """Zeros [batch, experts], to which layers add `sum_scores`: float32, or float64 if `double`.
+    """Zeros [batch, experts] for layers to add `sum_scores` to: float32, or float64 if `double`.
 
     They have a gradient, also where no layer adds any.
     """
@@ -278,7 +278,7 @@ def no_scores(tokens: Tensor, experts: int, batch: int = 0, double: bool = False
 
 
 def no_choices(tokens: Tensor, experts: int, batch: int = 0) -> Tensor:
-    """Zeros [batch, experts], int64, to which layers add the choices of tokens."""
+    """Zeros [batch, experts], int64, for layers to add the choices of tokens to."""
     return torch.zeros((tokens.shape[batch], experts), dtype=torch.int64, device=tokens.device)
 
 

@@ -225,8 +225,8 @@ def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
 class _Row:
     """A row's calls, in order: `all`, and the `forwards` alone.
 
-    All rows are parts of one order, in which a group of messages is one event of both its ranks
-    (the compiler's check), and their forwards are too: evaluation cannot deadlock either.
+    All rows are parts of one order, where a group of messages is one event of both its ranks (the
+    compiler checks it).  So are their forwards: evaluation cannot deadlock either.
     """
 
     def __init__(

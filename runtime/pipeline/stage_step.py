@@ -7,7 +7,7 @@ the stage's chunk; parameters that several of its stages share are one chunk of 
 Chunks are gathered in the order that stages begin (`unshard_ahead`): by their numbers, on every
 rank.  A stage ends before the next action that computes, after its sends have begun.
 
-Non-goals: in which order stages work (`executor`), values of other ranks (`comm.p2p`), parameters
+Non-goals: the order of stages' work (`executor`), values of other ranks (`comm.p2p`), parameters
 that several ranks share, which the step sums explicitly.
 """
 

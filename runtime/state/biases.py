@@ -1,7 +1,8 @@
-"""The biases by which routers choose: buffers of a model, moved after each step so that loads
-become even.
+"""The biases that routers add to scores to choose: buffers of a model, moved after each step so
+that loads become even.
 
-Without a gradient, float32, equal on all ranks that have them (Wang et al. 2024, arXiv:2408.15664).
+They have no gradient, are float32, and equal on all ranks that have them (Wang et al. 2024,
+arXiv:2408.15664).
 """
 
 import re

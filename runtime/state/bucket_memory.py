@@ -88,10 +88,7 @@ class Memory:
 
     def _flat(self, index: tuple[int, ...], layout: Layout) -> FlatParam:
         """One layer's memory."""
-        if self._whole is None:
-            whole = self._part.new_empty(layout.size)
-        else:
-            whole = self._whole[index]
+        whole = self._part.new_empty(layout.size) if self._whole is None else self._whole[index]
         slots = {slot: flat[index] for slot, flat in self._slots.items()}
         buffers = Buffers(
             whole, self._part[index], self._gradient[index], self._master[index], slots

@@ -91,7 +91,9 @@ def claimed(groups: Iterable[ParamGroup], unclaimed: dict[str, Spec], partial: b
 
 
 def split_by(claims: Claims, key: Callable[[Claimed], _Key]) -> dict[_Key, Claims]:
-    """The claims of each key, in the order in which keys first appear."""
+    """The claims of each key, keys in the order of their first appearance.  Each key has all
+    groups, also the groups without claims of it.
+    """
     claims_by_key = dict[_Key, Claims]()
     for number, (_, claimed) in enumerate(claims):
         for claim in claimed:

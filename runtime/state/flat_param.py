@@ -43,8 +43,8 @@ class Buffers:
     """The memory of a flat parameter.
 
     unsharded  the weights as the model computes with them, of all ranks
-    shard      this rank's part of them, from which they are gathered: memory of its own, or a part
-               of `unsharded`
+    shard      this rank's part of the weights, which gathers send: memory of its own, or a part of
+               `unsharded`
     gradient   the gradient of record: of all, or with `shard_gradients` of this rank's part
     master     what the optimizer updates: `shard`, or a copy in another dtype
     slots      the optimizer's own, of this rank's part
@@ -158,7 +158,9 @@ class FlatParam:
         axis.watched(self.buffers.unsharded, end, line)
 
     def unshard(self, line: Any, end: End) -> None:
-        """Waits for the weights.  Where they come and go, begins to gather the next layers' first."""
+        """Waits for the weights.  Where they come and go, first begins to gather the next
+        layers'.
+        """
         if self.resharded:
             for layer in self._upcoming(backwards=end == "result in backward"):
                 if layer.is_freed:

@@ -30,8 +30,8 @@ NOTHING: FlatParams = {}
 
 
 class FlatParamGroup:
-    """A layer's flat parameters, one of each bucket, in the order in which backward completes
-    their gradients.
+    """A layer's flat parameters, one of each bucket, in the order that backward completes their
+    gradients.
     """
 
     def __init__(self, flat_params: Iterable[FlatParam]) -> None:

@@ -42,8 +42,8 @@ class _Reduction:
 
 
 class Reductions:
-    """The reductions in flight of a bucket's layers, in the order in which they began: the same
-    on all ranks.
+    """The reductions in flight of a bucket's layers, in the order that they began: the same on all
+    ranks.
     """
 
     def __init__(self, device: torch.device) -> None:
