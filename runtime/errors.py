@@ -40,7 +40,7 @@ def named(names: Sequence[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """For instance `1 rank`, `2 ranks`."""
+    """A number and its noun, for instance `1 rank`, `2 ranks`."""
     if number == 1:
         return f"{number:,} {noun}"
     return f"{number:,} {noun}s"

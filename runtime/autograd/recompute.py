@@ -240,7 +240,7 @@ def _storage(x: Tensor) -> int:
 
 
 def _storages(function: Callable[..., Any], args: Iterable[Any]) -> set[int]:
-    """Where operands and parameters lie."""
+    """The storages of operands and of a module's parameters."""
     parameters = function.parameters() if isinstance(function, nn.Module) else ()
     return {_storage(x) for x in (*args, *parameters) if isinstance(x, Tensor)}
 

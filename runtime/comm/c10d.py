@@ -110,14 +110,16 @@ def takes_groups(group: Group, device: torch.device) -> bool:
 
 
 def as_one(begin: Callable[[], object], group: Group, device: torch.device) -> Work:
-    """Has the messages that `begin` begins be one, in a communicator of all ranks of the group."""
+    """Joins the messages that `begin` begins into one, in a communicator of all ranks of the
+    group.  Returns the work to wait for.
+    """
     group._start_coalescing(device)
     begin()
     return group._end_coalescing(device)
 
 
 def begin_send(x: Tensor, group: Group, peer: int) -> Work:
-    """To a rank of the group."""
+    """Begins to send x to the rank `peer` of the group."""
     return group.send([x], peer, 0)
 
 
@@ -334,7 +336,7 @@ def apart(rows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
 
 
 def _colour(row: Sequence[int]) -> int:
-    """As `genNcclSplitColor` in torch's ProcessGroupNCCL.cpp."""
+    """The colour of a row, as `genNcclSplitColor` in torch's ProcessGroupNCCL.cpp makes it."""
     mixed = 0
     for rank in row:
         mixed ^= (rank + 0x9E3779B9 + (mixed << 6) + (mixed >> 2)) % 2**64

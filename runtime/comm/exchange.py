@@ -117,7 +117,9 @@ class _Way:
 
 
 class _Exchange(Function):
-    """Its own inverse the other way, so backward is forward the other way; nothing is saved."""
+    """An exchange and its inverse, one after the other: backward is forward in the other direction.
+    Nothing is saved.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, way: _Way) -> Tensor:
@@ -133,7 +135,9 @@ class _Exchange(Function):
 
 
 class _Begin(Function):
-    """Its gradient is what `_Wait` has begun to bring; none comes through the token."""
+    """Begins an exchange.  Its gradient arrives by the exchange that `_Wait` begins in backward;
+    the token has none.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, way: _Way) -> Tensor:
@@ -148,7 +152,9 @@ class _Begin(Function):
 
 
 class _Wait(Function):
-    """Its gradient is under way; then come the gradients of weights that were left for it."""
+    """Waits for an exchange.  Backward begins the inverse, and then makes the gradients of weights
+    that were left for it.
+    """
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, way: _Way) -> Tensor:

@@ -51,8 +51,8 @@ class Axis:
         return self.watch and self.watch.here()
 
     def watched(self, x: Tensor, end: "End", line: Any = None) -> None:
-        """Has a sanitized run look at the `end` of a coercion, by default at the line of the
-        program.
+        """Shows the `end` of a coercion to a sanitized run's watch; by default with the current
+        line of the program.
         """
         if self.watch is not None:
             self.watch.coerced(x, self, line or self.watch.here(), end)

@@ -28,8 +28,8 @@ def are_blocked() -> bool:
 
 
 def end_at_once() -> None:
-    """Has SIGINT end this rank at once until its run listens to signals, in calls that wait for
-    other ranks too.
+    """Lets SIGINT end this rank at once, also in calls that wait for other ranks, until its run
+    listens to signals.
 
     A rank that was started without SIGINT blocked is left as it is.
     """

@@ -56,7 +56,7 @@ class Batch:
         return zip(*(values.unbind() for values in taken), strict=True)
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on a device; from pinned memory the copy is not waited for."""
+        """This batch on a device.  A copy from pinned memory is not waited for."""
         moved = dict[str, Tensor]()
         for field in fields(self):
             part: Tensor | None = getattr(self, field.name)
@@ -100,8 +100,8 @@ class Loader:
         )
 
     def compare_windows(self, name: str, every: int, end: int, store: Any) -> None:
-        """Has the windows of steps below `end` compared with other ranks' windows, as `WindowCheck`
-        says.
+        """From now on compares the windows of steps below `end` with other ranks' windows, as
+        `WindowCheck` says.
 
         `store` belongs to the thread that asks for batches.
         """
@@ -114,7 +114,7 @@ class Loader:
         return self.prepared(step).to(self._mesh.device)
 
     def prepared(self, step: int) -> Batch:
-        """The same in memory of the host, which is pinned where the device is a GPU.
+        """This rank's rows of step `step` in the host's memory, pinned where the device is a GPU.
 
         RunError if a token id is not below vocab, a file has changed, or other ranks read other
         tokens.

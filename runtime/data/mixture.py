@@ -39,9 +39,9 @@ class Stream:
         return self.windows * self.width + self._beyond
 
     def split(self, share: float) -> tuple["Stream", "Stream"]:
-        """Its first windows, and about `share` of them, its last: one at least.
+        """Two streams: the first windows, and the last, about `share` of all and at least one.
 
-        RunError where it has only one.
+        RunError where it has only one window.
         """
         if self.windows < 2:
             raise RunError(
@@ -75,7 +75,7 @@ class Stream:
         return torch.cat(pieces)
 
     def place_of_window(self, number: int) -> str:
-        """For instance `a.txt, tokens 340 to 356`, the last not included."""
+        """Where a window lies, for instance `a.txt, tokens 340 to 356`, the last not included."""
         places = list[str]()
         for file, start, stop in self._stretches(number):
             places.append(f"{self.files[file]}, tokens {start:,} to {stop:,}")

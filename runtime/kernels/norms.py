@@ -33,7 +33,7 @@ with more elements reads rows twice.
 
 
 class _Norm(Function):
-    """By a kernel or by torch, with the same tensors saved."""
+    """The norm by a kernel or by torch, which save the same tensors."""
 
     @staticmethod
     def forward(
@@ -165,9 +165,8 @@ def _backward_torch(
 ) -> tuple[Tensor, ...]:
     g = matrix(da, weight.numel()).to(root.dtype)
     u = matrix(s, weight.numel()).to(root.dtype)
-    if mean is not None:
-        u = u - mean.unsqueeze(1)
-    n = u * root.unsqueeze(1)
+    n = u if mean is None else u - mean.unsqueeze(1)
+    n = n * root.unsqueeze(1)
     d = g * weight.flatten()
     back = d - n * (d * n).mean(1, keepdim=True)
     if mean is not None:

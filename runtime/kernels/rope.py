@@ -107,7 +107,7 @@ class RopePair(Tiled[Tile]):
 
 
 class _Rope(Function):
-    """By a kernel or by torch; linear in the tensors."""
+    """The rotation by a kernel or by torch; it is linear in the tensors."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, tile: Tile | None, *tensors: Tensor) -> tuple[Tensor, ...]:

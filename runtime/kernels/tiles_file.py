@@ -13,9 +13,9 @@ from .launching import Tile
 
 
 def read_tiles(name: str, beside: str, sha256: str) -> dict[str, Any]:
-    """By the class of each kernel its tiles by size, or the one of an optimizer.
+    """The tiles of each kernel class by its name: a tile for each size, or an optimizer's one tile.
 
-    Exit status 2 as `read_schedule`.
+    Ends the program with status 2 where `read_schedule` would.
     """
     classes: dict[str, Any] = json.loads(text_beside(name, beside, sha256))["tiles"]
     return {kernel: _tiles(entry) for kernel, entry in classes.items()}

@@ -68,8 +68,8 @@ def forward(
 def backward(
     saved: Saved, g_out: Tensor, how: Setting, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `plain_attention.backward`; the result and its log-sum-exp may be of more keys than
-    these.
+    """As `plain_attention.backward`.  The saved result and log-sum-exp may be of more keys than
+    these k and v.
     """
     q, k, v, _, _, out, lse = saved
     operator = getattr(_ATEN, f"{OPERATORS[_kind(q)]}_backward")

@@ -195,8 +195,8 @@ class _Ring:
                 )
                 totals = self._rows(out, call.rows), lse.narrow(-1, *call.rows)
                 forward = self._of(*operands, ids, how).forward
-                more, more_lse = forward(*operands, *ids, how, dtype=out.dtype)
-                _merge(*totals, more, more_lse, how.seq)
+                # The further results have no name, so that their memory is free after the merge.
+                _merge(*totals, *forward(*operands, *ids, how, dtype=out.dtype), how.seq)
         return out.to(q.dtype), lse
 
     def backward(

@@ -52,11 +52,10 @@ class Backend(NamedTuple):
 def chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
     """Gates and ids."""
     wider = logits.to(wide(logits.dtype))
-    # logits are in the order of scores, and not rounded as scores are
-    ranking = wider
-    if not how.is_plain(bias):
-        ranking = _eligible(_scores(wider, how.score), bias, how)
-    ids = _best(ranking, how.k)
+    if how.is_plain(bias):
+        ids = _best(wider, how.k)  # logits are in the order of scores, and not rounded as they are
+    else:
+        ids = _best(_eligible(_scores(wider, how.score), bias, how), how.k)
     if how.normalise:
         picked = wider.gather(-1, ids)
         if how.score == "sigmoid":

@@ -65,7 +65,7 @@ class Part:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its memory by name, all that an update may change."""
+        """All tensors that an update may change, by name."""
         tensors = {"parameter": self.parameters, "gradient": self.gradients, **self.slots}
         if self.copies is not None:
             tensors["working copy"] = self.copies

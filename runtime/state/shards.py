@@ -63,7 +63,7 @@ class Box:
 
     @property
     def extent(self) -> Extent:
-        """Where it lies."""
+        """Where the box lies in the tensor."""
         return Extent(self.offset, tuple(self.tensor.shape))
 
     @property

@@ -76,7 +76,7 @@ def attend(
 
 
 class _Attend(Function):
-    """By kernels or by plain torch, with the same tensors saved; the log-sum-exp has no
+    """Attention by kernels or by plain torch, which save the same tensors.  The log-sum-exp has no
     gradient.
     """
 

@@ -123,7 +123,7 @@ class Block:
     stages: int
 
     def options(self) -> dict[str, int]:
-        """As kernels and `launch` name them."""
+        """The constants of the kernels and the options of `launch`, by name."""
         return {
             "ROWS": self.queries,
             "COLUMNS": self.keys,

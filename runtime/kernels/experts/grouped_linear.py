@@ -36,7 +36,7 @@ class Product:
     stages: int
 
     def options(self) -> dict[str, int]:
-        """As a launch takes them."""
+        """The constants of the kernels and the options of `launch`, by name."""
         sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "TERMS": self.terms}
         return sizes | {"warps": self.warps, "stages": self.stages}
 
