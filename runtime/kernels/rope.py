@@ -126,8 +126,9 @@ def _turned(
 ) -> tuple[Tensor, ...]:
     if tile is None:
         return tuple(_turned_torch(x, table, sign) for x in tensors)
-    k = tensors[1] if len(tensors) > 1 else None
-    return _launched(tensors[0], k, table, tile, sign)
+    q, *others = tensors
+    k = others[0] if others else None
+    return _launched(q, k, table, tile, sign)
 
 
 def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
