@@ -87,7 +87,7 @@ class Call:
         self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         self._function, self._options, self._around = function, options, Around()
-        self._operands = list[Any]()
+        self._operands: list[Any] = []
         for arg in args:
             self._operands.append(self._held(arg) if isinstance(arg, Tensor) else arg)
         self._given = _storages(function, args)
@@ -152,7 +152,7 @@ class Call:
     def _recompute(self) -> None:
         """Recomputes the call, as far as it is needed."""
         self._made.clear()
-        args = list[Any]()
+        args: list[Any] = []
         for operand in self._operands:
             args.append(self._taken(operand) if isinstance(operand, _Operand) else operand)
         operand_storages = _storages(self._function, args)

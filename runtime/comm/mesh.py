@@ -160,7 +160,7 @@ class Mesh:
 
     def _place_of(self, number: int) -> dict[str, int]:
         """The index of a global rank along each axis."""
-        coordinate = dict[str, int]()
+        coordinate: dict[str, int] = {}
         for name, size in [*self.axes.items()][::-1]:
             number, coordinate[name] = divmod(number, size)
         return coordinate
@@ -192,7 +192,7 @@ class Mesh:
         if self.size(*self.axes) == 1:
             return
         words = meet("groups", "\n".join(map(",".join, asked)))
-        keys = set[str]()
+        keys: set[str] = set()
         for word in words:
             keys.update(word.splitlines())
         for key in sorted(keys):
@@ -316,7 +316,7 @@ class Mesh:
         """
         rows = self._rows(names)
         if chosen is not None:
-            parts = list[list[int]]()
+            parts: list[list[int]] = []
             for row in rows:
                 parts += _parts(row, chosen)
             rows = parts
@@ -339,7 +339,7 @@ class Mesh:
         3]`.
         """
         cached_axes = [*self._cache.items()]  # at once: another thread may ask
-        groups = dict[str, Any]()
+        groups: dict[str, Any] = {}
         for (kind, *_), axis in cached_axes:
             if axis.size == 1 or axis.group is None:
                 continue

@@ -102,7 +102,7 @@ def received(
     """Receives into the slot."""
 
     def ready() -> Values:
-        memory = list[Tensor]()
+        memory: list[Tensor] = []
         for value in carried:
             memory.append(torch.empty(value.shape, dtype=value.dtype, device=device))
         return tuple(memory)
@@ -128,7 +128,7 @@ class Exchange:
 
         def begin() -> list[tuple[Any, ...]]:
             """Begins each message; the work to wait for, by message."""
-            works = list[tuple[Any, ...]]()
+            works: list[tuple[Any, ...]] = []
             for message, memory in zip(self._messages, values, strict=True):
                 works.append(message.begin(memory))
             return works

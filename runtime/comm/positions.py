@@ -28,7 +28,7 @@ def chunks(size: int, cuts: tuple[Cut, ...]) -> tuple[tuple[int, int], ...]:
             pieces = (rank, 2 * ranks - 1 - rank)
         piece_length, remainder = divmod(sum(length for _, length in runs), len(pieces) * ranks)
         assert not remainder, f"positions: {size} cannot be cut as {cuts}"
-        held_runs = list[tuple[int, int]]()
+        held_runs: list[tuple[int, int]] = []
         for piece in pieces:
             held_runs += _part(runs, piece * piece_length, piece_length)
         runs = held_runs
@@ -54,9 +54,9 @@ def _part(runs: Sequence[tuple[int, int]], first: int, count: int) -> list[tuple
 @cache
 def to_ranks(ranks: int) -> tuple[int, ...]:
     """The 2n pieces of a zigzag, rank by rank: 0, 2n − 1, 1, 2n − 2, …"""
-    pieces = list[int]()
+    pieces: list[int] = []  # dynamo, which traces this, knows no `list[int]()`
     for rank in range(ranks):
-        pieces += rank, 2 * ranks - 1 - rank
+        pieces += [rank, 2 * ranks - 1 - rank]
     return tuple(pieces)
 
 
@@ -85,7 +85,7 @@ class Positions:
         self.local = sum(length for _, length in self.chunks)
 
     def _chunks(self, place: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-        cuts = list[Cut]()
+        cuts: list[Cut] = []
         for name, zigzag in self._axes.items():
             cuts.append((self._mesh.size(name), place[name], zigzag))
         return chunks(self.size, tuple(cuts))
@@ -94,14 +94,14 @@ class Positions:
         """The `chunks` of each rank of the axes as one, `mesh.axis(*axes)`."""
         names = [name for name in self._mesh.axes if name in self._axes]
         sizes = [self._mesh.size(name) for name in names]
-        chunks_by_rank = list[tuple[tuple[int, int], ...]]()
+        chunks_by_rank: list[tuple[tuple[int, int], ...]] = []
         for place in product(*map(range, sizes)):
             chunks_by_rank.append(self._chunks(dict(zip(names, place, strict=True))))
         return chunks_by_rank
 
     def indices(self, device: torch.device) -> Tensor:
         """The positions, int64 [local]."""
-        runs = list[Tensor]()
+        runs: list[Tensor] = []
         for start, length in self.chunks:
             runs.append(torch.arange(start, start + length, device=device))
         return torch.cat(runs)

@@ -75,7 +75,7 @@ def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
     kinds = _text(store, f"{meeting}/all").split()
     if len(kinds) == 1:
         return {word: []}
-    ranks_by_word = dict[str, list[int]]()
+    ranks_by_word: dict[str, list[int]] = {}
     for kind in kinds:
         kind_word = _text(store, f"{meeting}/word/{kind}")
         ranks_by_word[kind_word] = _ranks(store, f"{meeting}/ranks/{kind}")

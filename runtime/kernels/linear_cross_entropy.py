@@ -160,7 +160,8 @@ class _LinearCrossEntropy(Function):
         dx, dw, db = cast(tuple[Tensor | None, ...], ctx.saved_tensors)
         if dx is not None:
             dx = dx.mul_(factor).view(ctx.shape)
-        weights, gradients = list[Tensor](), list[Tensor]()
+        weights: list[Tensor] = []
+        gradients: list[Tensor] = []
         for weight, gradient in zip(ctx.weights, (dw, db), strict=True):
             if gradient is not None:
                 weights.append(weight)

@@ -77,9 +77,8 @@ def _dropped(x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: S
 def _index(x: Tensor, batch: int, split: Split) -> Tensor:
     """The global index in its sample of each element, int64; it has size 1 along `batch`."""
     index, stride = torch.zeros((), dtype=torch.int64, device=x.device), 1
-    for dim in reversed(range(x.ndim)):
-        if dim == batch:
-            continue
+    dims = [dim for dim in range(x.ndim) if dim != batch]
+    for dim in reversed(dims):
         size, part = x.shape[dim], split.get(dim)
         if isinstance(part, Positions):
             places, size = part.indices(x.device), part.size

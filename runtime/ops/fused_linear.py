@@ -83,7 +83,7 @@ class _Linears(Function):
         make = partial(_of_weights, grads, rows, [weight.shape[0] for weight in ctx.weights])
         if not any(of_weights) or put_off(ctx.weights, make):
             return None, d_x, None, *([None] * len(of_weights))
-        d_weights = list[Tensor | None]()
+        d_weights: list[Tensor | None] = []  # dynamo traces no call of `list[…]`
         for grad, needed in zip(make(), of_weights, strict=True):
             d_weights.append(grad if needed else None)
         return None, d_x, None, *d_weights

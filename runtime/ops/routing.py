@@ -385,7 +385,7 @@ def _limited(
     else:
         runs = choices.split_with_sizes([length for _, length in positions.chunks], seq)
         before = _before(torch.stack([run.sum(seq) for run in runs]), positions, over)
-        places_by_run = list[Tensor]()
+        places_by_run: list[Tensor] = []
         for run, base in zip(runs, before, strict=True):
             places_by_run.append(run.cumsum(seq) + base.unsqueeze(seq))
         places = torch.cat(places_by_run, seq)
@@ -401,7 +401,7 @@ def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
     whole = counts.new_zeros((over.size, most, *counts.shape[1:]))
     whole[over.rank, : len(counts)] = counts
     all_gather_(whole.view(-1), over)
-    starts = list[tuple[int, int, int]]()
+    starts: list[tuple[int, int, int]] = []
     for rank, runs in enumerate(by_rank):
         for chunk, (start, _) in enumerate(runs):
             starts.append((start, rank, chunk))

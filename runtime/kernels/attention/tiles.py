@@ -168,9 +168,9 @@ def operand_strides(
     all_strides = [*strides(q, seq), *strides(k, seq), *strides(v, seq)]
     for ids in (q_ids, k_ids):
         if ids is None:
-            all_strides += 0, 0
+            all_strides += [0, 0]
         else:
-            all_strides += ids.stride(1 - seq), ids.stride(seq)
+            all_strides += [ids.stride(1 - seq), ids.stride(seq)]
     return tuple(all_strides)
 
 
