@@ -16,24 +16,31 @@ def reason(error: RunError | OSError) -> str:
     """The line to print: for an error of the system, the file and why it refuses."""
     if isinstance(error, RunError):
         return str(error)
-    return _printable(
-        ": ".join(str(each) for each in (error.filename, error.strerror or error) if each)
-    )
+    parts = (error.filename, error.strerror or error)
+    return _printable(": ".join(str(part) for part in parts if part))
 
 
 def _printable(line: str) -> str:
     """The line, with control characters escaped, which names out of files may have."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in line
-    )
+    printable = list[str]()
+    for character in line:
+        if character.isprintable():
+            printable.append(character)
+        else:
+            printable.append(character.encode("unicode_escape").decode())
+    return "".join(printable)
 
 
 def named(names: Sequence[str]) -> str:
     """The first few of many names."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+    if len(names) > _SHOWN:
+        return f"{shown} and {len(names) - _SHOWN} more"
+    return shown
 
 
 def counted(number: int, noun: str) -> str:
-    """For instance `1 rank`, `2 ranks`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number and its noun, for instance `1 rank`, `2 ranks`."""
+    if number == 1:
+        return f"{number:,} {noun}"
+    return f"{number:,} {noun}s"

@@ -1,12 +1,12 @@
 """Activation checkpointing: recomputes calls in backward instead of saving their results
 (arXiv:1604.06174).
 
-Saved-tensor hooks that save only a call's operands and parameters, and recompute the rest when
-backward first needs any of it.  No op uses a random generator, so a recomputed call is equal to the
-last bit; its collectives run a second time on all ranks.
+Saved-tensor hooks that save only a call's operands and parameters, and recompute the other saved
+tensors when backward first needs any of them.  No op uses a random generator, so a recomputed call
+is equal to the last bit; its collectives run a second time on all ranks.
 
-Decisions, by which sizes differ from run to run (`decided`), are made once: a recomputed call gets
-those of its first run, whatever rounding has made of what they depend on.
+Decisions, which make sizes differ from run to run (`decided`), are made once: a recomputed call
+gets the decisions of its first run, even where rounding has changed the values behind them.
 """
 
 import importlib
@@ -31,11 +31,15 @@ class Around:
 
     def pack(self, saved: Tensor) -> Any:
         """The saved part of a tensor."""
-        return self._hooks[0](saved) if self._hooks else saved
+        if not self._hooks:
+            return saved
+        return self._hooks[0](saved)
 
     def unpack(self, packed: Any) -> Tensor:
         """The tensor that was packed as this."""
-        return self._hooks[1](packed) if self._hooks else packed
+        if not self._hooks:
+            return packed
+        return self._hooks[1](packed)
 
 
 _T = TypeVar("_T")
@@ -51,8 +55,8 @@ _deciding: ContextVar[_Decide] = ContextVar("deciding", default=_make)
 
 
 def decided(make: Callable[[], _T]) -> _T:
-    """The result of `make`, without gradients; in a call that is recomputed, what it gave in
-    the first run.
+    """The result of `make`, without gradients; in a call that is recomputed, the result of the
+    first run.
     """
     return _deciding.get()(make)
 
@@ -71,19 +75,21 @@ _Place = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class _Enough(Exception):
-    """All is made that backward asks for."""
+    """Raised when all tensors that backward asks for are made."""
 
 
 class Call:
-    """A call, and the tensors that backward will ask for: those saved while it runs, then its
-    results, if saved.
+    """A call, and the tensors that backward will ask for: first the tensors saved while it runs,
+    then its results, if they are saved.
     """
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         self._function, self._options, self._around = function, options, Around()
-        self._operands = [self._held(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        self._operands: list[Any] = []
+        for arg in args:
+            self._operands.append(self._held(arg) if isinstance(arg, Tensor) else arg)
         self._given = _storages(function, args)
         # the storages of results that share none, and which results they are
         self._results: dict[int, int] = {}
@@ -94,7 +100,9 @@ class Call:
 
     @contextmanager
     def first_run(self) -> Generator[None]:
-        """The call's own run; one inside of a call that is recomputed decides as that did."""
+        """The call's own run; inside of a recomputed call, it decides as in that call's first
+        run.
+        """
 
         def decide(outer: _Decide, make: Callable[[], Any]) -> Any:
             self._decisions.append(outer(make))
@@ -105,7 +113,7 @@ class Call:
 
     def _held(self, operand: Tensor) -> "_Operand | nn.Parameter":
         if isinstance(operand, nn.Parameter):
-            return operand  # functions may know more of it than its elements
+            return operand  # functions may use more of it than its elements
         return _Operand(self._around.pack(operand.detach()), operand.requires_grad)
 
     @contextmanager
@@ -144,13 +152,13 @@ class Call:
     def _recompute(self) -> None:
         """Recomputes the call, as far as it is needed."""
         self._made.clear()
-        args = [
-            self._taken(held) if isinstance(held, _Operand) else held for held in self._operands
-        ]
-        given = _storages(self._function, args)
+        args: list[Any] = []
+        for operand in self._operands:
+            args.append(self._taken(operand) if isinstance(operand, _Operand) else operand)
+        operand_storages = _storages(self._function, args)
 
         def keep(saved: Tensor) -> None:
-            if _storage(saved) not in given:
+            if _storage(saved) not in operand_storages:
                 self._made[len(self._made)] = saved.detach()
                 if len(self._made) == self._inside and not self._views:
                     raise _Enough
@@ -163,18 +171,16 @@ class Call:
                 _by(lambda _: next(decisions)),
             ):
                 results = _several(self._function(*args, **self._options))
-            views = enumerate(self._views, start=self._inside)
-            self._made |= {
-                number: results[i].detach().as_strided(*view) for number, (i, view) in views
-            }
+            for number, (i, view) in enumerate(self._views, start=self._inside):
+                self._made[number] = results[i].detach().as_strided(*view)
         except _Enough:
             pass
         assert len(self._made) == self._inside + len(self._views), (
             "a recomputed call saves other tensors than before"
         )
 
-    def _taken(self, held: "_Operand") -> Tensor:
-        return self._around.unpack(held.packed).detach().requires_grad_(held.wanted)
+    def _taken(self, operand: "_Operand") -> Tensor:
+        return self._around.unpack(operand.packed).detach().requires_grad_(operand.wanted)
 
 
 class _Operand(NamedTuple):
@@ -209,8 +215,8 @@ def recomputed(
 
 @contextmanager
 def recompute(function: Callable[..., Any], *args: Any, **options: Any) -> Generator[Any]:
-    """As `recomputed`, but the results, a tensor or several, are not saved either for what
-    reads them in the block.
+    """As `recomputed`, but the results, a tensor or several, are not saved either for ops that
+    read them in the block.
     """
     if not torch.is_grad_enabled():
         yield function(*args, **options)
@@ -223,8 +229,10 @@ def recompute(function: Callable[..., Any], *args: Any, **options: Any) -> Gener
 
 
 def _several(results: Any) -> tuple[Tensor, ...]:
-    """The results of a call, if it is one."""
-    return (results,) if isinstance(results, Tensor) else tuple(results)
+    """The results of a call as a tuple, also if there is one."""
+    if isinstance(results, Tensor):
+        return (results,)
+    return tuple(results)
 
 
 def _storage(x: Tensor) -> int:
@@ -232,7 +240,7 @@ def _storage(x: Tensor) -> int:
 
 
 def _storages(function: Callable[..., Any], args: Iterable[Any]) -> set[int]:
-    """Where operands and parameters lie."""
+    """The storages of operands and of a module's parameters."""
     parameters = function.parameters() if isinstance(function, nn.Module) else ()
     return {_storage(x) for x in (*args, *parameters) if isinstance(x, Tensor)}
 

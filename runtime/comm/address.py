@@ -1,7 +1,7 @@
 """The address of the machine of rank 0: whether this one can look it up, before torch tries for
 half an hour.
 
-A name may appear late, as that of a pod does, so that a first failure is no error yet.
+A name may appear late, as a pod's does, so that a first failure is no error yet.
 """
 
 import socket

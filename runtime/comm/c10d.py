@@ -1,5 +1,5 @@
-"""Methods of torch.distributed, and of what records it, that torch's documentation does not
-promise: called here alone.
+"""Methods of torch.distributed and of its recorders that torch's documentation does not promise:
+called here alone.
 
 Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one that begins gives
 the work to wait for.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -48,7 +49,7 @@ _GATHER, _SCATTER, _EXCHANGE = _waited("Allgather"), _waited("ReduceScatter"), _
 
 
 def _done(work: Work | None) -> None:
-    """NCCL gives no work for what is on the current stream."""
+    """Waits for a call.  NCCL gives no work for a call on the current stream."""
     if work is not None:
         work.wait()
 
@@ -97,8 +98,8 @@ def begin_all_to_all(
     received: Sequence[int] = (),
     parts: Sequence[int] = (),
 ) -> Work:
-    """Parts of the first dim, of sizes by the other rank: those that are `received`, and those
-    that are sent.
+    """Parts of the first dim to and from each rank: `received` are the sizes of the parts that come
+    from each rank, `parts` the sizes of the parts sent to each.
     """
     return group.alltoall_base(came, sent, [*received], [*parts])
 
@@ -109,14 +110,16 @@ def takes_groups(group: Group, device: torch.device) -> bool:
 
 
 def as_one(begin: Callable[[], object], group: Group, device: torch.device) -> Work:
-    """Has the messages that `begin` begins be one, in a communicator of all ranks of the group."""
+    """Joins the messages that `begin` begins into one, in a communicator of all ranks of the
+    group.  Returns the work to wait for.
+    """
     group._start_coalescing(device)
     begin()
     return group._end_coalescing(device)
 
 
 def begin_send(x: Tensor, group: Group, peer: int) -> Work:
-    """To a rank of the group."""
+    """Begins to send x to the rank `peer` of the group."""
     return group.send([x], peer, 0)
 
 
@@ -136,7 +139,7 @@ def calls_under_way() -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(_dump("trace_json", True, True) or "{}").get(
         "entries", []
     )
-    return [each for each in entries if not (each["retired"] or each["state"] == "completed")]
+    return [entry for entry in entries if not (entry["retired"] or entry["state"] == "completed")]
 
 
 def flight_record() -> bytes:
@@ -146,10 +149,12 @@ def flight_record() -> bytes:
     return _dump("trace") or b""
 
 
-def _dump(name: str, *given: bool) -> Any:
-    """torch 2.13 has one record of all backends, and 2.11 that of NCCL, if it is built with it."""
+def _dump(name: str, *options: bool) -> Any:
+    """torch 2.13 has one record of all backends; 2.11 has NCCL's, if it is built with NCCL."""
     dump = getattr(_C10D, f"_dump_fr_{name}", None) or getattr(_C10D, f"_dump_nccl_{name}", None)
-    return dump(*given) if dump else None
+    if not dump:
+        return None
+    return dump(*options)
 
 
 def set_limit(group: Group, limit: timedelta) -> None:
@@ -169,8 +174,8 @@ def ranks_of(arguments: Mapping[str, Any]) -> list[int]:
 
 
 def unrecorded() -> AbstractContextManager[object]:
-    """Leaves calls out of a recorder's sight, and of any other torch dispatch mode's: they are
-    none of the plan's.
+    """Hides calls that are not the plan's from a recorder, and from any other torch dispatch
+    mode.
     """
     return cast(Any, _python_dispatch)._disable_current_modes()
 
@@ -182,38 +187,38 @@ def reduction(op: Any) -> str:
 
 def place() -> tuple[int, int]:
     """This process' rank and the number of ranks; 0 of 1 without a job."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
 def default_store() -> Any:
-    """The store by which the ranks of the job have found each other."""
+    """The store that the ranks of the job found each other with."""
     return cast(Any, distributed_c10d)._get_default_store()
 
 
 NEWEST = 2, 14
 """The newest version of torch that was tried."""
 _NEEDED = (
-    *(
-        (dist.ProcessGroup, name)
-        for name in ("_allgather_base", "_reduce_scatter_base", "alltoall_base")
-    ),
-    *(
-        (dist.ProcessGroup, name)
-        for name in ("_start_coalescing", "_end_coalescing", "_get_backend")
-    ),
+    (dist.ProcessGroup, "_allgather_base"),
+    (dist.ProcessGroup, "_reduce_scatter_base"),
+    (dist.ProcessGroup, "alltoall_base"),
+    (dist.ProcessGroup, "_start_coalescing"),
+    (dist.ProcessGroup, "_end_coalescing"),
+    (dist.ProcessGroup, "_get_backend"),
     (_python_dispatch, "_disable_current_modes"),
-    *(
-        (distributed_c10d, name)
-        for name in ("_get_default_store", "_set_pg_timeout", "split_group", "AllToAllOptions")
-    ),
+    (distributed_c10d, "_get_default_store"),
+    (distributed_c10d, "_set_pg_timeout"),
+    (distributed_c10d, "split_group"),
+    (distributed_c10d, "AllToAllOptions"),
 )
 
 
 def untried(version: str) -> str:
-    """A line for a version of torch that is newer than those that were tried; "" for others.
-    RunError if it cannot be.
+    """A line for a version of torch newer than `NEWEST`, the newest that was tried; "" for others.
+    RunError if a function that is called here is missing.
 
-    Functions that are called here may change in any.
+    Any version may change these functions.
     """
     if lacking := [name for holder, name in _NEEDED if not hasattr(holder, name)]:
         tried = ".".join(map(str, NEWEST))
@@ -229,10 +234,10 @@ def untried(version: str) -> str:
 
 
 def join(device: torch.device, limit: timedelta) -> None:
-    """Joins the job's process group: on CUDA of NCCL alone, bound to the device, from which other
-    groups are split.
+    """Joins the job's process group.  On CUDA it has NCCL alone and is bound to the device, so that
+    other groups can be split from it.
 
-    `limit` is that of a call, at which torch ends a rank.
+    `limit` is a call's time limit, at which torch ends a rank.
     """
     if device.type == "cuda":
         dist.init_process_group("nccl", timeout=limit, device_id=device)
@@ -247,26 +252,31 @@ def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Grou
     """The group of this rank's row, of rows that have each rank of the job once.  All ranks call it
     in one order.
 
-    One split of the job's communicator makes all rows of it, or a few do (`apart`).  A backend that
-    cannot split makes this rank's row alone.  RunError where the group is not that row's, for which
-    one call is made in it.
+    One split of the job's communicator makes the groups of all rows, or a few splits do (`apart`).
+    A backend that cannot split makes this rank's row alone.  RunError where the new group has other
+    ranks than the row; one call in the group checks it.
     """
     job, torch_dist = cast(Any, dist.group.WORLD), cast(Any, dist)
-    own = [*next(row for row in rows if dist.get_rank() in row)]
+    own_row = [*_row_of_rank(rows)]
     if job.bound_device_id is None:
         group = torch_dist.new_group(
-            own, timeout=limit, use_local_synchronization=True, group_desc=name
+            own_row, timeout=limit, use_local_synchronization=True, group_desc=name
         )
-        _check_members(group, own, name, torch.device("cpu"))
+        _check_members(group, own_row, name, torch.device("cpu"))
         return group
-    found: Group = None
-    for some in apart(rows):
-        made = torch_dist.split_group(job, some, timeout=limit, group_desc=name)
-        _check_members(
-            made, next(row for row in some if dist.get_rank() in row), name, job.bound_device_id
-        )
-        found = made if found is None or own in some else found
-    return found
+    group: Group = None
+    for split_rows in apart(rows):
+        split_group = torch_dist.split_group(job, split_rows, timeout=limit, group_desc=name)
+        _check_members(split_group, _row_of_rank(split_rows), name, job.bound_device_id)
+        # A split without this rank's row puts the rank by itself, or with ranks next to it.
+        if group is None or own_row in split_rows:
+            group = split_group
+    return group
+
+
+def _row_of_rank(rows: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The first row that has this rank."""
+    return next(row for row in rows if dist.get_rank() in row)
 
 
 def _check_members(group: Group, row: Sequence[int], name: str, device: torch.device) -> None:
@@ -276,7 +286,7 @@ def _check_members(group: Group, row: Sequence[int], name: str, device: torch.de
     torch believes that a group has the ranks that it asked for.  Where the backend made one
     communicator of two rows, each sum would be over the ranks of both, without any error.
     """
-    # torch's own, without other ranks, by which a host is timed
+    # torch's backend without other ranks, used to time a host
     if "fake" in dist.get_backend(group):
         return
     mine = _hash_of_row(row)
@@ -299,35 +309,34 @@ def _hash_of_row(row: Sequence[int]) -> int:
 
 
 def apart(rows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
-    """The rows of each split, no two of one colour.  Each has all ranks, those without a row to
-    make by themselves.
+    """The rows of each split, no two of one colour.  Each split has all ranks: a rank without a row
+    to make is by itself.
 
-    NCCL makes one communicator of all ranks of a colour (`ncclCommSplit`), which torch makes of a
-    row by a hash of 31 bits; on thousands of ranks some rows of two have the same.
+    NCCL makes one communicator of all ranks of a colour (`ncclCommSplit`).  torch makes the colour
+    of a row, a hash of 31 bits: on thousands of ranks some rows of two ranks have the same colour.
     """
-    ranks, rest = (
-        sorted(rank for row in rows for rank in row),
-        [row for row in rows if len(row) > 1],
-    )
+    ranks = sorted(chain.from_iterable(rows))
+    remaining = [row for row in rows if len(row) > 1]
     while True:
-        now: dict[int, Sequence[int]] = {}
-        for row in rest:
-            now.setdefault(_colour(row), row)
-        rest = [row for row in rest if now[_colour(row)] is not row]
-        held, alone = {rank for row in now.values() for rank in row}, list[int]()
+        row_by_colour: dict[int, Sequence[int]] = {}
+        for row in remaining:
+            row_by_colour.setdefault(_colour(row), row)
+        remaining = [row for row in remaining if row_by_colour[_colour(row)] is not row]
+        covered, alone = {*chain.from_iterable(row_by_colour.values())}, list[int]()
         for rank in ranks:
-            if rank not in held:
+            if rank not in covered:
+                # where its colour is taken, it is with the next rank
                 alone.append(rank)
-                if now.setdefault(_colour(alone), alone) is alone:
+                if row_by_colour.setdefault(_colour(alone), alone) is alone:
                     alone = []
         assert not alone, "c10d: the last rank cannot be by itself"
-        yield [*map(list, now.values())]
-        if not rest:
+        yield [*map(list, row_by_colour.values())]
+        if not remaining:
             return
 
 
 def _colour(row: Sequence[int]) -> int:
-    """As `genNcclSplitColor` in torch's ProcessGroupNCCL.cpp."""
+    """The colour of a row, as `genNcclSplitColor` in torch's ProcessGroupNCCL.cpp makes it."""
     mixed = 0
     for rank in row:
         mixed ^= (rank + 0x9E3779B9 + (mixed << 6) + (mixed >> 2)) % 2**64

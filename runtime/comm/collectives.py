@@ -2,11 +2,11 @@
 
 I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b` is `dual(b) →
 dual(a)`, where dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce`
-are f and g of Megatron-LM,
-arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
+are f and g of Megatron-LM, arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is
+the identity.
 
-A `zigzag` dim is sharded by an axis of n ranks in 2n pieces, of which rank r holds r and 2n − 1 −
-r.  A whole dim is in the order of its positions all the same.
+A `zigzag` dim is sharded by an axis of n ranks in 2n pieces: rank r holds pieces r and 2n − 1 − r.
+A whole dim is in the order of its positions all the same.
 
 In a sanitized run the axes have a watch, which sees the operand and the result of each coercion
 (`debug.sanitize`).
@@ -28,9 +28,8 @@ from . import c10d, functional_collectives
 from .mesh import Axis, End
 from .positions import chunks, from_ranks, to_ranks
 
-# Shapes are lists: these are called once a layer and more.  For the same reason they ask
-# `is_dynamo_compiling`, which is one call where `is_compiling` is two: a graph is traced by dynamo
-# alone.
+# Shapes are lists: these functions are called once a layer and more.  For the same reason they ask
+# `is_dynamo_compiling`, which is one call where `is_compiling` is two: dynamo alone traces graphs.
 
 _NO_GRADIENTS = (None,) * 4  # of the dims, and of whether they are zigzag
 _DUAL = {"I": "I", "R": "P", "S": "S", "P": "R"}  # the placement of a gradient
@@ -96,7 +95,8 @@ def _scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
 def _exchange(
     x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool
 ) -> Tensor:
-    x = _reordered(x, dim_to, to_ranks(axis.size)) if zigzag_to else x
+    if zigzag_to:
+        x = _reordered(x, dim_to, to_ranks(axis.size))
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
     if is_dynamo_compiling():
         out = functional_collectives.exchanged(pieces, axis)
@@ -104,7 +104,9 @@ def _exchange(
         out = torch.empty_like(pieces)
         c10d.all_to_all(out, pieces, axis.group)
     out = out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
-    return _reordered(out, dim_from, from_ranks(axis.size)) if zigzag_from else out
+    if zigzag_from:
+        out = _reordered(out, dim_from, from_ranks(axis.size))
+    return out
 
 
 def _exchange_back(
@@ -136,15 +138,17 @@ def _pad(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     if not zigzag:
         padded.narrow(dim, axis.rank * size, size).copy_(x)
         return padded
-    at = 0
+    offset = 0
     for start, length in _runs(shape[dim], axis):
-        padded.narrow(dim, start, length).copy_(x.narrow(dim, at, length))
-        at += length
+        padded.narrow(dim, start, length).copy_(x.narrow(dim, offset, length))
+        offset += length
     return padded
 
 
 def _first(x: Tensor, axis: Axis) -> Tensor:
-    return x if axis.rank == 0 else torch.zeros_like(x)
+    if axis.rank == 0:
+        return x
+    return torch.zeros_like(x)
 
 
 def _watched(
@@ -192,8 +196,8 @@ def _conjugate(
         axis, dims = ctx.axis, ctx.dims
         if axis.watch is None:
             return (backward(gradient, axis, *dims), None, *_NO_GRADIENTS[: len(dims)])
-        found = back(x=gradient, axis=axis, dims=dims, line=ctx.line)
-        return (found, None, *_NO_GRADIENTS[: len(dims)])
+        operand_gradient = back(x=gradient, axis=axis, dims=dims, line=ctx.line)
+        return (operand_gradient, None, *_NO_GRADIENTS[: len(dims)])
 
     function: Any = type(
         name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)}
@@ -226,47 +230,64 @@ _once_replicated = _conjugate("OnceReplicated", "RP", _first, _first)
 
 def replicate(x: Tensor, axis: Axis) -> Tensor:
     """I → R: nothing forward, all-reduce backward."""
-    return x if axis.size == 1 else _replicate(x, axis)
+    if axis.size == 1:
+        return x
+    return _replicate(x, axis)
 
 
 def all_reduce(x: Tensor, axis: Axis, op: Literal["sum", "max"] = "sum") -> Tensor:
     """P → I: all-reduce forward, nothing backward; with `max`, max-partial → I, which has no
     gradient.
     """
-    if op == "sum":
-        return x if axis.size == 1 else _all_reduce_sum(x, axis)
-    x = x.detach()
-    return x if axis.size == 1 else _maximum(x, axis)
+    if op == "max":
+        x = x.detach()
+    if axis.size == 1:
+        return x
+    if op == "max":
+        return _maximum(x, axis)
+    return _all_reduce_sum(x, axis)
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """S(dim) → R: all-gather forward, reduce-scatter backward."""
-    return x if axis.size == 1 else _all_gather_scatter(x, axis, dim, zigzag)
+    if axis.size == 1:
+        return x
+    return _all_gather_scatter(x, axis, dim, zigzag)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """P → S(dim): reduce-scatter forward, all-gather backward."""
-    return x if axis.size == 1 else _reduce_scatter_gather(x, axis, dim, zigzag)
+    if axis.size == 1:
+        return x
+    return _reduce_scatter_gather(x, axis, dim, zigzag)
 
 
 def all_gather_invariant(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """S(dim) → I: all-gather forward, this rank's slice backward."""
-    return x if axis.size == 1 else _all_gather_slice(x, axis, dim, zigzag)
+    if axis.size == 1:
+        return x
+    return _all_gather_slice(x, axis, dim, zigzag)
 
 
 def shard(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """I → S(dim): this rank's slice forward, all-gather backward."""
-    return x if axis.size == 1 else _shard(x, axis, dim, zigzag)
+    if axis.size == 1:
+        return x
+    return _shard(x, axis, dim, zigzag)
 
 
 def take_shard(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """R → S(dim): this rank's slice forward, padding with zeros backward."""
-    return x if axis.size == 1 else _take_shard(x, axis, dim, zigzag)
+    if axis.size == 1:
+        return x
+    return _take_shard(x, axis, dim, zigzag)
 
 
 def pad_shard(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """S(dim) → P: padding with zeros forward, this rank's slice backward."""
-    return x if axis.size == 1 else _pad_shard(x, axis, dim, zigzag)
+    if axis.size == 1:
+        return x
+    return _pad_shard(x, axis, dim, zigzag)
 
 
 def all_to_all(
@@ -278,41 +299,52 @@ def all_to_all(
     zigzag_to: bool = False,
 ) -> Tensor:
     """S(dim_from) → S(dim_to): all-to-all, and the reverse backward."""
-    return x if axis.size == 1 else _swap_shards(x, axis, dim_from, dim_to, zigzag_from, zigzag_to)
+    if axis.size == 1:
+        return x
+    return _swap_shards(x, axis, dim_from, dim_to, zigzag_from, zigzag_to)
 
 
 def once(x: Tensor, axis: Axis) -> Tensor:
     """I → P: zero but on rank 0 forward, nothing backward."""
-    return x if axis.size == 1 else _once(x, axis)
+    if axis.size == 1:
+        return x
+    return _once(x, axis)
 
 
 def invariant(x: Tensor, axis: Axis) -> Tensor:
     """R → I: nothing forward, zero but on rank 0 backward."""
-    return x if axis.size == 1 else _invariant(x, axis)
+    if axis.size == 1:
+        return x
+    return _invariant(x, axis)
 
 
 def once_replicated(x: Tensor, axis: Axis) -> Tensor:
     """R → P: zero but on rank 0, forward and backward."""
-    return x if axis.size == 1 else _once_replicated(x, axis)
+    if axis.size == 1:
+        return x
+    return _once_replicated(x, axis)
 
 
 def rotate(x: Tensor, to: Tensor, axis: Axis, by: int) -> Any:
     """Begins to send x to the rank `by` further along the axis, and to receive as much into `to`;
     both are flat.
 
-    The result has `wait`, until which both tensors must live.  It is an all-to-all of which one
-    part is not empty: messages would need a group of their own.
+    The result has `wait`; both tensors must live until then.  It is an all-to-all with one part
+    that is not empty: messages would need a group of their own.
     """
 
     def only(rank: int) -> list[int]:
-        return [x.numel() if each == rank % axis.size else 0 for each in range(axis.size)]
+        """The sizes of the parts where this rank alone has one, of all of x."""
+        sizes = [0] * axis.size
+        sizes[rank % axis.size] = x.numel()
+        return sizes
 
     return c10d.begin_all_to_all(to, x, axis.group, only(axis.rank - by), only(axis.rank + by))
 
 
 @contextmanager
 def regather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Generator[Tensor]:
-    """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
+    """S(dim) → R as `all_gather`, but inside the block autograd saves only x of it.
 
     Backward gathers a second time, when the first consumer needs it, and frees after the last.
     """
@@ -334,7 +366,7 @@ def regather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Generator
 def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x.
 
-    With `dtype`, what is sent and summed is x as that.
+    With `dtype`, x is sent and summed in it.
     """
     if axis.size > 1:
         sent = x.to(dtype or x.dtype)
@@ -348,15 +380,17 @@ def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tens
 def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over the axis; each rank keeps its part, in place and outside autograd: flat gradients.
 
-    Returns this rank's part, a view of x; the rest of x is then worthless.  With `dtype`, what is
-    sent and summed is x as that.
+    Returns this rank's part, a view of x; the other parts of x are then worthless.  With `dtype`,
+    x is sent and summed in it.
     """
     if axis.size == 1:
         return x
-    own, sent = _own_part(x, axis), x.to(dtype or x.dtype)
+    result, sent = _own_part(x, axis), x.to(dtype or x.dtype)
     part = _own_part(sent, axis)
     c10d.reduce_scatter(part, sent, axis.group)
-    return own if sent is x else own.copy_(part)
+    if sent is x:
+        return result
+    return result.copy_(part)
 
 
 def all_gather_(x: Tensor, axis: Axis) -> Tensor:

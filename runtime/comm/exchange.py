@@ -2,9 +2,9 @@
 forward and backward.
 
 With `async_op` an exchange begins, and `wait` gives the rows that it brings; computation in between
-runs beside it.  Backward begins the inverse at the `wait`, and waits for it where forward began:
-autograd runs its nodes in descending order of creation, so the gradients of that computation run
-beside it.  Gradients of experts' weights do, too: backward leaves them (`Groups.left`) for the
+runs beside it.  Backward begins the inverse at the `wait`, and waits for it where forward began.
+Autograd runs its newest nodes first, so the gradients of the computation in between run beside the
+inverse.  Gradients of experts' weights do, too: backward leaves them (`Groups.left`) for the
 exchange that brings gradients of rows back to their tokens.
 """
 
@@ -27,8 +27,8 @@ def regrouped(rows: Tensor, places: Tensor) -> Tensor:
 
 
 class Arriving(NamedTuple):
-    """Rows that are under way, for `wait`.  token: [], what autograd has in the place of rows
-    that have not come.
+    """Rows that are under way, for `wait`.  token: [], stands in autograd for rows that have not
+    come.
     """
 
     token: Tensor
@@ -36,76 +36,90 @@ class Arriving(NamedTuple):
 
 
 @overload
-def exchange(rows: Tensor, held: Held) -> Tensor: ...
+def exchange(rows: Tensor, expert_rows: Held) -> Tensor: ...
 @overload
-def exchange(rows: Tensor, held: Held, async_op: Literal[True]) -> Arriving: ...
-def exchange(rows: Tensor, held: Held, async_op: bool = False) -> Tensor | Arriving:
+def exchange(rows: Tensor, expert_rows: Held, async_op: Literal[True]) -> Arriving: ...
+def exchange(rows: Tensor, expert_rows: Held, async_op: bool = False) -> Tensor | Arriving:
     """Rows of tokens to the ranks of their experts: [rows of tokens, …] → [rows of experts, …]."""
-    return exchanged(rows, held, False, async_op, regrouped)
+    return exchanged(rows, expert_rows, False, async_op, regrouped)
 
 
 @overload
-def exchange_back(rows: Tensor, held: Held) -> Tensor: ...
+def exchange_back(rows: Tensor, expert_rows: Held) -> Tensor: ...
 @overload
-def exchange_back(rows: Tensor, held: Held, async_op: Literal[True]) -> Arriving: ...
-def exchange_back(rows: Tensor, held: Held, async_op: bool = False) -> Tensor | Arriving:
+def exchange_back(rows: Tensor, expert_rows: Held, async_op: Literal[True]) -> Arriving: ...
+def exchange_back(rows: Tensor, expert_rows: Held, async_op: bool = False) -> Tensor | Arriving:
     """The inverse of `exchange`: [rows of experts, …] → [rows of tokens, …]."""
-    return exchanged(rows, held, True, async_op, regrouped)
+    return exchanged(rows, expert_rows, True, async_op, regrouped)
 
 
 def wait(rows: Arriving) -> Tensor:
     """The rows of an exchange that has begun, when they have come; once."""
-    return rows.token if rows.way is None else cast(Any, _Wait).apply(*rows)
+    if rows.way is None:
+        return rows.token
+    return cast(Any, _Wait).apply(*rows)
 
 
-def exchanged(rows: Tensor, held: Held, back: bool, async_op: bool, regroup: Regroup) -> Any:
-    """`exchange` or, `back`, its inverse, in which `regroup` puts rows in order."""
-    if held.axis.size == 1:
+def exchanged(rows: Tensor, expert_rows: Held, back: bool, async_op: bool, regroup: Regroup) -> Any:
+    """`exchange` or, if `back`, its inverse; `regroup` puts rows in order."""
+    if expert_rows.axis.size == 1:
         return Arriving(rows, None) if async_op else rows
-    way = _Way(held, back, regroup)
-    return (
-        Arriving(cast(Any, _Begin).apply(rows, way), way)
-        if async_op
-        else cast(Any, _Exchange).apply(rows, way)
-    )
+    way = _Way(expert_rows, back, regroup)
+    if async_op:
+        return Arriving(cast(Any, _Begin).apply(rows, way), way)
+    return cast(Any, _Exchange).apply(rows, way)
 
 
 class _Way:
-    """An exchange, `back` to the ranks of the tokens or there, and its inverse: one at a time
-    is under way.
+    """An exchange to the ranks of the experts or, if `back`, of the tokens, and its inverse: one at
+    a time is under way.
     """
 
-    __slots__ = ("_line", "_regroup", "_under_way", "back", "held")
+    __slots__ = ("_line", "_regroup", "_under_way", "back", "expert_rows")
 
-    def __init__(self, held: Held, back: bool, regroup: Regroup) -> None:
-        self.held, self.back = held, back
-        self._regroup, self._line = regroup, held.axis.line()
-        # the work and its buffers, which it needs till then
+    def __init__(self, expert_rows: Held, back: bool, regroup: Regroup) -> None:
+        self.expert_rows, self.back = expert_rows, back
+        self._regroup, self._line = regroup, expert_rows.axis.line()
+        # the work and its buffers, which it needs until it is done
         self._under_way: tuple[Any, Tensor, Tensor] | None = None
 
     def begin(self, rows: Tensor, back: bool) -> None:
         """Begins to send rows, and to receive."""
-        held, axis = self.held, self.held.axis
-        to, of = (held.received, held.sent) if back else (held.sent, held.received)
-        assert len(rows) == sum(to), f"exchange: {len(rows)} rows where {sum(to)} were counted"
+        expert_rows, axis = self.expert_rows, self.expert_rows.axis
+        send_counts, receive_counts = expert_rows.sent, expert_rows.received
+        if back:
+            send_counts, receive_counts = receive_counts, send_counts
+        assert len(rows) == sum(send_counts), (
+            f"exchange: {len(rows)} rows where {sum(send_counts)} were counted"
+        )
         if axis.watch is not None:
-            axis.watch.exchanged(to, of, axis, self._line)
-        sent = rows if not back or held.returned is None else self._regroup(rows, held.returned)
-        sent, came = sent.contiguous(), rows.new_empty((sum(of), *rows.shape[1:]))
-        self._under_way = c10d.begin_all_to_all(came, sent, axis.group, of, to), came, sent
+            axis.watch.exchanged(send_counts, receive_counts, axis, self._line)
+        sent = (
+            rows
+            if not back or expert_rows.returned is None
+            else self._regroup(rows, expert_rows.returned)
+        )
+        sent, came = sent.contiguous(), rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+        self._under_way = (
+            c10d.begin_all_to_all(came, sent, axis.group, receive_counts, send_counts),
+            came,
+            sent,
+        )
 
     def end(self, back: bool) -> Tensor:
         """The rows that have come, in their order."""
         assert self._under_way is not None, "exchange: rows are awaited that are not under way"
         (work, came, _), self._under_way = self._under_way, None
         work.wait()
-        return (
-            came if back or self.held.arranged is None else self._regroup(came, self.held.arranged)
-        )
+        if back or self.expert_rows.arranged is None:
+            return came
+        return self._regroup(came, self.expert_rows.arranged)
 
 
 class _Exchange(Function):
-    """Its own inverse the other way, so backward is forward the other way; nothing is saved."""
+    """An exchange and its inverse, one after the other: backward is forward in the other direction.
+    Nothing is saved.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, way: _Way) -> Tensor:
@@ -121,7 +135,9 @@ class _Exchange(Function):
 
 
 class _Begin(Function):
-    """Its gradient is what `_Wait` has begun to bring; none comes through the token."""
+    """Begins an exchange.  Its gradient arrives by the exchange that `_Wait` begins in backward;
+    the token has none.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, way: _Way) -> Tensor:
@@ -136,13 +152,16 @@ class _Begin(Function):
 
 
 class _Wait(Function):
-    """Its gradient is under way; then come the gradients of weights that were left for it."""
+    """Waits for an exchange.  Backward begins the inverse, and then makes the gradients of weights
+    that were left for it.
+    """
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, way: _Way) -> Tensor:
         ctx.way = way
-        if ctx.needs_input_grad[0] and not way.back and way.held.left is None:
-            way.held.left = []
+        expert_rows = way.expert_rows
+        if ctx.needs_input_grad[0] and not way.back and expert_rows.left is None:
+            expert_rows.left = []
         return way.end(way.back)
 
     @staticmethod
@@ -150,6 +169,6 @@ class _Wait(Function):
         way: _Way = ctx.way
         way.begin(grad_outputs[0], not way.back)
         if not way.back:
-            while way.held.left:
-                way.held.left.pop(0)()
+            while way.expert_rows.left:
+                way.expert_rows.left.pop(0)()
         return None, None

@@ -1,14 +1,14 @@
-"""Where the experts of a mixture lie, and the rows that their tokens make: which, in which order,
-to which rank.
+"""Where the experts of a mixture lie, and the rows that their tokens make: which rows, their order,
+and the rank that each goes to.
 
 A row is a token with one of the experts that it chose.  A rank orders its rows by the peer that
 holds their expert, then by expert, then by token; an exchange takes them to their peers, where they
-lie by expert, source rank and token.  Padded rows are [experts, rows, …], as many of each and zero
-past those that tokens make.  They are exchanged as any tensor: the host need not know how many
-tokens made.
+lie by expert, source rank and token.  Padded rows are [experts, rows, …]: each expert has as many,
+which are zero after the rows that tokens make.  They are exchanged like any tensor: the host need
+not know how many rows tokens made.
 
-Order and counts are decisions: a call that backward does again gets those of its first run
-(`decided`).
+Order and counts are decisions: a call that backward recomputes gets the order and counts of its
+first run (`decided`).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -30,9 +30,9 @@ class Experts:
     """`count` experts in equal contiguous blocks over the named mesh axes, the first outermost;
     without axes all here.
 
-    Over those axes that are in `tokens` tokens are sharded too: their ranks, as one `axis`,
-    exchange rows.  Over the others all ranks have the same tokens, and each makes the rows of its
-    own experts alone.
+    Over the axes in `tokens`, tokens are sharded too: their ranks, as one `axis`, exchange rows.
+    Over the other axes all ranks have the same tokens, and each makes the rows of its own experts
+    alone.
 
     held: how many experts a rank has.  groups: how many experts this rank makes rows of, `held` for
     each peer.  slots: [count + 1], the number of each expert's group, by peer and then by expert;
@@ -49,11 +49,9 @@ class Experts:
         assert not count % mesh.size(*axes), f"experts: {count} cannot be split over {axes}"
         self.count, self.held = count, count // mesh.size(*axes)
         self.axis = mesh.axis(*tokens)
-        self.copies = (
-            mesh.axis(*(name for name in axes if name not in tokens))
-            if mesh.watch is not None
-            else None
-        )
+        self.copies: Axis | None = None
+        if mesh.watch is not None:
+            self.copies = mesh.axis(*(name for name in axes if name not in tokens))
         self.groups = self.axis.size * self.held
         slots = torch.full((count + 1,), self.groups)
         for peer, first in enumerate(_first_of_peers(mesh, self.held, axes, tokens)):
@@ -64,16 +62,17 @@ class Experts:
 
 
 def _first_of_peers(
-    mesh: Mesh, held: int, axes: Sequence[str], tokens: Collection[str]
+    mesh: Mesh, experts_per_rank: int, axes: Sequence[str], tokens: Collection[str]
 ) -> list[int]:
     """The first expert of each rank of the axis of `tokens`, in its order."""
     along = [name for name in mesh.axes if name in tokens]
     first: list[int] = []
-    for place in product(*(range(mesh.size(name)) for name in along)):
+    sizes = [mesh.size(name) for name in along]
+    for place in product(*map(range, sizes)):
         coordinate, index = dict(zip(along, place, strict=True)), 0
         for name in axes:
             index = index * mesh.size(name) + coordinate.get(name, mesh.rank(name))
-        first.append(index * held)
+        first.append(index * experts_per_rank)
     return first
 
 
@@ -105,12 +104,13 @@ class Groups:
 
 @dataclass(eq=False)
 class Order(Groups):
-    """The rows of this rank's tokens, by group of `experts`, or `padded` ones of each group.
+    """The rows of this rank's tokens, by group of `experts`; `padded`, if not 0, is how many rows
+    each group has.
 
-    choices: int64 [tokens · k], of each row the choice that made it, numbered token · k + which;
-    past `total` are choices that make no row.  rows: int64 [tokens, k], of each choice its row, −1
-    where it makes none.  Where rows are padded, choices are [groups · padded], −1 for rows that no
-    choice makes.
+    choices: int64 [tokens · k], for each row the choice that made it, numbered token · k + which;
+    after the first `total` come choices that make no row.  rows: int64 [tokens, k], for each choice
+    its row, −1 where it makes none.  Where rows are padded, choices are [groups · padded], −1 for
+    rows that no choice makes.
     """
 
     experts: Experts
@@ -122,16 +122,18 @@ class Order(Groups):
     @property
     def shape(self) -> tuple[int, ...]:
         """The dims of rows before their features."""
-        return (self.experts.groups, self.padded) if self.padded else (self.total,)
+        if self.padded:
+            return self.experts.groups, self.padded
+        return (self.total,)
 
 
 @dataclass(eq=False)
 class Held(Groups):
     """The rows of this rank's experts, by expert, then source rank, then token.
 
-    sent, received: how many rows go to each peer, and come from each.  arranged: int64 [total], of
-    each row its place among those that came, which lie by source rank first; returned: the
-    inverse.  Both None where that is one order.
+    sent, received: how many rows go to each peer, and come from each.  arranged: int64 [total], for
+    each row its place among the rows as they came, by source rank first; returned: the inverse.
+    Both are None where the two orders are the same.
     """
 
     axis: Axis
@@ -148,14 +150,18 @@ Sorted = tuple[Tensor, Tensor, Tensor]
 
 def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
     """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group
-    stay in theirs.
+    keep their order.
     """
-    own = slots[ids]
-    ordered, choices = own.sort(stable=True)
+    choice_groups = slots[ids]
+    ordered, choices = choice_groups.sort(stable=True)
     numbers = torch.arange(max(len(ids), groups), device=ids.device)
     ends = torch.searchsorted(ordered, numbers[:groups], right=True)
     rows = torch.empty_like(choices).scatter_(0, choices, numbers[: len(ids)])
-    return ends.diff(prepend=ends.new_zeros(1)), choices, rows.masked_fill_(own == groups, -1)
+    return (
+        ends.diff(prepend=ends.new_zeros(1)),
+        choices,
+        rows.masked_fill_(choice_groups == groups, -1),
+    )
 
 
 def sort_by_expert(
@@ -192,14 +198,16 @@ def _order(
 def _padded(
     counts: Tensor, choices: Tensor, rows: Tensor, groups: Tensor, padded: int
 ) -> tuple[Tensor, Tensor]:
-    """Choices and rows, flat, where each group begins at a multiple of `padded`; `groups` are
-    those of choices.
+    """Choices and rows, flat, where each group begins at a multiple of `padded`; `groups` has the
+    group of each choice.
     """
     starts, places = counts.cumsum(0) - counts, torch.arange(padded, device=counts.device)
     moved = torch.arange(len(counts), device=counts.device) * padded - starts
-    at = (starts.unsqueeze(1) + places).clamp(max=len(choices) - 1)
-    made = choices[at].masked_fill(places >= counts.unsqueeze(1), -1)
-    return made.flatten(), (rows + moved[groups.clamp(max=len(counts) - 1)]).where(rows >= 0, -1)
+    source = (starts.unsqueeze(1) + places).clamp(max=len(choices) - 1)
+    padded_choices = choices[source].masked_fill(places >= counts.unsqueeze(1), -1)
+    return padded_choices.flatten(), (rows + moved[groups.clamp(max=len(counts) - 1)]).where(
+        rows >= 0, -1
+    )
 
 
 Places = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -227,7 +235,7 @@ def exchange_counts(order: Order, backend: Places = places) -> Held:
 
 
 def _counted(order: Order, backend: Places) -> Held:
-    axis, held = order.experts.axis, order.experts.held
+    axis, experts_per_rank = order.experts.axis, order.experts.held
     if axis.size == 1:
         alone = Held(axis, order.counts, [], [], None, None)
         alone.sizes = order.sizes
@@ -235,13 +243,18 @@ def _counted(order: Order, backend: Places) -> Held:
     came = torch.empty_like(order.counts)
     c10d.all_to_all(came, order.counts, axis.group)
     order.sizes, arrived = cast(Any, torch.stack([order.counts, came])).tolist()
-    sent, received = _by_peer(order.sizes, held), _by_peer(arrived, held)
-    by_source = came.view(-1, held)
-    found = (None, None) if held == 1 else backend(by_source, sum(received))
-    result = Held(axis, by_source.sum(0), sent, received, *found)
-    result.sizes = [sum(arrived[expert::held]) for expert in range(held)]
+    sent, received = _by_peer(order.sizes, experts_per_rank), _by_peer(arrived, experts_per_rank)
+    by_source = came.view(-1, experts_per_rank)
+    arranged, returned = None, None  # with one expert, rows by source are rows by expert
+    if experts_per_rank > 1:
+        arranged, returned = backend(by_source, sum(received))
+    result = Held(axis, by_source.sum(0), sent, received, arranged, returned)
+    result.sizes = [sum(arrived[expert::experts_per_rank]) for expert in range(experts_per_rank)]
     return result
 
 
-def _by_peer(sizes: Sequence[int], held: int) -> list[int]:
-    return [sum(sizes[first : first + held]) for first in range(0, len(sizes), held)]
+def _by_peer(sizes: Sequence[int], experts_per_rank: int) -> list[int]:
+    return [
+        sum(sizes[first : first + experts_per_rank])
+        for first in range(0, len(sizes), experts_per_rank)
+    ]

@@ -37,16 +37,20 @@ def scattered(x: Tensor, axis: Axis) -> Tensor:
 
 def exchanged(pieces: Tensor, axis: Axis) -> Tensor:
     """Every rank's piece for this one, [ranks, …]: piece i of `pieces` goes to rank i."""
-    each = [1] * axis.size
-    return _ops.wait_tensor(_ops.all_to_all_single(pieces, each, each, axis.group.group_name))
+    split_sizes = [1] * axis.size
+    return _ops.wait_tensor(
+        _ops.all_to_all_single(pieces, split_sizes, split_sizes, axis.group.group_name)
+    )
 
 
 def distinct(x: Tensor) -> Tensor:
-    """x as the forward of a `Function` may return it: while traced, a view that is no other value
-    of that forward.
+    """x as the forward of a `Function` may return it: while traced, a view that no other value of
+    the forward is.
 
     Where a value is one tensor under two names, as behind a `to` or `contiguous` that has nothing
     to do, or behind an op in place, torch 2.11 gives the result's gradient to the other name, where
     it is lost.
     """
-    return x.view_as(x) if is_dynamo_compiling() else x
+    if is_dynamo_compiling():
+        return x.view_as(x)
+    return x

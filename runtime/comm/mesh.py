@@ -28,12 +28,11 @@ Role = Literal["state", "working", "gradient"]
 
 @dataclass(eq=False, slots=True)
 class Axis:
-    """One mesh axis, or several as one, as this rank sees it; it does not change, but for the count
-    `asides`.
+    """One mesh axis, or several as one, as this rank sees it; only the count `asides` changes.
 
     `group` is a ProcessGroup, None where `size` is 1, or as long as groups are only asked for
-    (`Mesh.asking`); `asides` are the calls that were made in it beside the plan's, to compare
-    copies.
+    (`Mesh.asking`).  `asides` counts the calls in the group that are not the plan's, made to
+    compare copies.
     """
 
     name: str
@@ -52,8 +51,8 @@ class Axis:
         return self.watch and self.watch.here()
 
     def watched(self, x: Tensor, end: "End", line: Any = None) -> None:
-        """Has a sanitized run look at the `end` of a coercion, by default at the line of the
-        program.
+        """Shows the `end` of a coercion to a sanitized run's watch; by default with the current
+        line of the program.
         """
         if self.watch is not None:
             self.watch.coerced(x, self, line or self.watch.here(), end)
@@ -63,8 +62,8 @@ class Axis:
 class Copies:
     """A flat tensor of the state that all ranks of `axis` hold alike.
 
-    `what` says what it is of each parameter, for instance `exp_avg of `; `element` names one:
-    parameter, global index.
+    `what` says how it relates to each parameter, for instance `exp_avg of `.  `element` names one
+    of its elements: parameter, global index.
     """
 
     tensor: Tensor
@@ -83,7 +82,7 @@ class Crossing:
     names: tuple[str, ...]
     is_gradient: bool
     stage: int
-    """That which receives it."""
+    """The stage that receives it."""
     microbatch: int
     source: int
     target: int
@@ -119,7 +118,7 @@ class Watch(Protocol):
         """A message's values, and the hashes of what was sent."""
 
     def updating(self) -> None:
-        """The state is about to change: working copies have served."""
+        """The state is about to change: working copies are no longer used."""
 
     def updated(self) -> None:
         """The state has new values."""
@@ -153,16 +152,18 @@ class Mesh:
     def _place(self) -> dict[str, int]:
         """This rank's index along each axis."""
         ranks = self.size(*self.axes)
-        world = dist.get_world_size() if dist.is_initialized() and ranks > 1 else 1
+        world = 1
+        if dist.is_initialized() and ranks > 1:
+            world = dist.get_world_size()
         assert world == ranks, f"mesh {self.axes}: {ranks} ranks, but {world} in the process group"
         return self._place_of(dist.get_rank() if ranks > 1 else 0)
 
     def _place_of(self, number: int) -> dict[str, int]:
         """The index of a global rank along each axis."""
-        found = dict[str, int]()
+        coordinate: dict[str, int] = {}
         for name, size in [*self.axes.items()][::-1]:
-            number, found[name] = divmod(number, size)
-        return found
+            number, coordinate[name] = divmod(number, size)
+        return coordinate
 
     @cached_property
     def device_mesh(self) -> DeviceMesh | None:
@@ -179,7 +180,7 @@ class Mesh:
 
     @contextmanager
     def asking(self) -> Generator[None]:
-        """Groups that are asked for inside, of any rank, are made at the end, on all ranks in one
+        """Makes the groups that any rank asks for inside the block at its end, on all ranks in one
         order.
 
         Ranks of different stages ask for different ones, and a communicator is split by all ranks
@@ -191,13 +192,16 @@ class Mesh:
         if self.size(*self.axes) == 1:
             return
         words = meet("groups", "\n".join(map(",".join, asked)))
-        for key in sorted({line for word in words for line in word.splitlines()}):
+        keys: set[str] = set()
+        for word in words:
+            keys.update(word.splitlines())
+        for key in sorted(keys):
             self._made(tuple(key.split(",")))
 
     def _make_all(self) -> None:
         """All groups of axes.
 
-        A rank compares its state over axes that follow from what it holds, which differs from stage
+        A rank compares its state over axes that follow from its parameters, which differ from stage
         to stage; but all ranks make groups in one order.
         """
         for count in range(1, len(self.axes) + 1):
@@ -213,7 +217,7 @@ class Mesh:
         return self._index(self._coordinate, names)
 
     def rank_of(self, number: int, *names: str) -> int:
-        """The same of the job's rank of this number."""
+        """The same for another rank, by its number in the job."""
         return self._index(self._place_of(number), names)
 
     def _index(self, coordinate: Mapping[str, int], names: Sequence[str]) -> int:
@@ -231,11 +235,11 @@ class Mesh:
         return self._found(("axis", *names))
 
     def messages(self, name: str) -> Axis:
-        """An axis with a group of its own, for what its ranks send to each other.  Collective on
-        first use.
+        """An axis with a group of its own, for messages that its ranks send to each other.
+        Collective on first use.
 
-        Ranks send unequally often, by which what counts a group's collectives would take them to be
-        out of step.
+        Ranks send unequally often: in a group with collectives, a count of the group's calls would
+        show ranks out of step.
         """
         return self._found(("messages", name))
 
@@ -247,7 +251,7 @@ class Mesh:
         return self._found(("among", name, *map(str, ranks)))
 
     def _found(self, key: _Key) -> Axis:
-        """The axis of a key: its kind and names, and ranks of some."""
+        """The axis of a key: its kind, its names and, for some kinds, ranks."""
         if key not in self._cache:
             self._cache[key] = self._described(key)
             if self._asked is None:
@@ -262,7 +266,8 @@ class Mesh:
         if kind == "among":
             name, *ranks = names
             mine, chosen = self.rank(name), [*map(int, ranks)]
-            chosen = chosen if mine in chosen else [mine]
+            if mine not in chosen:
+                chosen = [mine]
             return Axis(
                 f"{name}[{', '.join(map(str, chosen))}]",
                 len(chosen),
@@ -274,8 +279,8 @@ class Mesh:
         return Axis("*".join(wide or names), self.size(*names), self.rank(*names), None, self.watch)
 
     def _made(self, key: _Key) -> None:
-        """Has an axis its group; axes of one rank have none, and those beside others change
-        nothing.
+        """Gives an axis its group.  An axis of one rank has none, and axes of one rank beside
+        others change nothing.
         """
         axis, (kind, *names) = self._cache.setdefault(key, self._described(key)), key
         wide = [name for name in names if self.axes.get(name, 1) > 1]
@@ -293,26 +298,33 @@ class Mesh:
             axis.group = self.axis(*wide).group
 
     def _give_group(
-        self, axis: Axis, said: str, names: Sequence[str], chosen: Sequence[int] | None = None
+        self,
+        axis: Axis,
+        description: str,
+        names: Sequence[str],
+        chosen: Sequence[int] | None = None,
     ) -> None:
-        """Makes a group for an axis, in which `c10d.group_of` makes a call that is none of the
-        plan's.
-        """
-        axis.group = self._group(said, names, chosen)
+        """Makes a group for an axis; `c10d.group_of` makes a call in it that is not the plan's."""
+        axis.group = self._group(description, names, chosen)
         axis.asides += 1
 
-    def _group(self, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> Any:
-        """The group of this rank along some axes; of one, the `chosen` of its ranks, and each
-        other rank by itself.
+    def _group(
+        self, description: str, names: Sequence[str], chosen: Sequence[int] | None = None
+    ) -> Any:
+        """The group of this rank along some axes.  With `chosen`, along one axis: the chosen ranks
+        make a group, and each other rank one by itself.
         """
         rows = self._rows(names)
         if chosen is not None:
-            rows = [part for row in rows for part in _parts(row, chosen)]
-        return c10d.group_of(rows, said, self._limit)
+            parts: list[list[int]] = []
+            for row in rows:
+                parts += _parts(row, chosen)
+            rows = parts
+        return c10d.group_of(rows, description, self._limit)
 
     def _rows(self, names: Collection[str]) -> list[list[int]]:
-        """The global ranks that differ on the named axes only, row-major, for all places on the
-        others.
+        """A row for each place on the other axes: the global ranks that differ on the named axes
+        only, row-major.
         """
         others_first = sorted(range(len(self.axes)), key=lambda dim: [*self.axes][dim] in names)
         ranks = (
@@ -326,20 +338,24 @@ class Mesh:
         """The process groups of this rank so far, by name: `dp`, `dp*tp`, `pp messages`, `pp[0,
         3]`.
         """
-        made = [*self._cache.items()]  # at once: another thread may ask
-        return {
-            f"{axis.name} messages" if kind == "messages" else axis.name: axis.group
-            for (kind, *_), axis in made
-            if axis.size > 1 and axis.group is not None
-        }
+        cached_axes = [*self._cache.items()]  # at once: another thread may ask
+        groups: dict[str, Any] = {}
+        for (kind, *_), axis in cached_axes:
+            if axis.size == 1 or axis.group is None:
+                continue
+            name = axis.name
+            if kind == "messages":
+                name = f"{name} messages"
+            groups[name] = axis.group
+        return groups
 
     def asides(self) -> Counter[Any]:
         """The calls of each group beside the plan's."""
-        found = Counter[Any]()
+        counts = Counter[Any]()
         for axis in [*self._cache.values()]:
             if axis.asides:
-                found[axis.group] += axis.asides
-        return found
+                counts[axis.group] += axis.asides
+        return counts
 
     def without(self, names: Collection[str]) -> Axis:
         """All axes but the named ones, as one.  Collective on first use."""
@@ -348,7 +364,8 @@ class Mesh:
 
 def _parts(row: Sequence[int], chosen: Sequence[int]) -> list[list[int]]:
     """The chosen places of a row as one, and the others by themselves."""
-    return [
-        [row[at] for at in chosen],
-        *([rank] for at, rank in enumerate(row) if at not in chosen),
-    ]
+    parts = [[row[place] for place in chosen]]
+    for place, rank in enumerate(row):
+        if place not in chosen:
+            parts.append([rank])
+    return parts

@@ -25,7 +25,7 @@ class StageInput:
     """A value that crosses from stage to stage, as one rank has it.
 
     gradient  whether its gradient comes back
-    cuts      those that it crosses, the one after the first stage being 0; all, if that is not said
+    cuts      the cuts that it crosses, numbered from 0 after the first stage; by default all
     """
 
     name: str
@@ -40,7 +40,7 @@ class StageInput:
 
 
 class Slot:
-    """Where values are put by one action and taken by another; nothing else holds them
+    """A place for values that one action puts and another takes; nothing else holds them
     meanwhile.
     """
 
@@ -51,12 +51,12 @@ class Slot:
         self._works: tuple[Any, ...] = ()
 
     def put(self, values: Values, works: tuple[Any, ...] = ()) -> None:
-        """More values, and what is to be waited for before they are used."""
+        """Adds values, and the work to wait for before they are used."""
         self._values += values
         self._works += works
 
     def take(self) -> Values:
-        """All values, which are there."""
+        """All values, after the work that they wait for."""
         for work in self._works:
             work.wait()
         values, self._values, self._works = self._values, (), ()
@@ -75,7 +75,7 @@ class Message:
     peer: int
     """Its rank along the axis."""
     under_way: Slot
-    """Holds the memory while it is."""
+    """Holds the memory while the message is under way."""
 
     def begin(self, memory: Values) -> tuple[Any, ...]:
         """The work to wait for."""
@@ -83,10 +83,10 @@ class Message:
 
 
 def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
-    """Sends what is in the slot.  `under_way` is that of all messages of its kind.
+    """Sends the values in the slot.  All messages of its kind share `under_way`.
 
     A value that a stage makes as a view that is not contiguous is copied here.  Gradients never
-    are: autograd lays out a leaf's as the leaf, which was received.
+    are: autograd lays out a leaf's gradient as the leaf, which was received.
     """
 
     def ready() -> Values:
@@ -102,17 +102,20 @@ def received(
     """Receives into the slot."""
 
     def ready() -> Values:
-        return tuple(torch.empty(each.shape, dtype=each.dtype, device=device) for each in carried)
+        memory: list[Tensor] = []
+        for value in carried:
+            memory.append(torch.empty(value.shape, dtype=value.dtype, device=device))
+        return tuple(memory)
 
     return Message(ready, c10d.begin_receive, axis, peer, slot)
 
 
 class Exchange:
-    """Messages that begin as one, on both their ranks, so that those of two directions do not wait
-    in line.
+    """Messages that begin as one, on both their ranks, so that messages of the two directions do
+    not wait for each other.
 
-    Where the backend can, even a single one is: NCCL has another communicator for messages that are
-    not, and in that the other end would wait in vain.
+    Where the backend can begin messages as one, a single message also begins this way.  NCCL uses
+    another communicator for other messages, where the other end would wait in vain.
     """
 
     def __init__(self, axis: Axis, messages: Sequence[Message], device: torch.device) -> None:
@@ -120,26 +123,27 @@ class Exchange:
         self._as_one = c10d.takes_groups(axis.group, device)
 
     def begin(self, _: object) -> None:
-        """Begins all; nothing is waited for, but sends of the kinds that are sent."""
+        """Begins all messages.  It waits only for earlier sends of the kinds that it sends."""
         values = [message.ready() for message in self._messages]
 
         def begin() -> list[tuple[Any, ...]]:
-            return [
-                message.begin(memory)
-                for message, memory in zip(self._messages, values, strict=True)
-            ]
+            """Begins each message; the work to wait for, by message."""
+            works: list[tuple[Any, ...]] = []
+            for message, memory in zip(self._messages, values, strict=True):
+                works.append(message.begin(memory))
+            return works
 
-        works = (
-            [(c10d.as_one(begin, self._group, self._device),)] * len(values)
-            if self._as_one
-            else begin()
-        )
-        for message, memory, begun in zip(self._messages, values, works, strict=True):
-            message.under_way.put(memory, begun)
+        if self._as_one:
+            work = c10d.as_one(begin, self._group, self._device)
+            works: list[tuple[Any, ...]] = [(work,)] * len(values)
+        else:
+            works = begin()
+        for message, memory, message_works in zip(self._messages, values, works, strict=True):
+            message.under_way.put(memory, message_works)
 
 
 def watched_send(message: Message, watch: Watch) -> Message:
-    """Sends the hashes of what is sent, too."""
+    """Sends the hashes of the values, too."""
 
     def ready() -> Values:
         values = message.ready()
@@ -148,20 +152,25 @@ def watched_send(message: Message, watch: Watch) -> Message:
     return _Watched(ready, message.call, message.axis, message.peer, message.under_way)
 
 
-def watched_receive(message: Message, watch: Watch, of: Crossing, device: torch.device) -> Message:
-    """Receives the hashes too; who takes the values finds out whether they are those that were
-    sent.
+def watched_receive(
+    message: Message, watch: Watch, crossing: Crossing, device: torch.device
+) -> Message:
+    """Receives the hashes too; when the values are taken, they are compared with the values that
+    were sent.
     """
 
     def ready() -> Values:
-        return (*message.ready(), torch.empty(len(of.names), 3, dtype=torch.int64, device=device))
+        return (
+            *message.ready(),
+            torch.empty(len(crossing.names), 3, dtype=torch.int64, device=device),
+        )
 
-    arriving = _Arriving(message.under_way, partial(watch.arrived, message=of))
+    arriving = _Arriving(message.under_way, partial(watch.arrived, message=crossing))
     return _Watched(ready, message.call, message.axis, message.peer, arriving)
 
 
 class _Watched(Message):
-    """A slot whose memory ends with hashes."""
+    """A message whose memory ends with hashes."""
 
     def begin(self, memory: Values) -> tuple[Any, ...]:
         works = super().begin(memory[:-1])
@@ -180,8 +189,8 @@ class _Arriving(Slot):
         self._slot, self._compare = slot, compare
 
     def put(self, values: Values, works: tuple[Any, ...] = ()) -> None:
-        own, hashes = values[:-1], values[-1]
-        self._slot.put(own, (*works, _Awaited(partial(self._compare, own, hashes))))
+        payload, hashes = values[:-1], values[-1]
+        self._slot.put(payload, (*works, _Awaited(partial(self._compare, payload, hashes))))
 
 
 @dataclass(frozen=True, slots=True)

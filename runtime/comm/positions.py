@@ -18,15 +18,20 @@ def chunks(size: int, cuts: tuple[Cut, ...]) -> tuple[tuple[int, int], ...]:
     """(start, length) of the runs of consecutive positions that a rank holds of `size`, in its
     order.
 
-    The first cut is the outermost; each cuts what the one before leaves, in the order in which that
-    leaves it.  A zigzag cuts for n ranks 2n pieces, of which rank r holds r and 2n − 1 − r.
+    The first cut is the outermost; each later one cuts the positions that the cut before it leaves,
+    in their order.  For n ranks a zigzag cuts 2n pieces: rank r holds pieces r and 2n − 1 − r.
     """
     runs = [(0, size)]
     for ranks, rank, zigzag in cuts:
-        pieces = (rank, 2 * ranks - 1 - rank) if zigzag else (rank,)
-        each, rest = divmod(sum(length for _, length in runs), len(pieces) * ranks)
-        assert not rest, f"positions: {size} cannot be cut as {cuts}"
-        runs = [run for piece in pieces for run in _part(runs, piece * each, each)]
+        pieces = (rank,)
+        if zigzag:
+            pieces = (rank, 2 * ranks - 1 - rank)
+        piece_length, remainder = divmod(sum(length for _, length in runs), len(pieces) * ranks)
+        assert not remainder, f"positions: {size} cannot be cut as {cuts}"
+        held_runs: list[tuple[int, int]] = []
+        for piece in pieces:
+            held_runs += _part(runs, piece * piece_length, piece_length)
+        runs = held_runs
     merged: list[tuple[int, int]] = []
     for start, length in runs:
         if merged and sum(merged[-1]) == start:
@@ -48,15 +53,18 @@ def _part(runs: Sequence[tuple[int, int]], first: int, count: int) -> list[tuple
 
 @cache
 def to_ranks(ranks: int) -> tuple[int, ...]:
-    """The 2n pieces of a zigzag in the order in which n ranks hold them: 0, 2n − 1, 1, 2n − 2, …"""
-    return tuple(piece for rank in range(ranks) for piece in (rank, 2 * ranks - 1 - rank))
+    """The 2n pieces of a zigzag, rank by rank: 0, 2n − 1, 1, 2n − 2, …"""
+    pieces: list[int] = []  # dynamo, which traces this, knows no `list[int]()`
+    for rank in range(ranks):
+        pieces += [rank, 2 * ranks - 1 - rank]
+    return tuple(pieces)
 
 
 @cache
 def from_ranks(ranks: int) -> tuple[int, ...]:
-    """The inverse of `to_ranks`: where each of the 2n pieces lies among those of all ranks."""
-    held = to_ranks(ranks)
-    return tuple(held.index(piece) for piece in range(2 * ranks))
+    """The inverse of `to_ranks`: where each of the 2n pieces lies among the pieces of all ranks."""
+    order = to_ranks(ranks)
+    return tuple(order.index(piece) for piece in range(2 * ranks))
 
 
 class Positions:
@@ -64,8 +72,8 @@ class Positions:
     outermost first.
 
     `chunks` has (start, length) of each run of them, in this rank's order; `local` is how many
-    there are.  Axes named in `zigzag` cut 2n pieces for n ranks, of which rank r holds r and 2n − 1
-    − r; other axes cut n.
+    positions there are.  Axes named in `zigzag` cut 2n pieces for n ranks, and rank r holds pieces
+    r and 2n − 1 − r; other axes cut n.
     """
 
     __slots__ = ("_axes", "_mesh", "chunks", "local", "size")
@@ -77,20 +85,26 @@ class Positions:
         self.local = sum(length for _, length in self.chunks)
 
     def _chunks(self, place: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-        cuts = ((self._mesh.size(name), place[name], zigzag) for name, zigzag in self._axes.items())
+        cuts: list[Cut] = []
+        for name, zigzag in self._axes.items():
+            cuts.append((self._mesh.size(name), place[name], zigzag))
         return chunks(self.size, tuple(cuts))
 
     def of_ranks(self) -> list[tuple[tuple[int, int], ...]]:
         """The `chunks` of each rank of the axes as one, `mesh.axis(*axes)`."""
         names = [name for name in self._mesh.axes if name in self._axes]
-        places = product(*(range(self._mesh.size(name)) for name in names))
-        return [self._chunks(dict(zip(names, place, strict=True))) for place in places]
+        sizes = [self._mesh.size(name) for name in names]
+        chunks_by_rank: list[tuple[tuple[int, int], ...]] = []
+        for place in product(*map(range, sizes)):
+            chunks_by_rank.append(self._chunks(dict(zip(names, place, strict=True))))
+        return chunks_by_rank
 
     def indices(self, device: torch.device) -> Tensor:
         """The positions, int64 [local]."""
-        return torch.cat(
-            [torch.arange(start, start + length, device=device) for start, length in self.chunks]
-        )
+        runs: list[Tensor] = []
+        for start, length in self.chunks:
+            runs.append(torch.arange(start, start + length, device=device))
+        return torch.cat(runs)
 
 
 def position_ids(mesh: Mesh, size: int, *axes: str, zigzag: Collection[str] = ()) -> Tensor:

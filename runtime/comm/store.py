@@ -1,8 +1,7 @@
-"""The job's store: words between ranks, beside the plan's collectives, in which no GPU and no group
-takes part.
+"""The job's store: words between ranks, beside the plan's collectives, without GPUs or groups.
 
-A rank asks as much of it whatever the number of ranks: a meeting takes six requests.  The keys of a
-meeting are gone when the next one is over, so that the store is as small after a million of them.
+A rank makes as many requests whatever the number of ranks: a meeting takes six.  The keys of a
+meeting are gone when the next one is over, so that the store is as small after a million meetings.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from ..errors import RunError
 from . import c10d
 
 FAILED = "failed"
-"""The key of the first cause for which the job ends, as the watchdog has it."""
+"""The key of the first cause that ends the job, as the watchdog writes it."""
 READS = 4000
 """Reads of the store in a second, of all ranks that look at it as a run goes; each takes it
 some 10 µs.
@@ -30,10 +29,11 @@ _Store = Any  # the stubs of torch's stores are partial
 
 
 def job_store() -> _Store:
-    """The job's own part of the store by which its ranks have found each other; None for a process
+    """The job's own part of the store that its ranks found each other with; None for a process
     alone.
 
-    A client that waits holds up all requests of other threads: each has its own, by `clone()`.
+    A client that waits holds up all requests of other threads: each thread has its own, by
+    `clone()`.
     """
     if not dist.is_initialized():
         return None
@@ -41,12 +41,12 @@ def job_store() -> _Store:
 
 
 def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:
-    """The ranks that brought each word to a meeting of all ranks, which come to those of a name in
-    one order.
+    """The ranks that brought each word to a meeting of all ranks.  All ranks come to the meetings
+    of a name in one order.
 
-    Words are in the order of their first ranks.  Where all bring the same, the list of ranks is not
-    asked for: it is empty.  `store` is that of a thread, or else `job_store()`.  RunError where
-    another rank has failed or is missing after LONGEST seconds.
+    Words are in the order of their first ranks.  Where all ranks bring the same word, the list of
+    ranks is not asked for: it is empty.  `store` is the thread's own, by default `job_store()`.
+    RunError where another rank has failed or is missing after LONGEST seconds.
     """
     store = store or job_store()
     if store is None:
@@ -62,22 +62,24 @@ def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:
 def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
     world = dist.get_world_size()
     number = (store.add(f"{name}/tickets", 1) - 1) // world
-    at, own = f"{name}/{number}", blake2b(word.encode(), digest_size=16).hexdigest()
-    if store.add(f"{at}/count/{own}", 1) == 1:
-        store.set(f"{at}/word/{own}", word)
-        store.append(f"{at}/words", f"{own} ")
-    store.append(f"{at}/ranks/{own}", f"{dist.get_rank()} ")
-    if store.add(f"{at}/arrived", 1) == world:
+    meeting = f"{name}/{number}"
+    word_hash = blake2b(word.encode(), digest_size=16).hexdigest()
+    if store.add(f"{meeting}/count/{word_hash}", 1) == 1:
+        store.set(f"{meeting}/word/{word_hash}", word)
+        store.append(f"{meeting}/words", f"{word_hash} ")
+    store.append(f"{meeting}/ranks/{word_hash}", f"{dist.get_rank()} ")
+    if store.add(f"{meeting}/arrived", 1) == world:
         _forget(store, f"{name}/{number - 1}")
-        store.set(f"{at}/all", store.get(f"{at}/words"))
-    _wait(store, f"{at}/all")
-    kinds = _text(store, f"{at}/all").split()
+        store.set(f"{meeting}/all", store.get(f"{meeting}/words"))
+    _wait(store, f"{meeting}/all")
+    kinds = _text(store, f"{meeting}/all").split()
     if len(kinds) == 1:
         return {word: []}
-    found = {
-        _text(store, f"{at}/word/{kind}"): _ranks(store, f"{at}/ranks/{kind}") for kind in kinds
-    }
-    return dict(sorted(found.items(), key=lambda each: each[1][0]))
+    ranks_by_word: dict[str, list[int]] = {}
+    for kind in kinds:
+        kind_word = _text(store, f"{meeting}/word/{kind}")
+        ranks_by_word[kind_word] = _ranks(store, f"{meeting}/ranks/{kind}")
+    return dict(sorted(ranks_by_word.items(), key=lambda item: item[1][0]))
 
 
 def part() -> None:
@@ -93,10 +95,10 @@ def part() -> None:
 
 
 def _wait(store: _Store, key: str) -> None:
-    """Waits for a key, by looks that become fewer: torch tells on the terminal of each wait that
-    ends without.
+    """Waits for a key by looking for it, less and less often.  torch's own wait prints a message on
+    the terminal each time that it ends without the key.
 
-    A look sees signals and failed ranks.  RunError.
+    Between looks, signals are taken and failed ranks are seen.  RunError.
     """
     until, most = monotonic() + LONGEST, max(_RAREST, dist.get_world_size() / READS)
     pause = most / 64
@@ -109,15 +111,15 @@ def _wait(store: _Store, key: str) -> None:
         pause = min(2 * pause, most)
 
 
-def _forget(store: _Store, at: str) -> None:
-    """Removes what is left of a meeting that all ranks have left."""
-    if not store.check([f"{at}/all"]):
+def _forget(store: _Store, meeting: str) -> None:
+    """Removes the keys of a meeting that all ranks have left."""
+    if not store.check([f"{meeting}/all"]):
         return
-    for kind in _text(store, f"{at}/all").split():
+    for kind in _text(store, f"{meeting}/all").split():
         for key in ("count", "word", "ranks"):
-            store.delete_key(f"{at}/{key}/{kind}")
+            store.delete_key(f"{meeting}/{key}/{kind}")
     for key in ("words", "arrived", "all"):
-        store.delete_key(f"{at}/{key}")
+        store.delete_key(f"{meeting}/{key}")
 
 
 def _text(store: _Store, key: str) -> str:

@@ -81,5 +81,7 @@ def rank_of_previous_node() -> int | None:
     read.
     """
     rank, world = c10d.place()
-    of_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return (rank - of_node) % world if of_node < world else None
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks_per_node >= world:
+        return None
+    return (rank - ranks_per_node) % world

@@ -37,8 +37,8 @@ def tracing() -> bool:
 
 @dataclass(frozen=True)
 class Profiled:
-    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and where that
-    is written.
+    """Which steps of a run are profiled, from `first` to `last`, counted from 1, and the folder
+    that profiles are written to.
     """
 
     folder: Path
@@ -70,14 +70,15 @@ def unknown() -> list[str]:
     """
     for asked in (recording, sanitizing, tracing, profiling):
         asked()
-    lines, there_are = list[str](), f"there are {', '.join(_KNOWN)}"
-    for name in sorted(
+    lines = list[str]()
+    unknown_names = [
         name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN
-    ):
-        close = get_close_matches(name, _KNOWN, 1, 0.8)
-        lines.append(
-            f"warning: there is no {name}: {f'did you mean {close[0]}?' if close else there_are}"
-        )
+    ]
+    for name in sorted(unknown_names):
+        advice = f"there are {', '.join(_KNOWN)}"
+        if close := get_close_matches(name, _KNOWN, 1, 0.8):
+            advice = f"did you mean {close[0]}?"
+        lines.append(f"warning: there is no {name}: {advice}")
     return lines
 
 

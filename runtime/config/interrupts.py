@@ -1,8 +1,8 @@
 """Ctrl-C before a run begins: while Python imports torch an interrupt would end each process with a
 traceback.
 
-`scalec run` starts its launcher, and that its ranks, with the signal blocked; each takes it when it
-has imported all.
+`scalec run` starts its launcher with the signal blocked, and the launcher its ranks.  Each process
+takes the signal when it has imported everything.
 """
 
 import signal
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def blocked() -> Generator[None]:
-    """Processes that this thread starts meanwhile have SIGINT blocked; one that comes meanwhile
-    is taken after.
+    """Blocks SIGINT inside the block, also for processes that this thread starts there.  A SIGINT
+    that comes meanwhile is taken after the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -28,10 +28,10 @@ def are_blocked() -> bool:
 
 
 def end_at_once() -> None:
-    """Has SIGINT end this rank at once until its run listens to signals, in calls that wait for
-    other ranks too.
+    """Lets SIGINT end this rank at once, also in calls that wait for other ranks, until its run
+    listens to signals.
 
-    One that was started otherwise is left as it is.
+    A rank that was started without SIGINT blocked is left as it is.
     """
     if are_blocked():
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -46,19 +46,19 @@ class Cosine:
         """The learning rate of step `step` (from 0) of `steps`."""
         if step < self.warmup:
             return peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, steps - 1 - self.warmup)
+        progress = (step - self.warmup) / max(1, steps - 1 - self.warmup)
         floor = min(self.floor, peak)
-        return floor + (peak - floor) * 0.5 * (1 + cos(pi * done))
+        return floor + (peak - floor) * 0.5 * (1 + cos(pi * progress))
 
 
 @dataclass(frozen=True)
 class Account:
     """Peak memory of a step's tensors on a rank, as the compiler counts it for a device, in bytes.
 
-    ranks    of each rank along `axis`, that of a pipeline; without one, of all ranks alike
-    reserve  what the compiler leaves besides to CUDA and its libraries
-    most     the same where tokens choose as many of a rank's experts as they can; `ranks` is of
-             equal loads then
+    ranks    of each rank along `axis`, a pipeline's; without an axis, of all ranks alike
+    reserve  bytes that the compiler leaves besides to CUDA and its libraries
+    most     the same where tokens choose as many of a rank's experts as they can; `ranks` then
+             assumes equal loads
     """
 
     device: str
@@ -78,7 +78,7 @@ class Expected:
 
     gpu              the GPUs that it is priced for
     seconds          of the step
-    error            by which it may differ from that, as a part of it
+    error            how far the step may differ from `seconds`, as a part of it
     flops_per_token  operations that the model needs: 6 for each parameter but the embedding's, and
                      attention's
     peak_flops       operations a second that a GPU is able to do, in the element type of the plan
@@ -97,12 +97,12 @@ class Watch:
     None for none.
 
     finite  whether loss and gradient norm were finite
-    skips   this many steps in a row that were not, or that a rule has skipped, are skipped; one
-            more ends the run
-    locate  such a step is run once more, to name the first such value
-    copies  whether ranks have the same of what they hold alike
+    skips   this many steps in a row that were not finite, or that a rule has skipped, are skipped;
+            one more ends the run
+    locate  such a step is run once more, to name the first value that is not finite
+    copies  whether values that ranks should hold alike are alike
     replay  whether a step that is run twice is the same to the last bit
-    spikes  by how many median deviations a loss is above the median of those before it to be told
+    spikes  how many median deviations above the median of the losses before it a loss is a spike
     """
 
     finite: int = 1
@@ -133,8 +133,8 @@ class SmallerMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings of a run; options of the command line replace files of data, steps, lr, seed
-    and those of saves.
+    """The settings of a run.  Options of the command line replace files of data, steps, lr, seed
+    and the settings of saves.
     """
 
     name: str
@@ -174,17 +174,16 @@ class Plan:
         return prod(self.mesh.values())
 
     def on(self, ranks: int) -> "Plan":
-        """The plan on the largest of its meshes that this number of ranks makes; as it is where
-        they make none.
+        """The plan on the largest of its meshes that this number of ranks can make; unchanged where
+        they can make none.
         """
-        found = next((it for it in (self, *self.smaller) if it.ranks <= ranks), self)
-        if isinstance(found, Plan):
+        if self.ranks <= ranks:
             return self
-        return replace(
-            self,
-            largest=self,
-            **{field.name: getattr(found, field.name) for field in fields(found)},
-        )
+        for mesh in self.smaller:
+            if mesh.ranks <= ranks:
+                changes = {field.name: getattr(mesh, field.name) for field in fields(mesh)}
+                return replace(self, largest=self, **changes)
+        return self
 
 
 @dataclass(frozen=True)
@@ -192,10 +191,10 @@ class Metrics:
     """Metrics of a step, tensors equal on all ranks: mean loss of a token, number of tokens,
     gradient norm if any.
 
-    With a loss scale a norm that is not finite is that of a step that was skipped, and so is a loss
-    above `limit`, of which a step without that rule has none.  `router_loss`: what routers add.
-    `loads`: of each route, how many of the step's tokens each expert took in each layer, int64
-    [layers, experts].
+    With a loss scale, a norm that is not finite belongs to a step that was skipped.  So does a loss
+    above `limit`, which is None in steps without this rule.  `router_loss`: the losses that routers
+    add.  `loads`: for each route, how many of the step's tokens each expert took in each layer,
+    int64 [layers, experts].
     """
 
     loss: Tensor

@@ -1,6 +1,6 @@
 """Versions of what a run is made of, and the backends that compute its attention.
 
-The first lines of a run name the libraries that serve it: another cuDNN on the path means another
+The first lines of a run name the libraries that it uses: another cuDNN on the path means another
 attention.
 """
 
@@ -15,7 +15,7 @@ _HEADS = (64, 128)
 
 
 def version_of(package: str) -> str:
-    """The version of an installed package; "" of one that is not there."""
+    """The version of a package; "" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -23,7 +23,7 @@ def version_of(package: str) -> str:
 
 
 def nccl() -> str:
-    """NCCL's, on a machine with GPUs."""
+    """NCCL's version, on a machine with GPUs."""
     return ".".join(map(str, cast(Any, torch.cuda).nccl.version()))
 
 
@@ -33,14 +33,12 @@ def served(device: torch.device) -> Iterator[str]:
         return
     libraries = f"CUDA {torch.version.cuda}, NCCL {nccl()}, cuDNN {_cudnn()}"
     yield f"{torch.cuda.get_device_name(device)}: torch {torch.__version__}, {libraries}"
-    of_heads = ", ".join(f"{size} wide {_attention(size, device)}" for size in _HEADS)
-    yield f"causal attention of bfloat16 heads: {of_heads}"
+    backends = ", ".join(f"{size} wide {_attention(size, device)}" for size in _HEADS)
+    yield f"causal attention of bfloat16 heads: {backends}"
 
 
 def _cudnn() -> str:
-    """The version that is loaded; torch refuses one that is older than the one it was built
-    with.
-    """
+    """The version of cuDNN that is loaded; torch refuses a version older than its own."""
     try:
         return str(cast(Any, torch.backends).cudnn.version())
     except RuntimeError as error:

@@ -27,7 +27,7 @@ class Text(Windows):
     """Files of text, a token a byte: glob patterns, or `python_stdlib`; a share `holdout` is left
     for validation.
 
-    In place of files there may be sets of them.
+    In place of files there may be sets of files.
     """
 
     files: tuple[str, ...] = ()
@@ -60,63 +60,65 @@ def opened(
     the corpus' sets.
 
     RunError where there is too little, or where files to validate with are trained on; where this
-    rank `looks`, also where one of them is of another format.
+    rank `looks`, also where a file is of another format.
     """
     sets = corpus.sets
     if files or not sets:
         sets = (DataSet("", files or corpus.files, 1.0, corpus.holdout),)
-    found = {each: find_files(each.files) for each in sets}
+    paths_by_set = {data_set: find_files(data_set.files) for data_set in sets}
     if looks and not corpus.as_is:
-        for paths in found.values():
+        for paths in paths_by_set.values():
             require_own_format(paths, corpus.dtype)
-    shares = [
-        _Share.of(each, paths, corpus.dtype, corpus.width(seq)) for each, paths in found.items()
-    ]
+    shares = list[_Share]()
+    for data_set, paths in paths_by_set.items():
+        shares.append(_Share.of(data_set, paths, corpus.dtype, corpus.width(seq)))
     _require_apart(shares)
-    held = [share.held for share in shares if share.held]
-    return Mixture([share.trained for share in shares]), Mixture(held) if held else None
+    training = Mixture([share.trained for share in shares])
+    validation_parts = [share.held for share in shares if share.held]
+    if not validation_parts:
+        return training, None
+    return training, Mixture(validation_parts)
 
 
 @dataclass(frozen=True)
 class _Share:
-    """The parts of a set: what is trained on, and what is held out, if anything is."""
+    """The parts of a set: one for training, and one that is held out for validation, if any."""
 
     trained: Part
     held: Part | None
 
     @classmethod
-    def of(cls, each: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
+    def of(cls, data_set: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
         """Whole files are held out where there are several; of a single file its last windows.
 
         RunError.
         """
         try:
-            if len(paths) > 1 or each.holdout == 0:
-                trained, held = split_files(paths, each.holdout)
-                streams = (
-                    Stream(trained, dtype, width),
-                    Stream(held, dtype, width) if held else None,
-                )
+            if len(paths) > 1 or data_set.holdout == 0:
+                training_files, validation_files = split_files(paths, data_set.holdout)
+                training = Stream(training_files, dtype, width)
+                validation = Stream(validation_files, dtype, width) if validation_files else None
             else:
-                streams = Stream(paths, dtype, width).split(each.holdout)
+                training, validation = Stream(paths, dtype, width).split(data_set.holdout)
         except RunError as error:
-            if not each.name:
+            if not data_set.name:
                 raise
-            raise RunError(f"set {each.name}: {error}") from None
-        first, last = streams
-        held_part = Part(each.name, last, each.weight) if last else None
-        return cls(Part(each.name, first, each.weight), held_part)
+            raise RunError(f"set {data_set.name}: {error}") from None
+        trained = Part(data_set.name, training, data_set.weight)
+        if validation is None:
+            return cls(trained, None)
+        return cls(trained, Part(data_set.name, validation, data_set.weight))
 
 
 def _require_apart(shares: list[_Share]) -> None:
-    """RunError where a window that one set validates with is one that another trains on."""
+    """RunError where a set trains on a window that another set validates with."""
     for share in shares:
+        if share.held is None:
+            continue
         for other in shares:
-            if (
-                share is not other
-                and share.held
-                and (path := share.held.stream.shared(other.trained.stream))
-            ):
+            if share is other:
+                continue
+            if path := share.held.stream.shared(other.trained.stream):
                 raise RunError(
                     f"{path} is held out of the set {share.trained.name} and trained on in"
                     f" {other.trained.name}: with `holdout = 0` in both, or in patterns that"
@@ -125,34 +127,40 @@ def _require_apart(shares: list[_Share]) -> None:
 
 
 def too_few(mixture: Mixture, global_batch: int) -> str:
-    """The problem of sets of which a batch takes more than there is; empty if there are none."""
-    return "; ".join(
-        f"{f'{part.name}: ' if part.name else ''}{part.stream.tokens:,} tokens make"
-        f" {part.stream.windows:,}"
-        f" sequences of {part.stream.width:,}, fewer than the"
-        f" {round(share * part.stream.windows):,} of a global batch"
-        for part, share in zip(mixture.parts, mixture.passes(global_batch), strict=True)
-        if share > 1
-    )
+    """The problem of sets that have fewer sequences than a batch takes; "" if there are none."""
+    problems = list[str]()
+    for part, share in zip(mixture.parts, mixture.passes(global_batch), strict=True):
+        if share <= 1:
+            continue
+        stream = part.stream
+        prefix = f"{part.name}: " if part.name else ""
+        problems.append(
+            f"{prefix}{stream.tokens:,} tokens make {stream.windows:,} sequences of"
+            f" {stream.width:,}, fewer than the {round(share * stream.windows):,} of a global batch"
+        )
+    return "; ".join(problems)
 
 
-def held_out(held: Mixture | None) -> list[str]:
+def held_out(validation: Mixture | None) -> list[str]:
     """A line for each set of a single file, whose last windows are held out."""
-    if held is None:
+    if validation is None:
         return []
-    return [
-        f"validation: the last {counted(part.stream.windows, 'sequence')} of"
-        f" {part.stream.files[0]},"
-        f" of {part.stream.first + part.stream.windows:,}; training never sees them"
-        for part in held.parts
-        if part.stream.is_split
-    ]
+    lines = list[str]()
+    for part in validation.parts:
+        stream = part.stream
+        if stream.is_split:
+            lines.append(
+                f"validation: the last {counted(stream.windows, 'sequence')} of {stream.files[0]},"
+                f" of {stream.first + stream.windows:,}; training never sees them"
+            )
+    return lines
 
 
 def repeated(mixture: Mixture, steps: int, global_batch: int) -> list[str]:
     """A line for each set that the steps see more than once."""
-    return [
-        f"{part.name or 'the data'} is seen {times:.1f} times in {counted(steps, 'step')}"
-        for part, times in zip(mixture.parts, mixture.passes(steps * global_batch), strict=True)
-        if times > 1
-    ]
+    lines = list[str]()
+    for part, times in zip(mixture.parts, mixture.passes(steps * global_batch), strict=True):
+        if times > 1:
+            name = part.name or "the data"
+            lines.append(f"{name} is seen {times:.1f} times in {counted(steps, 'step')}")
+    return lines

@@ -27,18 +27,20 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
 
     RunError if a pattern matches none.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for pattern in patterns:
         if address(pattern):
             raise RunError(f"no data: {address_advice(pattern)}")
         files = _standard_library() if pattern == "python_stdlib" else files_of(pattern)
         if not files:
-            place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
+            place = ""
             if os.path.isdir(pattern):
                 place = f"; it is a folder: `{os.path.join(pattern, '*')}` are the files in it"
+            elif not os.path.isabs(pattern):
+                place = f", looked for in {os.getcwd()}"
             raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
-        found |= {*files}
-    return sorted(found)
+        paths |= {*files}
+    return sorted(paths)
 
 
 def require_own_format(paths: list[str], dtype: torch.dtype) -> None:
@@ -61,28 +63,30 @@ def require_own_format(paths: list[str], dtype: torch.dtype) -> None:
 def _standard_library() -> list[str]:
     """The sources of this interpreter's standard library, without installed packages and tests."""
     skip = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    found: list[str] = []
+    sources: list[str] = []
     for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
         # not entered: installed packages can be vast
         below[:] = [name for name in below if name not in skip]
-        found += [os.path.join(folder, name) for name in files if name.endswith(".py")]
-    return found
+        sources += [os.path.join(folder, name) for name in files if name.endswith(".py")]
+    return sources
 
 
 def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]:
     """(training files, validation files), chosen by a hash of each path below the files' common
     folder.
 
-    At least one file is held out, if there are two and holdout is not 0.
+    At least one file is held out, if there are several and holdout is not 0.
     """
     if len(files) < 2 or holdout == 0:
         return files, []
     root = os.path.commonpath(files)
-    shuffled = sorted(
-        files, key=lambda path: hashlib.sha256(os.path.relpath(path, root).encode()).digest()
-    )
-    held = set(shuffled[: max(1, round(holdout * len(files)))])
-    return [path for path in files if path not in held], sorted(held)
+
+    def path_hash(path: str) -> bytes:
+        return hashlib.sha256(os.path.relpath(path, root).encode()).digest()
+
+    shuffled = sorted(files, key=path_hash)
+    held_out = set(shuffled[: max(1, round(holdout * len(files)))])
+    return [path for path in files if path not in held_out], sorted(held_out)
 
 
 @dataclass(frozen=True)
@@ -122,21 +126,24 @@ class TokenFiles:
     def read(self, number: int, start: int, stop: int) -> Tensor:
         """Tokens start to stop of a file: [stop - start], of the files' dtype."""
         tokens = torch.empty(stop - start, dtype=self.dtype)
-        rest, at = memoryview(cast(Any, tokens.numpy())).cast("B"), start * self.dtype.itemsize
+        unread, offset = (
+            memoryview(cast(Any, tokens.numpy())).cast("B"),
+            start * self.dtype.itemsize,
+        )
         try:
             file = self._descriptor(number)
-            while rest and (count := os.preadv(file, [rest], at)):
-                rest, at = rest[count:], at + count
+            while unread and (count := os.preadv(file, [unread], offset)):
+                unread, offset = unread[count:], offset + count
             now = _State.of(os.fstat(file))
         except OSError as error:
             raise RunError(f"cannot read {self._paths[number]}: {error.strerror}") from None
-        if rest or now != self._states[number]:
+        if unread or now != self._states[number]:
             self._refuse(number, now)
         return tokens
 
     def _descriptor(self, number: int) -> int:
-        """A file's descriptor; opens it if it is not open, and closes the one unused for
-        longest if too many are.
+        """A file's descriptor.  Opens the file if it is not open, and closes the one unused for
+        longest if too many are open.
         """
         file = self._open.pop(number, None)
         if file is None:
@@ -148,11 +155,9 @@ class TokenFiles:
 
     def _refuse(self, number: int, now: _State) -> NoReturn:
         was = self._states[number].bytes
-        sizes = (
-            f"{was:,} bytes then, {now.bytes:,} now"
-            if was != now.bytes
-            else f"{was:,} bytes, written to since"
-        )
+        sizes = f"{was:,} bytes, written to since"
+        if was != now.bytes:
+            sizes = f"{was:,} bytes then, {now.bytes:,} now"
         raise RunError(
             f"{self._paths[number]} is not as it was when the run began ({sizes}): a run's"
             " data must not change;"

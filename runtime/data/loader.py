@@ -22,8 +22,8 @@ from .window_check import WindowCheck
 
 @dataclass(frozen=True)
 class Input:
-    """How a rank holds an input of a microbatch: its dims, of `batch` and `seq`, and the axes that
-    split each.
+    """How a rank holds an input of a microbatch: its dims, `batch` and perhaps `seq`, and the axes
+    that split each.
 
     Axes in `zigzag` split `seq` as `Positions` says.
     """
@@ -52,16 +52,16 @@ class Batch:
     def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
         """The inputs of each microbatch, in this order."""
         inputs = (self.tokens, self.labels, self.documents, self.draws)
-        return zip(*(each.unbind() for each in inputs if each is not None), strict=True)
+        taken = [values for values in inputs if values is not None]
+        return zip(*(values.unbind() for values in taken), strict=True)
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on a device; from pinned memory the copy is not waited for."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {
-            name: part.to(device, non_blocking=True)
-            for name, part in parts.items()
-            if part is not None
-        }
+        """This batch on a device.  A copy from pinned memory is not waited for."""
+        moved = dict[str, Tensor]()
+        for field in fields(self):
+            part: Tensor | None = getattr(self, field.name)
+            if part is not None:
+                moved[field.name] = part.to(device, non_blocking=True)
         return Batch(**moved)
 
 
@@ -70,13 +70,13 @@ class Loader:
     + row.
 
     Row m · (D · b) + r · b + j is row j of microbatch m on data-parallel rank r of D.  vocab bounds
-    the token ids; `made` says what becomes of a window.
+    the token ids; `sampling` says how windows become samples.
     """
 
     def __init__(
         self,
         data: Mixture,
-        made: Windows,
+        sampling: Windows,
         inputs: Mapping[str, Input],
         mesh: Mesh,
         global_batch: int,
@@ -84,11 +84,11 @@ class Loader:
         vocab: int,
         seed: int,
     ) -> None:
-        self._data, self._made, self._inputs, self._mesh = data, made, inputs, mesh
+        self._data, self._made, self._inputs, self._mesh = data, sampling, inputs, mesh
         self._global_batch, self._microbatches = global_batch, microbatches
         self._vocab, self._seed = vocab, seed
         axes = inputs["tokens"].split.get("batch", ())
-        assert all(axes == each.split.get("batch", ()) for each in inputs.values()), (
+        assert all(axes == layout.split.get("batch", ()) for layout in inputs.values()), (
             "loader: inputs differ in rows"
         )
         self._ranks, self._rank = mesh.size(*axes), mesh.rank(*axes)
@@ -100,10 +100,10 @@ class Loader:
         )
 
     def compare_windows(self, name: str, every: int, end: int, store: Any) -> None:
-        """Has the windows of steps below `end` compared with those of other ranks, as `WindowCheck`
-        says.
+        """From now on compares the windows of steps below `end` with other ranks' windows, as
+        `WindowCheck` says.
 
-        `store` is that of the thread that asks for batches.
+        `store` belongs to the thread that asks for batches.
         """
         self._check = WindowCheck(
             name, self._window, self.samples, self._mesh, self._axes, every, end, store
@@ -114,7 +114,7 @@ class Loader:
         return self.prepared(step).to(self._mesh.device)
 
     def prepared(self, step: int) -> Batch:
-        """The same in memory of the host, which is pinned where the device is a GPU.
+        """This rank's rows of step `step` in the host's memory, pinned where the device is a GPU.
 
         RunError if a token id is not below vocab, a file has changed, or other ranks read other
         tokens.
@@ -129,14 +129,13 @@ class Loader:
                 "one copy of the file is damaged or another version: give all nodes the same,"
                 " then --resume auto",
             )
-        if found := first_beyond(windows, self._vocab):
-            where = self._data.place(samples[found[0]], self._seed, found[1])
-            raise beyond(where, int(windows[found]), self._vocab)
-        given = self._made.given(windows, samples, self._vocab, self._seed)
-        given["draws"] = draws_of(samples, self._seed)
-        return Batch(
-            **{name: self._local(given[name], layout) for name, layout in self._inputs.items()}
-        )
+        if cell := first_beyond(windows, self._vocab):
+            where = self._data.place(samples[cell[0]], self._seed, cell[1])
+            raise beyond(where, int(windows[cell]), self._vocab)
+        inputs = self._made.given(windows, samples, self._vocab, self._seed)
+        inputs["draws"] = draws_of(samples, self._seed)
+        parts = {name: self._local(inputs[name], layout) for name, layout in self._inputs.items()}
+        return Batch(**parts)
 
     @property
     def batches(self) -> int:
@@ -146,8 +145,11 @@ class Loader:
     def samples(self, step: int, rank: int) -> list[int]:
         """The samples of a step on a data-parallel rank, microbatch by microbatch."""
         first = step * self._global_batch
-        starts = [first + (m * self._ranks + rank) * self._rows for m in range(self._microbatches)]
-        return [start + row for start in starts for row in range(self._rows)]
+        samples = list[int]()
+        for microbatch in range(self._microbatches):
+            start = first + (microbatch * self._ranks + rank) * self._rows
+            samples += range(start, start + self._rows)
+        return samples
 
     def _window(self, sample: int) -> Tensor:
         return self._data.window(sample, self._seed)
@@ -160,4 +162,6 @@ class Loader:
             positions = Positions(self._mesh, rows.shape[-1], *axes, zigzag=layout.zigzag)
             rows = torch.cat([rows.narrow(-1, *run) for run in positions.chunks], -1)
             rows = rows.movedim(-1, 1 + layout.dims.index("seq")).contiguous()
-        return rows.pin_memory() if self._mesh.device.type == "cuda" else rows
+        if self._mesh.device.type == "cuda":
+            return rows.pin_memory()
+        return rows

@@ -35,29 +35,29 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """The tokens of its windows, and those that are left at its end."""
+        """The tokens of its windows, and the tokens after the last window."""
         return self.windows * self.width + self._beyond
 
     def split(self, share: float) -> tuple["Stream", "Stream"]:
-        """Its first windows, and about `share` of them, its last: one at least.
+        """Two streams: the first windows, and the last, about `share` of all and at least one.
 
-        RunError where it has only one.
+        RunError where it has only one window.
         """
         if self.windows < 2:
             raise RunError(
                 f"too little data to hold a part of it out: {named(self.files)} makes one window of"
                 f" {counted(self.width, 'token')}; write `holdout = 0`, or name more files"
             )
-        held = min(max(1, round(share * self.windows)), self.windows - 1)
+        held_out = min(max(1, round(share * self.windows)), self.windows - 1)
         before, last = copy(self), copy(self)
         before.is_split = last.is_split = True
-        before.windows, before._beyond = self.windows - held, 0
-        last.first, last.windows = self.first + before.windows, held
+        before.windows, before._beyond = self.windows - held_out, 0
+        last.first, last.windows = self.first + before.windows, held_out
         return before, last
 
     def shared(self, other: "Stream") -> str:
-        """A file that both have windows of; "" if there is none, or these are other windows of
-        one file.
+        """A file that both have windows of; "" if there is none, or if the two are different
+        windows of the same files.
         """
         is_alike = self.files == other.files and self.width == other.width
         if is_alike and (
@@ -70,14 +70,16 @@ class Stream:
     def window(self, number: int) -> Tensor:
         """Window `number` < `windows`: [width], int64.  RunError if a file has changed."""
         pieces = [self.read(*stretch) for stretch in self._stretches(number)]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces)
 
     def place_of_window(self, number: int) -> str:
-        """For instance `a.txt, tokens 340 to 356`, the last not included."""
-        stretches = self._stretches(number)
-        return " and ".join(
-            f"{self.files[file]}, tokens {start:,} to {stop:,}" for file, start, stop in stretches
-        )
+        """Where a window lies, for instance `a.txt, tokens 340 to 356`, the last not included."""
+        places = list[str]()
+        for file, start, stop in self._stretches(number):
+            places.append(f"{self.files[file]}, tokens {start:,} to {stop:,}")
+        return " and ".join(places)
 
     def _stretches(self, number: int) -> list[tuple[int, int, int]]:
         """The files of a window by number, each with the first of its tokens and the one after
@@ -162,15 +164,17 @@ class Mixture:
 
     def passes(self, samples: int) -> list[float]:
         """How often each set is seen in the first samples."""
-        shares = (samples * weight / sum(self._weights) for weight in self._weights)
-        return [share / part.stream.windows for share, part in zip(shares, self.parts, strict=True)]
+        total = sum(self._weights)
+        passes = list[float]()
+        for part, weight in zip(self.parts, self._weights, strict=True):
+            passes.append(samples * weight / total / part.stream.windows)
+        return passes
 
     @property
     def samples(self) -> int:
-        """How many samples there are until one of the sets is through."""
-        whole = sum(self._weights)
-        ends = (
-            Fraction(part.stream.windows * whole, weight)
-            for part, weight in zip(self.parts, self._weights, strict=True)
-        )
+        """How many samples there are until one of the sets has been seen once."""
+        total = sum(self._weights)
+        ends = list[Fraction]()
+        for part, weight in zip(self.parts, self._weights, strict=True):
+            ends.append(Fraction(part.stream.windows * total, weight))
         return int(min(ends))

@@ -18,9 +18,9 @@ part of their sum.
 """
 
 
-def drawn(*of: object) -> int:
-    """A number of 64 bits that these decide."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, of)).encode()).digest()[:8], "big")
+def drawn(*parts: object) -> int:
+    """A number of 64 bits, a hash of the parts."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")
 
 
 def shuffled(position: int, windows: int, key: int) -> int:
@@ -65,20 +65,22 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
     """
     exact = [Fraction(repr(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
-    found = [int(weight * scale) for weight in exact]
-    found = [weight // gcd(*found) for weight in found]
-    return found if sum(found) <= LONGEST else _rounded(found)
+    whole = [int(weight * scale) for weight in exact]
+    whole = [weight // gcd(*whole) for weight in whole]
+    if sum(whole) <= LONGEST:
+        return whole
+    return _rounded(whole)
 
 
 def _rounded(weights: Sequence[int]) -> list[int]:
     """Integers that add up to `LONGEST`, none of them 0: by largest remainders."""
     free, total = LONGEST - len(weights), sum(weights)
     shares = [Fraction(free * weight, total) for weight in weights]
-    found = [1 + int(share) for share in shares]
+    rounded = [1 + int(share) for share in shares]
     nearest = sorted(range(len(weights)), key=lambda which: int(shares[which]) - shares[which])
-    for which in nearest[: LONGEST - sum(found)]:
-        found[which] += 1
-    return found
+    for which in nearest[: LONGEST - sum(rounded)]:
+        rounded[which] += 1
+    return rounded
 
 
 def spread(weights: Sequence[int]) -> list[int]:
@@ -93,15 +95,12 @@ def spread(weights: Sequence[int]) -> list[int]:
     for number in range(1, total + 1):
         # how far each is from its due, in units of 1 / (total · parts) samples; it may come from 1
         # / parts on
-        owed = [
-            parts * (weight * number - total * count)
-            for weight, count in zip(weights, counts, strict=True)
-        ]
-        may = [which for which, due in enumerate(owed) if due >= total]
-        chosen = min(
-            may,
-            key=lambda which: (Fraction((parts - 1) * total - owed[which], weights[which]), which),
-        )
+        eligible = list[tuple[Fraction, int]]()
+        for which, (weight, count) in enumerate(zip(weights, counts, strict=True)):
+            due = parts * (weight * number - total * count)
+            if due >= total:
+                eligible.append((Fraction((parts - 1) * total - due, weight), which))
+        _, chosen = min(eligible)
         counts[chosen] += 1
         cycle.append(chosen)
     return cycle
@@ -116,10 +115,10 @@ class Interleaving:
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._cycle = spread(weights)
-        self._places = [
-            [place for place, which in enumerate(self._cycle) if which == each]
-            for each in range(len(weights))
-        ]
+        # by set, its places in the cycle
+        self._places: list[list[int]] = [[] for _ in weights]
+        for place, which in enumerate(self._cycle):
+            self._places[which].append(place)
 
     def at(self, sample: int, seed: int) -> tuple[int, int]:
         """The set that a sample is of, and how many samples of that set come before it."""
@@ -128,11 +127,9 @@ class Interleaving:
             return self._cycle[0], sample
         cycle, place = divmod(sample, length)
         first = drawn(seed, "cycle", cycle) % length
-        at = (first + place) % length
-        places = self._places[self._cycle[at]]
-        before = (
-            bisect_left(places, at)
-            - bisect_left(places, first)
-            + (len(places) if at < first else 0)
-        )
-        return self._cycle[at], cycle * len(places) + before
+        position = (first + place) % length
+        places = self._places[self._cycle[position]]
+        before = bisect_left(places, position) - bisect_left(places, first)
+        if position < first:
+            before += len(places)
+        return self._cycle[position], cycle * len(places) + before

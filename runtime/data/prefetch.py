@@ -11,10 +11,10 @@ _T = TypeVar("_T")
 
 
 class Ahead(Generic[_T]):
-    """Calls `make` for consecutive numbers below `end`, each one ahead: the result for the next is
-    made meanwhile.
+    """Calls `make` for consecutive numbers below `end`, one ahead: while a number's result is used,
+    the next one is made.
 
-    An error is raised where that number is asked for.
+    An error is raised when its number is asked for.
     """
 
     def __init__(self, make: Callable[[int], _T], end: int, pool: ThreadPoolExecutor) -> None:
@@ -23,18 +23,18 @@ class Ahead(Generic[_T]):
 
     def get_batch(self, number: int) -> _T:
         """The result for a number.  Raises what `make` has raised for it."""
-        made = (self._next.pop(number, None) or self._pool.submit(self._make, number)).result()
+        batch = (self._next.pop(number, None) or self._pool.submit(self._make, number)).result()
         if number + 1 < self._end:
             self._next = {number + 1: self._pool.submit(self._make, number + 1)}
-        return made
+        return batch
 
 
 @contextmanager
 def ahead(make: Callable[[int], _T], end: int, device: torch.device) -> Generator[Ahead[_T]]:
     """An `Ahead` with a thread of its own, which has this device as its current one if it is a GPU.
 
-    It computes alone, so that the step has the other threads of torch.  On leaving, it ends when it
-    has made what it is at; nobody waits for it, as a file may not answer.
+    The thread computes alone, so that the step has the other threads of torch.  On leaving, it ends
+    when it has made its current batch; nobody waits for it, as a file may not answer.
     """
     threads, pool = torch.get_num_threads(), ThreadPoolExecutor(1, "batches")
     try:

@@ -23,8 +23,8 @@ class Windows:
     """How windows of a corpus become samples.
 
     `as_is`: its files are read though they seem to be of another format than text or raw token
-    ids.  A token `separator` ends each document.  Without `masked` each token's label is the one
-    that follows; with it, that share of tokens is predicted in place, most of them hidden by the
+    ids.  A token `separator` ends each document.  Without `masked` each token's label is the token
+    that follows.  With it, this share of tokens is predicted in place, most of them hidden by the
     token `mask_token`.
     """
 
@@ -37,7 +37,9 @@ class Windows:
         """Tokens of a window for sequences of `seq`: one more where the last one's label is the
         next.
         """
-        return seq + 1 if self.masked is None else seq
+        if self.masked is None:
+            return seq + 1
+        return seq
 
     def given(
         self, windows: Tensor, samples: list[int], vocab: int, seed: int
@@ -47,14 +49,15 @@ class Windows:
         """
         if self.masked is None:
             tokens, labels = windows[:, :-1], windows[:, 1:]
-            # what they would predict begins another document
+            # A separator predicts nothing: the token after it begins another document.
             labels = labels.masked_fill(self._ends(tokens), IGNORED)
         else:
-            hidden = [
-                self._hide(row, sample, vocab, seed)
-                for row, sample in zip(windows, samples, strict=True)
-            ]
-            tokens, labels = (torch.stack(rows) for rows in zip(*hidden, strict=True))
+            token_rows, label_rows = list[Tensor](), list[Tensor]()
+            for row, sample in zip(windows, samples, strict=True):
+                row_tokens, row_labels = self._hide(row, sample, vocab, seed)
+                token_rows.append(row_tokens)
+                label_rows.append(row_labels)
+            tokens, labels = torch.stack(token_rows), torch.stack(label_rows)
         return {
             "tokens": tokens,
             "labels": labels,
@@ -63,26 +66,23 @@ class Windows:
 
     def _ends(self, tokens: Tensor) -> Tensor:
         """Which tokens are separators."""
-        return (
-            torch.zeros_like(tokens, dtype=torch.bool)
-            if self.separator is None
-            else tokens == self.separator
-        )
+        if self.separator is None:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return tokens == self.separator
 
     def _documents(self, tokens: Tensor) -> Tensor:
-        """How many documents of the window have ended before each token; a separator is of the
-        one that it ends.
+        """How many documents of the window have ended before each token; a separator belongs to
+        the document that it ends.
         """
         ends = self._ends(tokens).long()
         return ends.cumsum(-1) - ends
 
     def _hide(self, tokens: Tensor, sample: int, vocab: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Tokens with some hidden, and these as labels: of those to predict 80% are masked, 10%
-        random, 10% unchanged.
+        """Tokens with some hidden, and the tokens to predict as labels: of these 80% are masked,
+        10% random, 10% unchanged.
 
         (Devlin et al. 2019, appendix A.1; each token by itself, and anew in each pass over the
-        data, as in RoBERTa, Liu
-        et al. 2019.)  Separators are neither hidden nor predicted.
+        data, as in RoBERTa, Liu et al. 2019.)  Separators are neither hidden nor predicted.
         """
         assert self.masked is not None, "samples: nothing is to be masked"
         assert self.mask_token is not None, "samples: masks without a token"

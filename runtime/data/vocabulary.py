@@ -7,6 +7,7 @@ same words.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -37,18 +38,21 @@ def check_ids(mixtures: Sequence[Mixture], vocab: int, rank: int, ranks: int) ->
     """
     pieces = [*_pieces(mixtures, vocab)]
     count = min(len(pieces), MOST)
-    chosen = [pieces[number * (len(pieces) - 1) // max(1, count - 1)] for number in range(count)]
-    for piece in chosen[rank::ranks]:
+    # spread evenly over all pieces
+    numbers = [number * (len(pieces) - 1) // max(1, count - 1) for number in range(count)]
+    for number in numbers[rank::ranks]:
+        piece = pieces[number]
         tokens = piece.stream.read(piece.file, piece.start, piece.stop)
-        if found := first_beyond(tokens[None], vocab):
-            where = piece.stream.place(piece.file, piece.start + found[1])
-            raise beyond(where, int(tokens[found[1]]), vocab)
+        if cell := first_beyond(tokens[None], vocab):
+            where = piece.stream.place(piece.file, piece.start + cell[1])
+            raise beyond(where, int(tokens[cell[1]]), vocab)
 
 
 def _pieces(mixtures: Sequence[Mixture], vocab: int) -> Iterator[_Piece]:
     """The pieces of all files whose ids can be beyond the vocabulary, each file once."""
     seen = set[str]()
-    for stream in (part.stream for mixture in mixtures for part in mixture.parts):
+    for part in chain.from_iterable(mixture.parts for mixture in mixtures):
+        stream = part.stream
         if vocab > torch.iinfo(stream.dtype).max:
             continue
         for number, (path, length) in enumerate(zip(stream.files, stream.lengths, strict=True)):
@@ -70,4 +74,6 @@ def beyond(where: str, token: int, vocab: int) -> RunError:
 def first_beyond(windows: Tensor, vocab: int) -> tuple[int, int] | None:
     """The row and the column of the first id of some windows that is beyond the vocabulary."""
     outside = ((windows < 0) | (windows >= vocab)).nonzero()
-    return (int(outside[0][0]), int(outside[0][1])) if len(outside) else None
+    if not len(outside):
+        return None
+    return int(outside[0][0]), int(outside[0][1])

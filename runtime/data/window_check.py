@@ -2,8 +2,9 @@
 data is found.
 
 Ranks that differ only on axes that do not split `batch` read the same windows: each compares all of
-its own.  Where the files may be another node's copy, some ranks also read the windows of a rank of
-the node before and compare these.  So every window that trains anything has been read on two nodes.
+its own.  Where nodes may have their own copies of the files, some ranks also read the windows of a
+rank of the node before and compare these.  So every window that trains anything has been read on
+two nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,10 +39,10 @@ class WindowCheck:
         end: int,
         store: Any,
     ) -> None:
-        """`window` gives the window of a sample, `samples` those of a step on a rank of `axes`,
-        which split `batch`.
+        """`window` gives the window of a sample, `samples` the samples of a step on a rank of
+        `axes`, which split `batch`.
 
-        `every` so many steps, and in the last one below `end`, windows are compared.
+        Windows are compared every `every` steps, and in the last step below `end`.
         """
         self._name, self._window, self._samples = name, window, samples
         self._every, self._end = max(every, c10d.place()[1] // _RANKS), end
@@ -71,7 +72,9 @@ class WindowCheck:
             self._see(
                 self._other_row, others, torch.stack([self._window(sample) for sample in others])
             )
-        return self._compare(step) if self._is_due(step) else None
+        if not self._is_due(step):
+            return None
+        return self._compare(step)
 
     def _see(self, row: int, samples: list[int], windows: Tensor) -> None:
         if self._keys is None:
@@ -113,8 +116,10 @@ def _row_of_previous_node(mesh: Mesh, axes: Sequence[str]) -> int | None:
     The first of the ranks that read the same windows does so for all.
     """
     other = rank_of_previous_node()
-    rest = [name for name in mesh.axes if name not in axes]
-    if other is None or mesh.rank(*rest) > 0:
+    other_axes = [name for name in mesh.axes if name not in axes]
+    if other is None or mesh.rank(*other_axes) > 0:
         return None
     row = mesh.rank_of(other, *axes)
-    return row if row != mesh.rank(*axes) else None
+    if row == mesh.rank(*axes):
+        return None
+    return row

@@ -1,7 +1,7 @@
 """Adds gradients of one element type to sums of a wider one, in one pass.
 
-torch adds tensors of two element types one element at a time, without loads of 16 bytes; what it
-only casts, it does with them, so that no kernel is needed there.
+torch adds tensors of two element types one element at a time, without loads of 16 bytes.  It casts
+tensors with such loads, so that casts need no kernel.
 """
 # pyright: basic
 
@@ -18,14 +18,14 @@ from .launching import Tile
 @triton.jit
 def accumulate_kernel(total, x, size, COLUMNS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * COLUMNS
-    at = tl.arange(0, COLUMNS)
-    mask = at < size - start
+    offsets = tl.arange(0, COLUMNS)
+    mask = offsets < size - start
     total += start
     x += start
-    added = tl.load(total + at, mask, other=0.0).to(tl.float32) + tl.load(
-        x + at, mask, other=0.0
+    added = tl.load(total + offsets, mask, other=0.0).to(tl.float32) + tl.load(
+        x + offsets, mask, other=0.0
     ).to(tl.float32)
-    tl.store(total + at, added.to(total.dtype.element_ty), mask)
+    tl.store(total + offsets, added.to(total.dtype.element_ty), mask)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Accumulate:
     tile: Tile = Tile(rows=1, warps=4, columns=2048)
 
     def __call__(self, total: Tensor, x: Tensor) -> None:
-        """In place."""
+        """Adds x to `total`, in place."""
         size = x.numel()
         same = total.dtype == x.dtype or not total.is_contiguous()
         if same or launching.tile_for(self, {size: self.tile}, size, total, x) is None:

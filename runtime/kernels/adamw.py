@@ -36,18 +36,18 @@ def _adamw(
     """One layer's block of COLUMNS elements."""
     start = tl.program_id(0).to(tl.int64) * COLUMNS
     layer = tl.program_id(1).to(tl.int64)
-    at = tl.arange(0, COLUMNS)
+    offsets = tl.arange(0, COLUMNS)
     # A skipped step has no branch: nothing is left to do, and gradients that are not finite do no
     # harm.
-    mask = at < tl.where(tl.load(skip) == 0, size - start, 0)
+    mask = offsets < tl.where(tl.load(skip) == 0, size - start, 0)
     parameters += layer * parameters_stride + start
     gradients += layer * gradients_stride + start
     exp_avg += layer * slots_stride + start
     exp_avg_sq += layer * slots_stride + start
-    p = tl.load(parameters + at, mask, other=0.0).to(tl.float32)
-    g = tl.load(gradients + at, mask, other=0.0).to(tl.float32)
-    m = tl.load(exp_avg + at, mask, other=0.0).to(tl.float32)
-    v = tl.load(exp_avg_sq + at, mask, other=0.0).to(tl.float32)
+    p = tl.load(parameters + offsets, mask, other=0.0).to(tl.float32)
+    g = tl.load(gradients + offsets, mask, other=0.0).to(tl.float32)
+    m = tl.load(exp_avg + offsets, mask, other=0.0).to(tl.float32)
+    v = tl.load(exp_avg_sq + offsets, mask, other=0.0).to(tl.float32)
     if scale is not None:
         g *= tl.load(scale).to(tl.float32)
     m += fresh1 * (g - m)
@@ -56,12 +56,12 @@ def _adamw(
     bias1, bias2 = _one_minus_exp(t * log_beta1), _one_minus_exp(t * log_beta2)
     p -= decay * p
     p -= lr / bias1 * tl.div_rn(m, tl.sqrt_rn(v) * (1 / tl.sqrt_rn(bias2)) + eps)
-    tl.store(parameters + at, p.to(parameters.dtype.element_ty), mask)
-    tl.store(exp_avg + at, m.to(exp_avg.dtype.element_ty), mask)
-    tl.store(exp_avg_sq + at, v.to(exp_avg_sq.dtype.element_ty), mask)
+    tl.store(parameters + offsets, p.to(parameters.dtype.element_ty), mask)
+    tl.store(exp_avg + offsets, m.to(exp_avg.dtype.element_ty), mask)
+    tl.store(exp_avg_sq + offsets, v.to(exp_avg_sq.dtype.element_ty), mask)
     if copies is not None:
         copies += layer * copies_stride + start
-        tl.store(copies + at, p.to(copies.dtype.element_ty), mask)
+        tl.store(copies + offsets, p.to(copies.dtype.element_ty), mask)
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,26 @@ class AdamW(optimizers.AdamW):
             super().update(part, lr, step, skip, scale)
             return
         lr *= part.group.lr_scale
+        log_betas = [math.log(beta) if beta else -math.inf for beta in self.betas]
         numbers = (
             *(lr, lr * part.group.weight_decay),
             *(1 - beta for beta in self.betas),
-            *(math.log(beta) if beta else -math.inf for beta in self.betas),
+            *log_betas,
             self.eps,
         )
-        strides = (p.stride(0), g.stride(0), m.stride(0), 0 if copies is None else copies.stride(0))
+        copies_stride = 0 if copies is None else copies.stride(0)
+        strides = (p.stride(0), g.stride(0), m.stride(0), copies_stride)
+        if layers == 1:
+            # The strides of one layer are not used, and would be odd where its size is.
+            strides = (0, 0, 0, 0)
         for span in launching.evenly(size):
+            copies_span = None if copies is None else copies[:, span]
             launching.launch(
                 _adamw,
                 (launching.blocks(span.stop - span.start, self.tile.columns), layers),
-                *(x if x is None else x[:, span] for x in (p, g, m, v, copies)),
+                *(p[:, span], g[:, span], m[:, span], v[:, span], copies_span),
                 *(step, skip, scale),
-                # of one layer's they are odd where its size is
-                *((0, 0, 0, 0) if layers == 1 else strides),
+                *strides,
                 *(span.stop - span.start, *numbers),
                 warps=self.tile.warps,
                 COLUMNS=self.tile.columns,

@@ -1,9 +1,9 @@
 """Cross entropy of logits in memory: one pass in forward, one in backward.
 
-Over a sharded vocabulary each rank has the parts of its own logits, `LogitSoftmaxStats`; the
-largest m, one small collective, brings them to one base, `rescale_to_global_max`, in which their
-sums over ranks, two more, are what `token_loss` takes.  All three lie outside of the logits'
-Function, whose backward is one pass all the same: z's gradient carries exp(m − peak).
+Over a sharded vocabulary each rank has the parts of its own logits, `LogitSoftmaxStats`.  One small
+collective finds the largest m, and `rescale_to_global_max` brings all parts to it.  Two more sum
+the parts over ranks, for `token_loss`.  All three lie outside of the logits' Function, whose
+backward is one pass all the same: z's gradient carries exp(m − peak).
 
 Source: Shoeybi et al. 2019, section 3 (arXiv:1909.08053); Milakov and Gimelshein 2018
 (arXiv:1805.02867).
@@ -29,7 +29,7 @@ class LogitSoftmaxStats(Tiled[Tile]):
     float64 for float64.  m is without gradient and, from z and t through `rescale_to_global_max`,
     the loss does not depend on it.  The first `classes` of the v of all ranks of the axis are
     classes, by default all; a rank without any has z = 0 and the lowest finite m.  With `smoothing`
-    s, t is (1 − s) of that and s of Σ l / classes.  With `cap`, l is cap · tanh(logit / cap).
+    s, t is (1 − s) · l[label] + s · Σ l / classes.  With `cap`, l is cap · tanh(logit / cap).
 
     Saves logits, labels and m; backward makes the logits' gradient alone, in their dtype.  Rows
     must be without gaps inside, else logits are copied.  A kernel serves v that have a tile.
@@ -71,8 +71,8 @@ class CrossEntropy(Tiled[Tile]):
 
         `z` weighs the z-loss (arXiv:2204.02311).
         """
-        here = classes_of(logits.shape[-1], None, classes, smoothing, cap)
-        m, total, t = _parts(self, logits, labels, here)
+        local_classes = classes_of(logits.shape[-1], None, classes, smoothing, cap)
+        m, total, t = _parts(self, logits, labels, local_classes)
         return token_loss(total, t - m, labels, m if z else None, z)
 
 
@@ -92,8 +92,8 @@ def rescale_to_global_max(
     `local_softmax_stats` has them.
 
     z' = z · exp(m − peak) and t' = t − weight · peak, with the weight of a token's label among this
-    rank's `columns` classes, those weights being 1 in all; both [...] and P over the axis.  Saves
-    exp(m − peak).
+    rank's `columns` classes: the weights of all ranks add up to 1.  Both are [...] and P over the
+    axis.  Saves exp(m − peak).
     """
     weight = classes_of(columns, axis, classes, smoothing).weight(labels, m.dtype)
     return z * (m - peak).exp(), t - weight * peak

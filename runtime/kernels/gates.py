@@ -102,7 +102,7 @@ def _gated(a: Tensor, b: Tensor, kind: Kind, tile: Tile | None) -> Tensor:
 
 
 class _Gate(Function):
-    """By a kernel or by torch, with the same tensors saved."""
+    """The gate by a kernel or by torch, which save the same tensors."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, kind: Kind, tile: Tile | None) -> Tensor:
@@ -125,7 +125,7 @@ class _Gate(Function):
         )
         if tile is None:
             value, slope = _activated_torch(a, kind)
-            # not before: the activation takes more memory while it is computed
+            # not allocated before: the activation takes more memory while it is computed
             da, db = beside([a, b])
             return da.copy_(slope.mul_(g).mul_(b)), db.copy_(value.mul_(g)), None, None
         da, db = beside([a, b])
@@ -143,7 +143,9 @@ def _launch(
     kind: Kind,
     tile: Tile,
 ) -> None:
-    """With the rows' strides of the operands, and `strides` of results that are not dense."""
+    """Launches a kernel with the row strides of the operands, and `strides` of results that are not
+    dense.
+    """
     width = results[0].shape[-1]
     matrices = [matrix(x, width) for x in operands]
     rows = matrices[0].shape[0]

@@ -1,7 +1,7 @@
 """Launches the kernels of this package, and says which calls they support.
 
-Where they do not, the torch twin of the same op does: on the CPU always, and on a GPU for what the
-table of tiles or the dtypes leave out, which the log says once.
+The torch twin of the same op does the other calls: all calls on the CPU, and on a GPU the sizes and
+dtypes that the table of tiles leaves out, which the log says once.
 """
 
 import logging
@@ -28,8 +28,8 @@ class Tile:
     """The part that one program of a kernel works on at a time: `rows` rows, each whole or in
     blocks of `columns`.
 
-    columns: 0 for whole rows, else a power of two.  programs: how many there are where each takes
-    several tiles in turn; all should fit on the chip at once.  The default is two for each
+    columns: 0 for whole rows, else a power of two.  programs: the number of programs where each
+    takes several tiles in turn; all should fit on the chip at once.  The default is two for each
     multiprocessor of an H100.
     """
 
@@ -43,8 +43,8 @@ class Tile:
         return self.columns or padded(width)
 
     def options(self, width: int, columns: int) -> dict[str, int]:
-        """As kernels of rows of this width, in blocks of so many columns, and `launch` name
-        them.
+        """The constants of a kernel for rows of this width in blocks of `columns`, and the options
+        of `launch`, by name.
         """
         return {"WIDTH": width, "COLUMNS": columns, "ROWS": self.rows, "warps": self.warps}
 
@@ -77,7 +77,9 @@ def launch(
     """
     if 0 in grid:
         return
-    options = {"num_warps": warps} if stages is None else {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps}
+    if stages is not None:
+        options["num_stages"] = stages
     kernel[grid](*args, **constants, **options)
 
 
@@ -88,8 +90,8 @@ def tile_for(
     *tensors: Tensor | None,
     dtypes: Collection[torch.dtype] = DTYPES,
 ) -> AnyTile | None:
-    """The tile with which the kernel of `op` serves these tensors, some of which may lack, or None
-    where torch does.
+    """The tile that the kernel of `op` uses for these tensors, or None where torch computes the op.
+    A tensor that an op may do without is None.
 
     A tensor on the meta device counts as one on a GPU, so that launches can be listed without one.
     """
@@ -100,13 +102,14 @@ def tile_for(
     odd = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype not in dtypes]
     tile = None if odd else tiles.get(size)
     if tile is None and first.is_cuda:
-        _say(type(op).__name__, str(odd[0]) if odd else f"size {size}, which has no tile")
+        reason = str(odd[0]) if odd else f"size {size}, which has no tile"
+        _say(type(op).__name__, reason)
     return tile
 
 
 @cache
 def _say(op: str, reason: str) -> None:
-    """Once for each op and reason."""
+    """Warns that torch does an op's work, once for each op and reason."""
     logging.getLogger("scalec").warning("%s: plain torch instead of a kernel, for %s", op, reason)
 
 
@@ -115,22 +118,25 @@ def matrix(x: Tensor, width: int) -> Tensor:
     not evenly spaced.
     """
     flat = x.reshape(x.numel() // width, width)
-    return flat if flat.stride(1) == 1 else flat.contiguous()
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    return flat
 
 
 def evenly(size: int) -> list[slice]:
-    """As many of `size` elements as 16 divides, and the rest.
+    """`size` elements in up to two parts: as many as 16 divides, and the remaining ones.
 
-    For numbers that 16 divides Triton compiles another kernel, with accesses of 16 bytes; after a
-    mask by any other number they are of one element.
+    For sizes that 16 divides Triton compiles another kernel, with accesses of 16 bytes; with a mask
+    by any other size, accesses are of one element.
     """
     even = size - size % 16
-    return [part for part in (slice(0, even), slice(even, size)) if part.start < part.stop]
+    parts = (slice(0, even), slice(even, size))
+    return [part for part in parts if part.start < part.stop]
 
 
-def blocks(size: int, each: int) -> int:
-    """How many blocks of `each` cover `size`."""
-    return -(-size // each)
+def blocks(size: int, block_size: int) -> int:
+    """How many blocks of `block_size` cover `size`."""
+    return -(-size // block_size)
 
 
 def padded(size: int) -> int:

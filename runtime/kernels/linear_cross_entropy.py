@@ -1,8 +1,8 @@
 """A linear layer and the cross entropy of its logits, which are never all in memory.
 
 With 8192 tokens, hidden 4096 and 128256 classes in bfloat16 logits are 2.1 GB and so is their
-gradient; a product with the weight takes 8.6 TFLOP.  `chunk` bounds what of the logits there is at
-a time, and there are two ways:
+gradient; a product with the weight takes 8.6 TFLOP.  `chunk` bounds how much of the logits is in
+memory at a time, and there are two ways:
 
                                 unfused   LinearSoftmaxStats, chunk 8064   LinearCrossEntropy,
                                     chunk 1024
@@ -16,8 +16,8 @@ a time, and there are two ways:
 `LinearSoftmaxStats` iterates over chunks of classes, and recomputes logits in backward, since their
 gradient needs the statistics of other chunks and ranks.  A row of dW is computed and rounded once,
 as unfused; dx is a sum over chunks.  `LinearCrossEntropy` iterates over chunks of tokens, and has
-all of a token's logits at a time; so forward computes their gradient too, and from it dx and dW,
-and backward multiplies them by the factor.  dW is a sum over chunks.
+all of a token's logits at a time.  So forward computes their gradient too, and dx and dW from it;
+backward multiplies these by the factor.  dW is a sum over chunks.
 
 The second is for whole vocabularies whose backward follows forward at once, without stages or in
 the last one; it takes no more time than unfused.  The first is for all others, as dW would be saved
@@ -53,10 +53,10 @@ class LinearCrossEntropy(Tiled[Tile]):
     [...], < 0 for none.  Logits of `chunk` tokens are made at a time, 1024 or more for large
     products.
 
-    Where gradients will be asked for, saves those of x, weight and bias of a loss that counts once,
-    in their element types; the weight's adds up chunks in it, each sum rounded, the bias' in
-    float32, each chunk rounded.  Backward multiplies them in place, and runs only once; within
-    `set_apart` those of weight and bias are put off.
+    Where gradients will be asked for, saves the gradients of x, weight and bias for a loss with
+    factor 1, in their element types.  The weight's adds up chunks in this type, each sum rounded;
+    the bias' in float32, each chunk rounded.  Backward multiplies them in place, and runs only
+    once; within `set_apart` the gradients of weight and bias are put off.
     """
 
     chunk: int
@@ -73,21 +73,22 @@ class LinearCrossEntropy(Tiled[Tile]):
         bias: Tensor | None = None,
     ) -> Tensor:
         """The loss; `z` weighs the z-loss."""
-        given = (it for it in (x, weight, bias) if it is not None)
-        columns, wanted = (
-            weight.shape[0],
-            torch.is_grad_enabled() and any(it.requires_grad for it in given),
+        operands = [x, weight]
+        if bias is not None:
+            operands.append(bias)
+        needs_gradients = torch.is_grad_enabled() and any(
+            operand.requires_grad for operand in operands
         )
-        here = classes_of(columns, None, classes, smoothing, cap)
-        tokenwise = _Tokenwise(here, self.chunk, self.tile_for(columns, x), z, wanted)
+        columns = weight.shape[0]
+        all_classes = classes_of(columns, None, classes, smoothing, cap)
+        tile = self.tile_for(columns, x)
+        tokenwise = _Tokenwise(all_classes, self.chunk, tile, z, needs_gradients)
         return cast(Any, _LinearCrossEntropy).apply(x, weight, bias, labels, tokenwise)
 
 
 @dataclass(frozen=True)
 class _Tokenwise:
-    """The computation of a loss, `chunk` tokens at a time; `differentiated` says whether with
-    gradients.
-    """
+    """The computation of a loss, `chunk` tokens at a time; if `differentiated`, with gradients."""
 
     classes: Classes
     chunk: int
@@ -98,8 +99,8 @@ class _Tokenwise:
     def chunks(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows of x, their loss, and the gradient of their logits; the next lie in the same
-        memory.
+        """Rows of x, their loss, and the gradient of their logits.  The next gradient lies in the
+        same memory.
         """
         memory = x.new_empty(min(self.chunk, x.shape[0]), weight.shape[0])
         for start in range(0, max(x.shape[0], 1), self.chunk):
@@ -111,7 +112,9 @@ class _Tokenwise:
             loss = token_loss(z, t - m, labels[rows], m if self.z_loss else None, self.z_loss)
             if self.differentiated:
                 counts = (labels[rows] >= 0).to(z.dtype)
-                through = 1 + 2 * self.z_loss * (z.log() + m) if self.z_loss else 1.0
+                through: Tensor | float = 1.0
+                if self.z_loss:
+                    through = 1 + 2 * self.z_loss * (z.log() + m)
                 of_parts = counts * through / z, -counts  # of z and t, as `token_loss` has them
                 put_gradient(logits, logits, labels[rows], m, of_parts, self.classes, self.tile)
             yield rows, loss, logits
@@ -145,18 +148,32 @@ class _LinearCrossEntropy(Function):
                 dw.addmm_(gradient.mT, tokens[rows], beta=int(rows.start > 0))
             if db is not None:
                 db.add_(gradient.sum(0))
-        ctx.save_for_backward(dx, dw, db if db is None else db.to(weight.dtype))
+        if db is not None:
+            db = db.to(weight.dtype)
+        ctx.save_for_backward(dx, dw, db)
         ctx.weights, ctx.shape = (weight, bias), x.shape
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (factor,), (dx, *own) = grad_outputs, cast(tuple[Tensor | None, ...], ctx.saved_tensors)
-        dx = dx if dx is None else dx.mul_(factor).view(ctx.shape)
-        made = [(weight, it) for weight, it in zip(ctx.weights, own, strict=True) if it is not None]
-        if put_off([weight for weight, _ in made], lambda: [it.mul_(factor) for _, it in made]):
+        (factor,) = grad_outputs
+        dx, dw, db = cast(tuple[Tensor | None, ...], ctx.saved_tensors)
+        if dx is not None:
+            dx = dx.mul_(factor).view(ctx.shape)
+        weights: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for weight, gradient in zip(ctx.weights, (dw, db), strict=True):
+            if gradient is not None:
+                weights.append(weight)
+                gradients.append(gradient)
+
+        def scaled_gradients() -> list[Tensor]:
+            """The gradients of the weights, scaled in place."""
+            return [gradient.mul_(factor) for gradient in gradients]
+
+        if put_off(weights, scaled_gradients):
             return dx, None, None, None, None
-        dw, db = (it if it is None else it.mul_(factor) for it in own)
+        scaled_gradients()
         return dx, dw, db, None, None
 
 
@@ -172,9 +189,9 @@ class LinearSoftmaxStats(Tiled[Tile]):
     Saves x, weight, bias, labels and m; backward recomputes each chunk's logits, puts their
     gradient in their place, multiplies it by weight and x, and adds up its rows for the bias.  The
     gradient of x, P over the axis, adds up chunks in float32, each rounded to the element type
-    first; those of weight and bias have their element type.  Within `set_apart`
-    (`ops/delayed_wgrad`) these two are delayed, with nothing but the saved tensors and the
-    gradients of z and t kept for them; they recompute the logits together, once.
+    first; the gradients of weight and bias have the element types of weight and bias.  Within
+    `set_apart` (`ops/delayed_wgrad`) these two are delayed, with nothing but the saved tensors and
+    the gradients of z and t kept for them; they recompute the logits together, once.
     """
 
     chunk: int
@@ -192,11 +209,10 @@ class LinearSoftmaxStats(Tiled[Tile]):
     ) -> Parts:
         """m, z, t."""
         columns = weight.shape[0]
-        here = classes_of(columns, axis, classes, smoothing, cap)
+        local_classes = classes_of(columns, axis, classes, smoothing, cap)
         tile = self.tile_for(columns, x)
-        return cast(Any, _LinearParts).apply(
-            x, weight, bias, labels, _Classwise(here, self.chunk, tile)
-        )
+        classwise = _Classwise(local_classes, self.chunk, tile)
+        return cast(Any, _LinearParts).apply(x, weight, bias, labels, classwise)
 
 
 @dataclass(frozen=True)
@@ -210,14 +226,15 @@ class _Classwise:
     def logits(
         self, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Columns, and their logits [rows, columns]; the next lie in the same memory."""
+        """Columns, and their logits [rows, columns].  The next logits lie in the same memory."""
         (rows, _), columns = x.shape, weight.shape[0]
         memory = x.new_empty(rows * min(self.chunk, columns))
         for start in range(0, columns, self.chunk):
             part = slice(start, min(start + self.chunk, columns))
             size = part.stop - start
             out = memory[: rows * size].view(rows, size)
-            yield part, product(x, weight[part], bias if bias is None else bias[part], out)
+            part_bias = None if bias is None else bias[part]
+            yield part, product(x, weight[part], part_bias, out)
 
 
 def _gradients(
@@ -233,14 +250,15 @@ def _gradients(
     """Gradients of x, weight and bias, as far as `wanted`, all from the same logits; tokens are
     in rows.
     """
+    if not any(wanted):
+        return [None, None, None]
     of_x, of_weight, of_bias = wanted
     dx = torch.zeros_like(x, dtype=wide(x.dtype)) if of_x else None
     dw = torch.empty_like(weight) if of_weight else None
     db = weight.new_empty(weight.shape[0]) if of_bias else None
-    for columns, logits in classwise.logits(x, weight, bias) if any(wanted) else ():
-        put_gradient(
-            logits, logits, labels, m, of_parts, classwise.classes.part(columns), classwise.tile
-        )
+    for columns, logits in classwise.logits(x, weight, bias):
+        classes = classwise.classes.part(columns)
+        put_gradient(logits, logits, labels, m, of_parts, classes, classwise.tile)
         if dx is not None and dx.dtype == x.dtype:
             dx.addmm_(logits, weight[columns])
         elif dx is not None:
@@ -250,7 +268,9 @@ def _gradients(
             torch.mm(logits.mT, x, out=dw[columns])
         if db is not None:
             torch.sum(logits, 0, out=db[columns])
-    return [dx if dx is None else dx.to(x.dtype), dw, db]
+    if dx is not None:
+        dx = dx.to(x.dtype)
+    return [dx, dw, db]
 
 
 class _LinearParts(Function):
@@ -266,8 +286,8 @@ class _LinearParts(Function):
         rows, classes = x.reshape(-1, x.shape[-1]), labels.reshape(-1).contiguous()
         parts = new_parts(rows)
         for columns, logits in classwise.logits(rows, weight, bias):
-            here = classwise.classes.part(columns)
-            add_parts(logits, classes, parts, here, classwise.tile, begins=columns.start == 0)
+            part = classwise.classes.part(columns)
+            add_parts(logits, classes, parts, part, classwise.tile, begins=columns.start == 0)
         m, z, t = (part.view(labels.shape) for part in parts)
         ctx.mark_non_differentiable(m)
         ctx.save_for_backward(x, weight, bias, labels, m)
@@ -278,9 +298,11 @@ class _LinearParts(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, labels, m = cast(tuple[Any, ...], ctx.saved_tensors)
-        rows, bias = x.detach().reshape(-1, x.shape[-1]), bias if bias is None else bias.detach()
+        rows = x.detach().reshape(-1, x.shape[-1])
+        if bias is not None:
+            bias = bias.detach()
         g_z, g_t = (of_part.reshape(-1).contiguous() for of_part in grad_outputs[1:])
-        given = (
+        arguments = (
             rows,
             weight.detach(),
             bias,
@@ -290,9 +312,11 @@ class _LinearParts(Function):
             ctx.classwise,
         )
         of_x, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad[:3])
-        delayed = [weight for weight, of in zip(ctx.weights, of_weights, strict=True) if of]
-        later = partial(_gradients, *given, (False, *of_weights))
-        if put_off(delayed, lambda: [it for it in later() if it is not None]):
+        delayed = [weight for weight, needed in zip(ctx.weights, of_weights, strict=True) if needed]
+        later = partial(_gradients, *arguments, (False, *of_weights))
+        if put_off(delayed, lambda: [gradient for gradient in later() if gradient is not None]):
             of_weights = [False, False]
-        dx, dw, db = _gradients(*given, (of_x, *of_weights))
-        return dx if dx is None else dx.view(x.shape), dw, db, None, None
+        dx, dw, db = _gradients(*arguments, (of_x, *of_weights))
+        if dx is not None:
+            dx = dx.view(x.shape)
+        return dx, dw, db, None, None

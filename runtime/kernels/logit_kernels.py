@@ -1,7 +1,8 @@
 """The kernels of `logits`: softmax statistics of rows, and the logits' gradient.
 
-Inside they are in float32.  `stride` is that of the rows of logits.  `size` of the `width` columns
-are classes, `first` the first of them; smoothing, each and CAP are those of `Classes`.
+They compute in float32.  `stride` is the stride of the rows of logits.  `size` of the `width`
+columns are classes, and `first` is the first class.  smoothing, class_share and CAP are smoothing,
+each and cap of `Classes`.
 """
 # pyright: basic
 
@@ -10,8 +11,8 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-"""Below every logit, and finite: from what has it as its maximum, lanes and ranks without
-classes, no NaN comes.
+"""Below every logit, and finite: lanes and ranks without classes have it as their maximum, and no
+NaN comes from them.
 """
 
 
@@ -24,8 +25,8 @@ def _capped(x, CAP: tl.constexpr):
 
 @triton.jit
 def _joined(m, z, x):
-    """m and z of each lane with those of its row of x: one exponential for each element, and
-    one for the lane.
+    """m and z of each lane, joined with its row of x: one exponential for each element, and one for
+    the lane.
     """
     peak = tl.maximum(m, tl.max(x, axis=1))
     return peak, z * tl.exp(m - peak) + tl.sum(tl.exp(x - peak[:, None]), axis=1)
@@ -33,7 +34,7 @@ def _joined(m, z, x):
 
 @triton.jit
 def logit_softmax_stats(
-    logits, labels, m_parts, z_parts, t_parts, stride, first, size, width, smoothing, each,
+    logits, labels, m_parts, z_parts, t_parts, stride, first, size, width, smoothing, class_share,
     CAP: tl.constexpr, SMOOTHED: tl.constexpr, BEGINS: tl.constexpr, LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -67,7 +68,7 @@ def logit_softmax_stats(
 
     t = (1 - smoothing) * tl.where(here, of_label, 0.0)
     if SMOOTHED:
-        t += each * tl.sum(total, axis=0)
+        t += class_share * tl.sum(total, axis=0)
     peak = tl.max(m, axis=0)
     if not BEGINS:
         before = tl.load(m_parts + row)
@@ -83,7 +84,7 @@ def logit_softmax_stats(
 
 @triton.jit
 def logit_gradient(
-    logits, out, labels, m, g_z, g_t, stride, first, size, width, smoothing, each,
+    logits, out, labels, m, g_z, g_t, stride, first, size, width, smoothing, class_share,
     CAP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One block of a row for each program; `out` is as wide, and may be the logits themselves."""
@@ -93,7 +94,7 @@ def logit_gradient(
     there = columns < width
     x = _capped(tl.load(logits + row * stride + columns, mask=there, other=0.0).to(tl.float32), CAP)
     d_t, label = tl.load(g_t + row), tl.load(labels + row)
-    gradient = tl.load(g_z + row) * tl.exp(x - tl.load(m + row)) + d_t * each
+    gradient = tl.load(g_z + row) * tl.exp(x - tl.load(m + row)) + d_t * class_share
     gradient += tl.where(columns == label - first, d_t * (1 - smoothing), 0.0)
     if CAP != 0:
         gradient *= 1 - x / CAP * (x / CAP)

@@ -2,8 +2,9 @@
 
 For each row of logits [rows, columns], with l = cap · tanh(logit / cap) where there is a cap:
     m = max l,   z = Σ exp(l − m),   t = (1 − smoothing) · l[label] + each · Σ l,
-sums over the columns that are classes (`Classes`); l[label] is 0 for a label elsewhere.  m and z
-are made together, from block to block (arXiv:1805.02867).  With m taken as constant,
+where sums are over the columns that are classes (`Classes`), and l[label] is 0 for a label
+elsewhere.  m and z are made together, from block to block (arXiv:1805.02867).  With m taken as
+constant,
     dl = dz · exp(l − m) + dt · ((1 − smoothing) · [column = label] + each),   dlogit = dl · (1
         − (l / cap)²).
 """
@@ -25,9 +26,9 @@ class Classes:
     """A stretch of a vocabulary, as the last dim of some logits has it.
 
     first      the class of column 0
-    size       how many columns are classes; those after them are padding
+    size       how many columns are classes; the columns after them are padding
     smoothing  the share of each label that goes to all classes alike (arXiv:1512.00567)
-    each       what of it goes to each class
+    each       the part of that share that one class gets
     cap        logits are bounded by ±cap, cap · tanh(logit / cap), if it is not 0 (Gemma 2,
                arXiv:2408.00118)
     """
@@ -64,11 +65,13 @@ def classes_of(
     smoothing: float = 0.0,
     cap: float = 0.0,
 ) -> Classes:
-    """Classes of this rank's `columns` of the vocabulary; the first `classes` of all ranks are
-    no padding.
+    """Classes of this rank's `columns` of the vocabulary.  The first `classes` columns of all ranks
+    together are classes, by default all; the rest is padding.
     """
-    first, every = (axis.rank * columns, axis.size * columns) if axis else (0, columns)
-    count = every if classes is None else classes
+    first, all_columns = 0, columns
+    if axis is not None:
+        first, all_columns = axis.rank * columns, axis.size * columns
+    count = all_columns if classes is None else classes
     return Classes(first, max(0, min(columns, count - first)), smoothing, smoothing / count, cap)
 
 
@@ -131,11 +134,11 @@ def put_gradient(
     classes: Classes,
     tile: Tile | None,
 ) -> None:
-    """Fills `out`, [rows, columns] without gaps, with the logits' gradient from those of z and t; 0
-    for padding.
+    """Fills `out`, [rows, columns] without gaps, with the logits' gradient from the gradients of z
+    and t; 0 for padding.
 
-    m is that of `add_parts` or any other from which z was made.  `out` may be the logits
-    themselves.
+    m is the maximum of `add_parts`, or any other value that z was made with.  `out` may be the
+    logits themselves.
     """
     if tile is None:
         _put_gradient(out, logits, labels, m, gradients, classes)
@@ -199,5 +202,8 @@ def _put_gradient(
 
 
 def _bounded(logits: Tensor, dtype: torch.dtype, classes: Classes) -> Tensor:
+    """The logits of the columns that are classes, capped if there is a cap."""
     x = logits[:, : classes.size].to(dtype)
-    return classes.cap * torch.tanh(x / classes.cap) if classes.cap else x
+    if not classes.cap:
+        return x
+    return classes.cap * torch.tanh(x / classes.cap)

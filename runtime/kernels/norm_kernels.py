@@ -1,7 +1,7 @@
 """The two kernels of all norms, by the formulas in `norms`; what is None (y, bias, mean, gs) is
 left out.
 """
-# pyright: basic
+# pyright: basic, reportArgumentType=false
 # (Triton has no types.)
 
 import triton
@@ -45,11 +45,11 @@ def norm_forward(
 
 @triton.jit
 def _normal(s, da, mean, r, inside, POLICY: tl.constexpr):
-    """n and da of some rows, from those of s and da, their mean or None, and 1 / root."""
-    n = tl.load(s, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)  # pyright: ignore[reportArgumentType]
+    """n and da of some rows, from pointers to s and da, the rows' mean or None, and 1 / root."""
+    n = tl.load(s, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)
     if mean is not None:
         n -= mean
-    return n * r, tl.load(da, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)  # pyright: ignore[reportArgumentType]
+    return n * r, tl.load(da, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -57,8 +57,8 @@ def norm_backward(
     da, gs, s, weight, mean, root, ds, dweight, dbias, da_stride, gs_stride, s_stride, rows,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """AGAIN: rows are read twice, for their sums and, from the L1 cache, for the rest, instead
-    of kept in registers.
+    """AGAIN: rows are not kept in registers, but read twice: for their sums, and once more, from
+    the L1 cache, for their gradients.
     """
     column = tl.arange(0, COLUMNS)[None, :]
     to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)

@@ -27,13 +27,13 @@ from . import launching, norm_kernels
 from .launching import Tile, Tiled, blocks, matrix, padded
 
 KEPT = 4096
-"""Elements of rows that a program's registers hold in backward, beside sums of as many; of more
-it reads rows twice.
+"""Elements of rows that a program's registers hold in backward, beside sums of as many.  A program
+with more elements reads rows twice.
 """
 
 
 class _Norm(Function):
-    """By a kernel or by torch, with the same tensors saved."""
+    """The norm by a kernel or by torch, which save the same tensors."""
 
     @staticmethod
     def forward(
@@ -52,20 +52,24 @@ class _Norm(Function):
             s, a, mean, root = _forward(x, y, weight, bias, eps, centered, tile)
         ctx.save_for_backward(s, weight, mean, root)
         ctx.how = (None if bias is None else bias.dtype, tile)
-        return a if y is None else (s, a)
+        if y is None:
+            return a
+        return s, a
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *gs, da = grad_outputs
+        *_, da = grad_outputs
+        gs = grad_outputs[0] if len(grad_outputs) > 1 else None
         s, weight, mean, root = cast(tuple[Any, ...], ctx.saved_tensors)
-        bias, tile = ctx.how
+        bias_dtype, tile = ctx.how
         backward = _backward_torch if tile is None else partial(_backward, tile=tile)
-        ds, *sums = backward(
-            da, gs[0] if gs else None, s, weight, mean, root, biased=bias is not None
-        )
+        ds, *sums = backward(da, gs, s, weight, mean, root, biased=bias_dtype is not None)
         dweight = sums[0].to(weight.dtype).view(weight.shape)
-        dbias = sums[1].to(bias).view(weight.shape) if bias is not None else None
-        return ds, ds if gs else None, dweight, dbias, None, None, None
+        dbias: Tensor | None = None
+        if bias_dtype is not None:
+            dbias = sums[1].to(bias_dtype).view(weight.shape)
+        dy = ds if len(grad_outputs) > 1 else None
+        return ds, dy, dweight, dbias, None, None, None
 
 
 def _forward(
@@ -79,28 +83,25 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     width = weight.numel()
     rows = x.numel() // width
-    s = (
-        x
-        if y is None
-        else torch.empty(x.shape, dtype=torch.promote_types(x.dtype, y.dtype), device=x.device)
-    )
+    s = x
+    if y is not None:
+        s = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, y.dtype), device=x.device)
     a = torch.empty(x.shape, dtype=s.dtype, device=x.device)
     root = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty_like(root) if centered else None
     x = matrix(x, width)
-    y = None if y is None else matrix(y, width)
+    s_out, y_stride = None, 0  # without a residual the kernel writes no sum
+    if y is not None:
+        y = matrix(y, width)
+        s_out, y_stride = s, y.stride(0)
+    weight = weight.contiguous()
+    if bias is not None:
+        bias = bias.contiguous()
     launching.launch(
         norm_kernels.norm_forward,  # pyright: ignore[reportUnknownMemberType]
         (blocks(rows, tile.rows),),
-        *(
-            x,
-            y,
-            weight.contiguous(),
-            None if bias is None else bias.contiguous(),
-            None if y is None else s,
-            a,
-        ),
-        *(mean, root, x.stride(0), 0 if y is None else y.stride(0), rows, eps),
+        *(x, y, weight, bias, s_out, a),
+        *(mean, root, x.stride(0), y_stride, rows, eps),
         **tile.options(width, padded(width)),
     )
     return s, a, mean, root
@@ -120,14 +121,17 @@ def _backward(
     width = weight.numel()
     ds = torch.empty(s.shape, dtype=s.dtype, device=s.device)
     da, s = matrix(da, width), matrix(s, width)
-    gs = None if gs is None else matrix(gs, width)
+    gs_stride = 0
+    if gs is not None:
+        gs = matrix(gs, width)
+        gs_stride = gs.stride(0)
     programs = min(tile.programs, blocks(s.shape[0], tile.rows))
     sums = torch.empty(1 + biased, programs, width, dtype=torch.float32, device=s.device)
     launching.launch(
         norm_kernels.norm_backward,  # pyright: ignore[reportUnknownMemberType]
         (programs,),
         *(da, gs, s, weight.contiguous(), mean, root, ds, sums[0], sums[1] if biased else None),
-        *(da.stride(0), 0 if gs is None else gs.stride(0), s.stride(0), s.shape[0]),
+        *(da.stride(0), gs_stride, s.stride(0), s.shape[0]),
         **tile.options(width, padded(width)),
         AGAIN=tile.rows * padded(width) > KEPT,
     )
@@ -139,11 +143,14 @@ def _forward_torch(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     s = x if y is None else x + y
     u = matrix(s, weight.numel()).to(torch.promote_types(s.dtype, torch.float32))
-    mean = u.mean(1) if centered else None
-    u = u if mean is None else u - mean.unsqueeze(1)
+    mean: Tensor | None = None
+    if centered:
+        mean = u.mean(1)
+        u = u - mean.unsqueeze(1)
     root = (u.square().mean(1) + eps).rsqrt()
     a = u * root.unsqueeze(1) * weight.flatten()
-    a = a if bias is None else a + bias.flatten()
+    if bias is not None:
+        a = a + bias.flatten()
     return s, a.to(s.dtype).view(s.shape), mean, root
 
 
@@ -156,16 +163,22 @@ def _backward_torch(
     root: Tensor,
     biased: bool,
 ) -> tuple[Tensor, ...]:
-    # a generator stops torch 2.14 in a graph
-    g, u = [matrix(it, weight.numel()).to(root.dtype) for it in (da, s)]
-    n = (u if mean is None else u - mean.unsqueeze(1)) * root.unsqueeze(1)
+    g = matrix(da, weight.numel()).to(root.dtype)
+    u = matrix(s, weight.numel()).to(root.dtype)
+    n = u if mean is None else u - mean.unsqueeze(1)
+    n = n * root.unsqueeze(1)
     d = g * weight.flatten()
     back = d - n * (d * n).mean(1, keepdim=True)
-    back = back if mean is None else back - d.mean(1, keepdim=True)
+    if mean is not None:
+        back = back - d.mean(1, keepdim=True)
     ds = (back * root.unsqueeze(1)).view(s.shape)
-    ds = ds if gs is None else ds + gs
-    sums = ((g * n).sum(0), g.sum(0)) if biased else ((g * n).sum(0),)
-    return ds.to(s.dtype), *sums
+    if gs is not None:
+        ds = ds + gs
+    dweight = (g * n).sum(0)
+    if not biased:
+        return ds.to(s.dtype), dweight
+    dbias = g.sum(0)
+    return ds.to(s.dtype), dweight, dbias
 
 
 def _normed(
@@ -179,7 +192,7 @@ def _normed(
 ) -> Any:
     """a, [...] as x and in its element type; with y (s, a), in the element type of their sum.
 
-    Saved for backward: s, weight, of each row 1 / root and, where centered, mean.  Without a tile
+    Saved for backward: s, weight, for each row 1 / root and, where centered, mean.  Without a tile
     torch computes it.
     """
     assert y is None or y.shape == x.shape, "norms: a residual is added element by element"

@@ -107,7 +107,7 @@ class RopePair(Tiled[Tile]):
 
 
 class _Rope(Function):
-    """By a kernel or by torch; linear in the tensors."""
+    """The rotation by a kernel or by torch; it is linear in the tensors."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, tile: Tile | None, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -126,7 +126,9 @@ def _turned(
 ) -> tuple[Tensor, ...]:
     if tile is None:
         return tuple(_turned_torch(x, table, sign) for x in tensors)
-    return _launched(tensors[0], tensors[1] if len(tensors) > 1 else None, table, tile, sign)
+    q, *others = tensors
+    k = others[0] if others else None
+    return _launched(q, k, table, tile, sign)
 
 
 def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
@@ -134,7 +136,9 @@ def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
     cosine, sine = table.to(torch.promote_types(x.dtype, torch.float32)).unbind()
     u = x[..., :turned]
     out = (u * cosine + u.roll(turned // 2, -1) * (sign * sine)).to(x.dtype)
-    return out if turned == x.shape[-1] else torch.cat([out, x[..., turned:]], -1)
+    if turned == x.shape[-1]:
+        return out
+    return torch.cat([out, x[..., turned:]], -1)
 
 
 def _launched(
@@ -148,23 +152,31 @@ def _launched(
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k) if x is not None]
     between = prod(q.shape[-1 - dims : -2])
     table, q = table.contiguous(), _by_head(q, dims)
-    k = None if k is None else _by_head(k, dims)
-    q_rows, k_rows = (0 if x is None else x.shape[0] * x.shape[1] for x in (q, k))
+    q_rows = q.shape[0] * q.shape[1]
+    # Without k no block reads the numbers that stand for it.
+    k_out, k_rows, k_heads, k_strides = None, 0, 1, (0, 0)
+    if k is not None:
+        k = _by_head(k, dims)
+        k_rows, k_heads = k.shape[0] * k.shape[1], k.shape[1]
+        k_out, k_strides = outs[1], (k.stride(0), k.stride(1))
     half = padded(turned // 2)
+    rest = 0
+    if turned < size:
+        rest = padded(size - turned)
     # more threads would have less than 16 bytes each
     parts = tile.rows * half * q.element_size() // 16
     launching.launch(
         rope_kernel,
         (blocks(q_rows, tile.rows) + blocks(k_rows, tile.rows),),
-        *(q, k, outs[0], None if k is None else outs[1], table, q_rows, k_rows),
-        *(q.shape[1], 1 if k is None else k.shape[1], q.stride(0), q.stride(1)),
-        *((0, 0) if k is None else (k.stride(0), k.stride(1))),
+        *(q, k, outs[0], k_out, table, q_rows, k_rows),
+        *(q.shape[1], k_heads, q.stride(0), q.stride(1)),
+        *k_strides,
         *(between, seq, table.stride(0)),
         warps=min(tile.warps, max(parts // 32, 1)),
         SIZE=size,
         TURNED=turned,
         HALF=half,
-        REST=padded(size - turned) if turned < size else 0,
+        REST=rest,
         ROWS=tile.rows,
         SIGN=sign,
     )
@@ -172,8 +184,8 @@ def _launched(
 
 
 def _by_head(x: Tensor, between: int) -> Tensor:
-    """x as [tokens, heads, d], dense along d: the last of the dims between sequence and d is the
-    heads, if any is.
+    """x as [tokens, heads, d], dense along d.  The heads are the last of the `between` dims that
+    lie between sequence and d; without such dims there is one head.
 
     A copy where tokens are not evenly spaced.
     """

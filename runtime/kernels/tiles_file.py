@@ -13,19 +13,19 @@ from .launching import Tile
 
 
 def read_tiles(name: str, beside: str, sha256: str) -> dict[str, Any]:
-    """By the class of each kernel its tiles by size, or the one of an optimizer.
+    """The tiles of each kernel class by its name: a tile for each size, or an optimizer's one tile.
 
-    Exit status 2 as `read_schedule`.
+    Ends the program with status 2 where `read_schedule` would.
     """
     classes: dict[str, Any] = json.loads(text_beside(name, beside, sha256))["tiles"]
-    return {kernel: _tiles(said) for kernel, said in classes.items()}
+    return {kernel: _tiles(entry) for kernel, entry in classes.items()}
 
 
-def _tiles(said: dict[str, Any]) -> Any:
-    if "of_rows" in said:
-        return Products(**{part: Product(**block) for part, block in said.items()})
-    if "rows" in said:
-        return Tile(**said)
-    if "forward" in said:
-        return Blocks(**{part: Block(**block) for part, block in said.items()})
-    return {int(size): _tiles(tile) for size, tile in said.items()}
+def _tiles(entry: dict[str, Any]) -> Any:
+    if "of_rows" in entry:
+        return Products(**{part: Product(**block) for part, block in entry.items()})
+    if "rows" in entry:
+        return Tile(**entry)
+    if "forward" in entry:
+        return Blocks(**{part: Block(**block) for part, block in entry.items()})
+    return {int(size): _tiles(tile) for size, tile in entry.items()}

@@ -1,4 +1,4 @@
-"""Attention by what torch has for it, and rotary positions, on local tensors."""
+"""Attention by torch's own kernels and ops, and rotary positions, on local tensors."""
 
 import math
 from collections.abc import Callable
@@ -36,37 +36,42 @@ def rope_frequencies(
 
     `seq_dim` is the dim of the sequence in the tensors to rotate, counted from their end: for -4
     the table is [2, seq, 1, 1, dim].  With `positions` it has rows of these alone, [2, local, …].
-    `scaling` slows rotations down by `factor`: linear all of them (arXiv:2306.15595); llama3 those
-    that go round less than `low` times over `original` positions, none of more than `high` times,
-    and those between in part (arXiv:2407.21783, section 3.4.1); yarn likewise, in equal steps
-    between whole pairs (arXiv:2309.00071, section 3.2).
+    `scaling` slows rotations down by `factor`.  linear: all of them (arXiv:2306.15595).  llama3:
+    pairs that turn less than `low` times over `original` positions; pairs that turn more than
+    `high` times are not slowed down, and pairs in between in part (arXiv:2407.21783, section
+    3.4.1).  yarn: likewise, in equal steps between whole pairs (arXiv:2309.00071, section 3.2).
     """
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=mesh.device) / dim)
     if scaling != "none":
         turns = original * frequency / (2 * math.pi)
-        kept = (
-            ((turns - low) / (high - low)).clamp(0, 1)
-            if scaling == "llama3"
-            else torch.zeros_like(turns)
-        )
-        if scaling == "yarn":
-            often, seldom = (
-                dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low)
-            )
-            first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
-            pairs = torch.arange(dim // 2, dtype=torch.float64, device=mesh.device)
-            kept = 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
-        frequency = frequency * (kept + (1 - kept) / factor)
+        if scaling == "llama3":
+            unscaled = ((turns - low) / (high - low)).clamp(0, 1)
+        elif scaling == "yarn":
+            unscaled = _yarn_unscaled(frequency, dim, theta, low, high, original)
+        else:
+            unscaled = torch.zeros_like(turns)
+        frequency = frequency * (unscaled + (1 - unscaled) / factor)
     assert positions is None or positions.size == seq, "rope: positions of another sequence"
-    places = (
-        torch.arange(seq, device=mesh.device)
-        if positions is None
-        else positions.indices(mesh.device)
-    )
+    if positions is None:
+        places = torch.arange(seq, device=mesh.device)
+    else:
+        places = positions.indices(mesh.device)
     angle = places.double().outer(frequency)
     sine = angle.sin()
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)])
     return table.to(dtype).view(2, len(places), *[1] * (-2 - seq_dim), dim)
+
+
+def _yarn_unscaled(
+    frequency: Tensor, dim: int, theta: float, low: float, high: float, original: float
+) -> Tensor:
+    """The share of each pair's rotation that yarn leaves unscaled, [dim / 2], float64."""
+    # the numbers of the pairs, as fractions, that turn `high` and `low` times
+    often = dim / 2 * math.log(original / (2 * math.pi * high), theta)
+    seldom = dim / 2 * math.log(original / (2 * math.pi * low), theta)
+    first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
+    pairs = torch.arange(dim // 2, dtype=torch.float64, device=frequency.device)
+    return 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:
@@ -101,8 +106,8 @@ def attention(
     these.
 
     k and v may have fewer heads: head i of q attends to head i // (n / k) of k.  A query sees keys
-    less than `window` away, 0 for all, with `causal` none ahead, and only those of its own
-    document, by the ids `documents` [s, b] or [b, s].  scale is d^-1/2 by default; softcap c is c ·
+    less than `window` away, 0 for all, with `causal` none ahead, and only keys of its own document,
+    by the ids `documents` [s, b] or [b, s].  scale is d^-1/2 by default; softcap c is c ·
     tanh(x / c), 0 none.
 
     v may have another last dim than q and k, which the result has.  Torch's attention for CPUs has
@@ -112,8 +117,8 @@ def attention(
     of a causal sequence is a call on a prefix of the keys.
 
     With `draws`, a share `dropout` of the weights is dropped, as `dropout` drops; `heads` is the
-    axis over which heads are sharded.  Then, and with a softcap, all weights are in memory: n · b ·
-    s² of them, several times over, and as many for backward.
+    axis that shards heads.  Then, and with a softcap, all weights are in memory: n · b · s² of
+    them, several times over, and as many for backward.
 
     A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its
     backward; torch has no flash attention with a mask.  On CPUs and in graphs a prefix makes one
@@ -124,40 +129,49 @@ def attention(
     """
     seq = layout.index("s")
     window = window if window < k.shape[seq] else 0
+    mask = seq, documents, causal, window, positions
     if not softcap and draws is None:
-        if q.shape[-1] != v.shape[-1] and not q.is_cuda:
-            scale = q.shape[-1] ** -0.5 if scale is None else scale
-            width = max(q.shape[-1], v.shape[-1])
-            given = (
-                padded(q, width),
-                padded(k, width),
-                padded(v, width),
-                layout,
-                causal,
-                window,
-                scale,
-            )
-            return attention(*given, documents=documents, positions=positions)[..., : v.shape[-1]]
-        deterministic = deterministic and q.is_cuda
-        if positions is None:
-            return _fused(
-                q, 0, documents, k, v, seq, documents, causal, window, scale, deterministic
-            )
-        fused = partial(
-            _fused,
-            k=k,
-            v=v,
-            seq=seq,
-            documents=documents,
-            causal=causal,
-            window=window,
-            scale=scale,
-        )
-        fused = partial(fused, deterministic=deterministic)
-        return by_chunks(fused, q, seq, documents, positions, causal or window > 0)
+        return _by_kernels(q, k, v, *mask, scale, deterministic)
     split = {dim: part for dim, part in ((1, heads), (2, positions)) if part}
-    kept = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
-    return _unfused(q, k, v, seq, documents, causal, window, positions, scale, softcap, kept)
+    drop = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
+    return _unfused(q, k, v, *mask, scale, softcap, drop)
+
+
+def _by_kernels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq: int,
+    documents: Tensor | None,
+    causal: bool,
+    window: int,
+    positions: Positions | None,
+    scale: float | None,
+    deterministic: bool,
+) -> Tensor:
+    """Attention without a soft cap and dropout, for which torch has kernels."""
+    if q.shape[-1] != v.shape[-1] and not q.is_cuda:
+        if scale is None:
+            scale = q.shape[-1] ** -0.5
+        width = max(q.shape[-1], v.shape[-1])
+        operands = padded(q, width), padded(k, width), padded(v, width)
+        out = _by_kernels(*operands, seq, documents, causal, window, positions, scale, False)
+        return out[..., : v.shape[-1]]
+    deterministic = deterministic and q.is_cuda
+    if positions is None:
+        return _fused(q, 0, documents, k, v, seq, documents, causal, window, scale, deterministic)
+    fused = partial(
+        _fused,
+        k=k,
+        v=v,
+        seq=seq,
+        documents=documents,
+        causal=causal,
+        window=window,
+        scale=scale,
+        deterministic=deterministic,
+    )
+    return by_chunks(fused, q, seq, documents, positions, causal or window > 0)
 
 
 def by_chunks(
@@ -174,25 +188,25 @@ def by_chunks(
     One call does for all chunks where a mask asks for no positions.
     """
     if not places_matter:
-        own = (
-            None
-            if documents is None
-            else torch.cat([documents.narrow(seq, *run) for run in positions.chunks], seq)
-        )
-        return attend(q, 0, own)
+        q_documents = documents
+        if documents is not None:
+            q_documents = torch.cat([documents.narrow(seq, *run) for run in positions.chunks], seq)
+        return attend(q, 0, q_documents)
     outs: list[Tensor] = []
-    at = 0
+    offset = 0
     for start, length in positions.chunks:
-        own = None if documents is None else documents.narrow(seq, start, length)
-        outs.append(attend(q.narrow(seq, at, length), start, own))
-        at += length
-    return outs[0] if len(outs) == 1 else torch.cat(outs, seq)
+        chunk_documents = None if documents is None else documents.narrow(seq, start, length)
+        outs.append(attend(q.narrow(seq, offset, length), start, chunk_documents))
+        offset += length
+    if len(outs) == 1:
+        return outs[0]
+    return torch.cat(outs, seq)
 
 
 def _fused(
     q: Tensor,
     start: int,
-    own: Tensor | None,
+    q_documents: Tensor | None,
     k: Tensor,
     v: Tensor,
     seq: int,
@@ -202,23 +216,29 @@ def _fused(
     scale: float | None,
     deterministic: bool,
 ) -> Tensor:
-    """Attention by what torch has for it; the queries are those from `start` on, their
-    documents `own`.
+    """Attention by torch's kernels; the queries are at the positions from `start` on, and of the
+    documents `q_documents`.
     """
     size, stop = k.shape[seq], start + q.shape[seq]
-    first = max(start + 1 - window, 0) if window else 0
-    last = min(stop if causal else stop + window - 1, size) if causal or window else size
+    # the keys that some query sees
+    first, last = 0, size
+    if window:
+        first = max(start + 1 - window, 0)
+    if causal:
+        last = min(stop, size)
+    elif window:
+        last = min(stop + window - 1, size)
     if last - first < size:
         k, v = k.narrow(seq, first, last - first), v.narrow(seq, first, last - first)
-        documents = None if documents is None else documents.narrow(seq, first, last - first)
+        if documents is not None:
+            documents = documents.narrow(seq, first, last - first)
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
     mask: Tensor | None = None
     aligned = q.is_cuda and not is_compiling()  # torch traces no bias that is a class of its own
     if window or documents is not None or (causal and start and not aligned):
-        rows, keys = (
-            torch.arange(*ends, device=q.device) for ends in ((start, stop), (first, last))
-        )
-        mask = _seen(rows, keys, causal, window, own, documents, seq)
+        queries = torch.arange(start, stop, device=q.device)
+        keys = torch.arange(first, last, device=q.device)
+        mask = _seen(queries, keys, causal, window, q_documents, documents, seq)
     elif causal and start:
         from torch.nn.attention import bias  # which loads sympy and more: on CUDA alone
 
@@ -235,8 +255,8 @@ def _seen(
     keys: Tensor,
     causal: bool,
     window: int,
-    own: Tensor | None,
-    theirs: Tensor | None,
+    q_documents: Tensor | None,
+    k_documents: Tensor | None,
     seq: int,
 ) -> Tensor:
     """Which keys each query sees, by positions [q] and [k], and documents of both: [q, k] or
@@ -244,11 +264,12 @@ def _seen(
     """
     ahead = queries.unsqueeze(1) - keys
     seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
-    seen = seen & (ahead.abs() < window) if window else seen
-    if own is None or theirs is None:
+    if window:
+        seen = seen & (ahead.abs() < window)
+    if q_documents is None or k_documents is None:
         return seen
-    own, theirs = own.movedim(seq, -1), theirs.movedim(seq, -1)
-    return seen & (own[:, None, :, None] == theirs[:, None, None, :])
+    q_documents, k_documents = q_documents.movedim(seq, -1), k_documents.movedim(seq, -1)
+    return seen & (q_documents[:, None, :, None] == k_documents[:, None, None, :])
 
 
 def _unfused(
@@ -262,20 +283,24 @@ def _unfused(
     positions: Positions | None,
     scale: float | None,
     cap: float,
-    kept: Callable[[Tensor], Tensor],
+    drop: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Attention for which torch has no kernel: all scores in memory, in float32 at least;
-    `kept` drops weights.
+    """Attention that torch has no kernel for: all scores in memory, in float32 at least; `drop`
+    drops weights.
     """
     keys = torch.arange(k.shape[seq], device=q.device)
-    rows = keys if positions is None else positions.indices(q.device)
-    own = documents if positions is None or documents is None else documents.index_select(seq, rows)
+    queries, q_documents = keys, documents
+    if positions is not None:
+        queries = positions.indices(q.device)
+        if documents is not None:
+            q_documents = documents.index_select(seq, queries)
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
-    seen = _seen(rows, keys, causal, window, own, documents, seq)
+    seen = _seen(queries, keys, causal, window, q_documents, documents, seq)
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.mT).to(wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = cap * torch.tanh(scores / cap) if cap else scores
-    return (kept(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v).movedim(
-        -2, seq
-    )
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = (q @ k.mT).to(wide(q.dtype)) * factor
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    weights = drop(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype))
+    return (weights @ v).movedim(-2, seq)

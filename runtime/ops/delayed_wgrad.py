@@ -1,9 +1,9 @@
 """Delayed weight gradients: the input part of backward leaves them for its weight part
 (arXiv:2401.10241).
 
-Purpose: `split_linear` and `split_embedding`, whose backward, within `set_apart`, makes the
-gradient of the input alone and leaves a call that makes that of the weight.  Elsewhere they are
-torch's own functions, backward too.  `put_off` is for ops that have a backward of their own.
+Purpose: `split_linear` and `split_embedding`.  Within `set_apart` their backward makes the gradient
+of the input alone, and leaves a call that makes the weight's.  Elsewhere they are torch's own
+functions, backward too.  `put_off` is for ops that have a backward of their own.
 Non-goals: when each part runs (`pipeline`); gradients of other ops, which are computed with the
 input's.
 """
@@ -24,9 +24,9 @@ from .functional import embedding
 Part = Callable[[], None]
 """Makes the gradients of some weights, one for most, and adds them where autograd would."""
 
-# Where input parts under way leave calls, the innermost last.  Of the module, as on CUDA a thread
-# of autograd's own runs backward, which sees neither what is local to the caller's thread nor its
-# context variables.
+# Where input parts under way leave calls, the innermost last.  It is global to the module, since on
+# CUDA a thread of autograd's own runs backward: that thread sees neither the caller's thread-local
+# values nor its context variables.
 _left: list[list[Part]] = []
 _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 _embedding_backward: Callable[..., Tensor] = cast(Any, torch.ops).aten.embedding_dense_backward
@@ -47,13 +47,13 @@ def put_off(
     gradients: Callable[[], Sequence[Tensor]],
     left: list[Part] | None = None,
 ) -> bool:
-    """Leaves gradients of weights to be made later, together, within `set_apart`, or else in
-    `left`, if it is given.
+    """Leaves gradients of weights to be made later, together: within `set_apart`, or else in
+    `left`, if it is given.  Returns whether it did.
 
-    It does not where one of the weights is no parameter; and of no weights there is nothing to
-    leave.
+    It does not where one of the weights is no parameter, nor where there are no weights.
     """
-    left = _left[-1] if _left else left
+    if _left:
+        left = _left[-1]
     if left is None or not weights or not all(weight.is_leaf for weight in weights):
         return False
     left.append(partial(_add, weights, gradients))
@@ -66,7 +66,9 @@ def split_linear(x: Tensor, weight: Tensor) -> Tensor:
     If the weight is no parameter but computed from one, backward goes on to that, and nothing is
     delayed.
     """
-    return cast(Any, _Linear).apply(x, weight) if weight.is_leaf else F.linear(x, weight)
+    if not weight.is_leaf:
+        return F.linear(x, weight)
+    return cast(Any, _Linear).apply(x, weight)
 
 
 def split_embedding(tokens: Tensor, table: Tensor, axis: Axis | None = None) -> Tensor:
@@ -75,7 +77,9 @@ def split_embedding(tokens: Tensor, table: Tensor, axis: Axis | None = None) -> 
 
 
 def _rows(tokens: Tensor, table: Tensor) -> Tensor:
-    return cast(Any, _Rows).apply(tokens, table) if table.is_leaf else F.embedding(tokens, table)
+    if not table.is_leaf:
+        return F.embedding(tokens, table)
+    return cast(Any, _Rows).apply(tokens, table)
 
 
 class _Linear(Function):
@@ -88,10 +92,11 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
-        # without what x was made by, which would stay too
+        # Detached: a gradient that is put off would otherwise keep the graph that made x.
         make = partial(_linear_gradient, gradient, x.detach())
         of_weight = now_or_later(ctx.weight, make)
-        return gradient @ weight if ctx.needs_input_grad[0] else None, of_weight
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        return of_x, of_weight
 
 
 class _Rows(Function):
@@ -118,12 +123,14 @@ def now_or_later(
     weight: Tensor, gradient: Callable[[], Tensor], left: list[Part] | None = None
 ) -> Tensor | None:
     """A weight's gradient; None where it is put off."""
-    return None if put_off([weight], lambda: [gradient()], left) else gradient()
+    if put_off([weight], lambda: [gradient()], left):
+        return None
+    return gradient()
 
 
 def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> None:
-    """As autograd does it, with the weights' hooks: where gradients are wider than weights,
-    those add.
+    """Adds gradients to weights as autograd does, with the weights' hooks: where gradients are
+    wider than weights, the hooks add.
     """
     with torch.enable_grad():
         later = cast(Any, _Later).apply(gradients, *weights)
@@ -131,8 +138,8 @@ def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -
 
 
 class _Later(Function):
-    """Makes gradients of weights within autograd, which takes them as they are; those that it
-    is given it copies.
+    """Makes gradients of weights within autograd, which takes them as they are.  Autograd copies
+    gradients that it is passed.
     """
 
     @staticmethod

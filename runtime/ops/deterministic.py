@@ -1,5 +1,5 @@
-"""Ops whose kernels on GPUs give the same bits each time, forward and backward, while others are
-free to.
+"""Ops whose kernels on GPUs give the same bits each time, forward and backward, while other ops
+need not.
 
 torch has one switch for all of a process (`torch.use_deterministic_algorithms`), which kernels look
 at when they start.  Non-goals: which ops need it (the compiler says), ops that have no
@@ -17,7 +17,8 @@ from torch.autograd import Function
 
 _CUDA: Any = torch.backends.cuda
 _SDPA = torch.nn.functional.scaled_dot_product_attention
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]  # the public function would import torch._inductor
+# The public functions of the switch would import torch._inductor.
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class _Switch:
@@ -57,8 +58,8 @@ def by_deterministic_kernels(op: Callable[..., Tensor], *operands: Tensor) -> Te
     """`op(*operands)`, whose gradients are made by deterministic kernels too.  Not for graphs."""
     switch = _Switch()
     with deterministic():
-        made = op(*cast(Any, _Entered).apply(switch, *operands))
-    return cast(Any, _Left).apply(switch, made)
+        result = op(*cast(Any, _Entered).apply(switch, *operands))
+    return cast(Any, _Left).apply(switch, result)
 
 
 def attention(
@@ -100,7 +101,7 @@ class _Entered(Function):
     @staticmethod
     def forward(ctx: Any, switch: _Switch, *operands: Tensor) -> tuple[Tensor, ...]:
         ctx.switch = switch
-        return tuple(each.view_as(each) for each in operands)
+        return tuple(operand.view_as(operand) for operand in operands)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,9 +113,9 @@ class _Left(Function):
     """The result; backward enters here."""
 
     @staticmethod
-    def forward(ctx: Any, switch: _Switch, made: Tensor) -> Tensor:
+    def forward(ctx: Any, switch: _Switch, result: Tensor) -> Tensor:
         ctx.switch = switch
-        return made.view_as(made)
+        return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

@@ -5,8 +5,8 @@ A draw is a key made of the seed and the sample's number in the run.  So the sam
 dropped on every mesh, in every placement, in backward, when a call is recomputed, and after a
 restart.
 
-Non-goals: speed: bits are made by a dozen elementwise kernels on 8 bytes an element, which no
-kernel of ours fuses yet.
+Non-goals: speed.  A dozen elementwise kernels on 8 bytes an element make the bits, which no kernel
+of ours fuses yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,10 +44,12 @@ def dropout(
     draws.
 
     draws: [b], int64.  `site` counts the model's dropouts, from 1; `batch` is the dim of samples.
-    `split` has, of dims but for batch that are sharded, the axis or the positions that x has.
-    Elements are numbered row-major, in the order in which the dims lie.
+    `split` maps each sharded dim, other than batch, to its axis or to the positions that x has.
+    Elements are numbered row-major, in the order of the dims.
     """
-    return x if draws is None else cast(Any, _Dropout).apply(x, draws, p, site, batch, split)
+    if draws is None:
+        return x
+    return cast(Any, _Dropout).apply(x, draws, p, site, batch, split)
 
 
 class _Dropout(Function):
@@ -75,13 +77,16 @@ def _dropped(x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: S
 def _index(x: Tensor, batch: int, split: Split) -> Tensor:
     """The global index in its sample of each element, int64; it has size 1 along `batch`."""
     index, stride = torch.zeros((), dtype=torch.int64, device=x.device), 1
-    for dim in reversed([dim for dim in range(x.ndim) if dim != batch]):
+    dims = [dim for dim in range(x.ndim) if dim != batch]
+    for dim in reversed(dims):
         size, part = x.shape[dim], split.get(dim)
         if isinstance(part, Positions):
             places, size = part.indices(x.device), part.size
+        elif part is not None:
+            first = part.rank * size
+            places, size = torch.arange(first, first + size, device=x.device), size * part.size
         else:
-            first, ranks = (part.rank * size, part.size) if part else (0, 1)
-            places, size = torch.arange(first, first + size, device=x.device), size * ranks
+            places = torch.arange(0, size, device=x.device)
         index = index + _along(places * stride, dim, x.ndim)
         stride *= size
     return index

@@ -1,7 +1,7 @@
-"""torch's own flash attention, forward and backward apart, with the log-sum-exp by which results
-are merged.
+"""torch's own flash attention, forward and backward apart, with the log-sum-exp that merges
+results.
 
-For calls on all keys, and for causal ones whose query i is at key i; k and v may have fewer heads
+For calls on all keys, and for causal calls whose query i is at key i; k and v may have fewer heads
 than q.  Where v has another last dim than q and k, the narrower are padded with zeros.  On CUDA
 results and gradients of a call are in q's dtype.  On the CPU they are in float32 at least, which is
 also faster there than bfloat16.
@@ -21,7 +21,7 @@ OPERATORS = {
     "cpu": "_scaled_dot_product_flash_attention_for_cpu",
     "cuda": "_scaled_dot_product_flash_attention",
 }
-"""By device; that of backward has `_backward` after its name.
+"""By device; backward's operator has `_backward` after the name.
 
 They are private: a test knows their signatures.
 """
@@ -44,8 +44,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, how: Settin
     if not q.is_cuda:
         return True
     width = _width(q, v)
-    given = (_by_head(it, how, width) for it in (q, k, v))
-    params = _CUDA.SDPAParams(*given, None, 0.0, causal, q.shape[2] != k.shape[2])
+    operands = (_by_head(operand, how, width) for operand in (q, k, v))
+    params = _CUDA.SDPAParams(*operands, None, 0.0, causal, q.shape[2] != k.shape[2])
     return width % 8 == 0 and _CUDA.can_use_flash_attention(params)
 
 
@@ -60,29 +60,29 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """As `plain_attention.forward`."""
     operator = getattr(_ATEN, OPERATORS[_kind(q)])
-    given = (_by_head(it, how, _width(q, v)) for it in (q, k, v))
-    out, lse, *_ = operator(*given, 0.0, how.forth == 0, scale=how.scale)
+    operands = (_by_head(operand, how, _width(q, v)) for operand in (q, k, v))
+    out, lse, *_ = operator(*operands, 0.0, how.forth == 0, scale=how.scale)
     return out[..., : v.shape[-1]].movedim(-2, how.seq).to(dtype or q.dtype), lse
 
 
 def backward(
     saved: Saved, g_out: Tensor, how: Setting, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `plain_attention.backward`; the result and its log-sum-exp may be of more keys than
-    these.
+    """As `plain_attention.backward`.  The saved result and log-sum-exp may be of more keys than
+    these k and v.
     """
     q, k, v, _, _, out, lse = saved
     operator = getattr(_ATEN, f"{OPERATORS[_kind(q)]}_backward")
-    given = (*(_by_head(it, how, _width(q, v)) for it in (g_out, q, k, v, out)), lse)
+    operands = (*(_by_head(operand, how, _width(q, v)) for operand in (g_out, q, k, v, out)), lse)
     causal = how.forth == 0
     if _kind(q) == "cpu":
-        gradients = operator(*given, 0.0, causal, scale=how.scale)
+        gradients = operator(*operands, 0.0, causal, scale=how.scale)
     else:
         unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the random state of dropout
         sizes = (None, None, q.shape[how.seq], k.shape[how.seq])  # those of sequences of one size
-        gradients = operator(*given, *sizes, 0.0, causal, unused, unused, scale=how.scale)
-    own = (g[..., : x.shape[-1]] for g, x in zip(gradients, (q, k, v), strict=True))
-    g_q, g_k, g_v = (g.movedim(-2, how.seq).to(dtype or q.dtype) for g in own)
+        gradients = operator(*operands, *sizes, 0.0, causal, unused, unused, scale=how.scale)
+    unpadded = (g[..., : x.shape[-1]] for g, x in zip(gradients, (q, k, v), strict=True))
+    g_q, g_k, g_v = (g.movedim(-2, how.seq).to(dtype or q.dtype) for g in unpadded)
     return g_q, g_k, g_v
 
 
@@ -100,5 +100,9 @@ def _by_head(x: Tensor, how: Setting, width: int) -> Tensor:
     """[b, n, s, width] with neighbours in memory along the last, which kernels take for
     granted; a view if it can.
     """
-    x = padded(x.to(wide(x.dtype)) if _kind(x) == "cpu" else x, width)
-    return (x if x.stride(-1) == 1 else x.contiguous()).movedim(how.seq, -2)
+    if _kind(x) == "cpu":
+        x = x.to(wide(x.dtype))
+    x = padded(x, width)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    return x.movedim(how.seq, -2)

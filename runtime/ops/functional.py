@@ -56,7 +56,7 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 
 
 def concat(*tensors: Tensor) -> Tensor:
-    """Tensors concatenated along their last dims, and repeated along others in which they have
+    """Tensors concatenated along their last dims, and repeated along other dims where they have
     size 1.
     """
     if len({x.shape[:-1] for x in tensors}) > 1:
@@ -97,12 +97,14 @@ def count_valid(labels: Tensor) -> Tensor:
 
 
 def sum_squares(*tensors: Tensor, once: Axis | None = None) -> Tensor:
-    """Sum of squares of all elements, 0-dim, float32 at least; zero but on the first of the
-    ranks of `once`.
+    """Sum of squares of all elements, 0-dim, float32 at least.  With `once`, it is zero except on
+    the first rank of this axis.
     """
     norms: list[Tensor] = [_vector_norm(tensor, dtype=wide(tensor.dtype)) for tensor in tensors]
     squares = torch.stack(norms).square().sum()
-    return squares if once is None or once.rank == 0 else torch.zeros_like(squares)
+    if once is not None and once.rank != 0:
+        return torch.zeros_like(squares)
+    return squares
 
 
 def clip_scale(norm: Tensor, limit: float) -> Tensor:

@@ -1,8 +1,8 @@
 """Several linear layers of one value as one product, for weights adjacent in memory.
 
-Purpose: forward is one product, and so is backward for each of x and the weights, where that costs
-no more memory traffic than it saves.  Non-goals: which products go together (the compiler's), where
-weights lie (`state.layout`).
+Purpose: forward is one product.  So is backward, once for x and once for the weights, where that
+costs no more memory traffic than it saves.  Non-goals: which products go together (the compiler's),
+where weights lie (`state.layout`).
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def fused_linear(
     unflattened `into` dims.
 
     It is one product with the matrix that the weights were joined to (`ParamGroup`), also in a
-    graph of torch.compile: it is an input of that like each weight.  The results are slices that
-    keep all of the product alive; those in `apart` are copies.
+    graph of torch.compile: the matrix is an input of the graph like each weight.  The results are
+    slices that keep all of the product alive; the results in `apart` are copies.
 
     Gradients of the results, [rows, n], may come as slices of one tensor, as `silu_mul` gives them;
     then backward too is one product for x and one for all weights.  Else they are copied into one,
@@ -65,14 +65,16 @@ class _Linears(Function):
         assert sum(sizes) == whole.shape[0], (
             "fused_linear: other weights than those that are joined"
         )
-        results = F.linear(x, whole).split_with_sizes(sizes, dim=-1)
-        return tuple(y.contiguous() if i in apart else y for i, y in enumerate(results))
+        results = [*F.linear(x, whole).split_with_sizes(sizes, dim=-1)]
+        for i in apart:
+            results[i] = results[i].contiguous()
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, whole = cast(tuple[Tensor, ...], ctx.saved_tensors)
         _, of_x, _, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad)
-        # without what x was made by, which would stay if it is put off
+        # Detached: a gradient that is put off would otherwise keep the graph that made x.
         rows = x.detach().reshape(-1, x.shape[-1])
         grads = _together(
             [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs], whole.shape[1]
@@ -81,12 +83,10 @@ class _Linears(Function):
         make = partial(_of_weights, grads, rows, [weight.shape[0] for weight in ctx.weights])
         if not any(of_weights) or put_off(ctx.weights, make):
             return None, d_x, None, *([None] * len(of_weights))
-        return (
-            None,
-            d_x,
-            None,
-            *(grad if of else None for grad, of in zip(make(), of_weights, strict=True)),
-        )
+        d_weights: list[Tensor | None] = []  # dynamo traces no call of `list[…]`
+        for grad, needed in zip(make(), of_weights, strict=True):
+            d_weights.append(grad if needed else None)
+        return None, d_x, None, *d_weights
 
 
 def _together(grads: list[Tensor], width: int) -> list[Tensor]:
@@ -95,8 +95,9 @@ def _together(grads: list[Tensor], width: int) -> list[Tensor]:
     """
     if (whole := joint(grads)) is not None:
         return [whole]
-    saves = copies_into_one([grad.shape[1] for grad in grads], width)
-    return [torch.cat(grads, dim=1)] if saves else grads
+    if not copies_into_one([grad.shape[1] for grad in grads], width):
+        return grads
+    return [torch.cat(grads, dim=1)]
 
 
 def copies_into_one(sizes: Sequence[int], width: int) -> bool:
@@ -108,19 +109,19 @@ def copies_into_one(sizes: Sequence[int], width: int) -> bool:
 
 def _summed(grads: Sequence[Tensor], whole: Tensor) -> Tensor:
     """The sum of the products of gradients [rows, n] with the parts of the weights [Σn, k]."""
-    first, *rest = zip(
-        grads, whole.split_with_sizes([grad.shape[1] for grad in grads]), strict=True
-    )
-    total = first[0] @ first[1]
-    for grad, weight in rest:
+    weights = whole.split_with_sizes([grad.shape[1] for grad in grads])
+    total = grads[0] @ weights[0]
+    for grad, weight in zip(grads[1:], weights[1:], strict=True):
         total.addmm_(grad, weight)
     return total
 
 
 def _of_weights(grads: Sequence[Tensor], rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """The gradients of weights with `sizes` rows: slices of one, of joint gradients."""
-    found = [grad.mT @ rows for grad in grads]
-    return found[0].split_with_sizes(sizes) if len(found) < len(sizes) else found
+    gradients = [grad.mT @ rows for grad in grads]
+    if len(gradients) < len(sizes):
+        return gradients[0].split_with_sizes(sizes)
+    return gradients
 
 
 # ---- adjacent tensors: consecutive slices of the last dim of one
@@ -131,9 +132,8 @@ def joint(parts: Sequence[Tensor]) -> Tensor | None:
     if not are_beside(parts):
         return None
     first = parts[0]
-    return first.as_strided(
-        (*first.shape[:-1], sum(part.shape[-1] for part in parts)), first.stride()
-    )
+    width = sum(part.shape[-1] for part in parts)
+    return first.as_strided((*first.shape[:-1], width), first.stride())
 
 
 def are_beside(parts: Sequence[Tensor]) -> bool:
@@ -142,12 +142,16 @@ def are_beside(parts: Sequence[Tensor]) -> bool:
     """
     if is_compiling() or any(part.stride(-1) != 1 for part in parts):
         return False
-    return all(
+    return all(_follows(first, second) for first, second in pairwise(parts))
+
+
+def _follows(first: Tensor, second: Tensor) -> bool:
+    """Whether the rows of the second tensor begin where the rows of the first end."""
+    return (
         _storage(first) == _storage(second)
         and first.stride() == second.stride()
         and first.shape[:-1] == second.shape[:-1]
         and first.storage_offset() + first.shape[-1] == second.storage_offset()
-        for first, second in pairwise(parts)
     )
 
 
@@ -156,8 +160,8 @@ def _storage(x: Tensor) -> int:
 
 
 def beside(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Empty tensors like `parts` [..., n], which lie as those do: as slices of one, or each in
-    memory of its own.
+    """Empty tensors like `parts` [..., n], which lie as the parts do: as slices of one tensor, or
+    each in memory of its own.
     """
     if not are_beside(parts):
         return [part.new_empty(part.shape) for part in parts]

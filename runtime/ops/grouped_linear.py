@@ -1,6 +1,6 @@
 """A linear layer for each expert, on rows that lie expert by expert, or on as many rows of each.
 
-`grouped_mm` of torch multiplies where it is right and has a kernel: bfloat16, rows of whole 16
+torch's `grouped_mm` multiplies where it is right and has a kernel: bfloat16, rows of whole 16
 bytes, compute capability 9 or 10.  Elsewhere there is a product for each expert.
 """
 
@@ -25,33 +25,34 @@ class Backend(NamedTuple):
     of_weight: Callable[[Tensor, Tensor, Groups | None], Tensor]
 
 
-def products(x: Tensor, weight: Tensor, held: Groups | None) -> Tensor:
+def products(x: Tensor, weight: Tensor, groups: Groups | None) -> Tensor:
     """x · weight[e] for the rows of each expert e: [rows, i], [experts, i, o] → [rows, o]."""
-    if held is None:
+    if groups is None:
         return torch.bmm(x, weight)
     if is_torchs(x, weight):
-        return F.grouped_mm(x, weight, offs=held.ends)
+        return F.grouped_mm(x, weight, offs=groups.ends)
     out = x.new_empty((len(x), weight.shape[-1]))
-    for each, (first, end) in zip(weight, _spans(held), strict=True):
-        torch.mm(x[first:end], each, out=out[first:end])
+    for expert_weight, (first, end) in zip(weight, _spans(groups), strict=True):
+        torch.mm(x[first:end], expert_weight, out=out[first:end])
     return out
 
 
-def of_weight(gradient: Tensor, x: Tensor, held: Groups | None) -> Tensor:
+def of_weight(gradient: Tensor, x: Tensor, groups: Groups | None) -> Tensor:
     """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i]; zeros
     where it has none.
     """
-    if held is None:
+    if groups is None:
         return torch.bmm(gradient.mT, x)
     if is_torchs(gradient, x):
-        whole = F.grouped_mm(gradient.mT, x, offs=held.ends)
-        for each, size in zip(whole, held.sizes, strict=True):
+        whole = F.grouped_mm(gradient.mT, x, offs=groups.ends)
+        for expert_gradient, size in zip(whole, groups.sizes, strict=True):
             if not size:
-                each.zero_()  # on compute capability 10 it is what memory held (pytorch#172439)
+                # on compute capability 10 it is what memory held (pytorch#172439)
+                expert_gradient.zero_()
         return whole
-    out = x.new_empty((len(held.sizes), gradient.shape[-1], x.shape[-1]))
-    for each, (first, end) in zip(out, _spans(held), strict=True):
-        torch.mm(gradient[first:end].mT, x[first:end], out=each)
+    out = x.new_empty((len(groups.sizes), gradient.shape[-1], x.shape[-1]))
+    for expert_gradient, (first, end) in zip(out, _spans(groups), strict=True):
+        torch.mm(gradient[first:end].mT, x[first:end], out=expert_gradient)
     return out
 
 
@@ -63,16 +64,12 @@ def is_torchs(*operands: Tensor) -> bool:
 
 
 def _is_aligned(x: Tensor) -> bool:
-    """Whether it is of bfloat16, some, and all of its rows begin at multiples of 16 bytes, as
-    does the whole.
+    """Whether it is of bfloat16 and not empty, and it and each of its rows begin at a multiple of
+    16 bytes.
     """
-    apart = (stride for stride in x.stride() if stride != 1)
-    return (
-        x.dtype == torch.bfloat16
-        and x.numel() > 0
-        and not x.data_ptr() % 16
-        and not any(it % 8 for it in apart)
-    )
+    if x.dtype != torch.bfloat16 or x.numel() == 0 or x.data_ptr() % 16:
+        return False
+    return all(stride == 1 or stride % 8 == 0 for stride in x.stride())
 
 
 @cache
@@ -80,71 +77,75 @@ def _has_kernel(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
-def _spans(held: Groups) -> list[tuple[int, int]]:
-    """The first row of each group, and that after its last."""
-    return list(pairwise(accumulate(held.sizes, initial=0)))
+def _spans(groups: Groups) -> list[tuple[int, int]]:
+    """The first row of each group, and the row after its last."""
+    return list(pairwise(accumulate(groups.sizes, initial=0)))
 
 
 PLAIN = Backend(products, of_weight)
 
 
 def grouped_linear(
-    x: Tensor, weight: Tensor, held: Groups | None = None, backend: Backend = PLAIN
+    x: Tensor, weight: Tensor, groups: Groups | None = None, backend: Backend = PLAIN
 ) -> Tensor:
-    """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i]
-    or [experts · o, i].
+    """x · weight[e]ᵀ for the rows of each expert e, as `groups` says.  x [rows, i], weight
+    [experts, o, i] or [experts · o, i].
 
-    Without `held` all experts have as many rows, x [experts, rows, i].  Saves both.  An expert
+    Without `groups` all experts have as many rows, x [experts, rows, i].  Saves both.  An expert
     without rows has gradients of zero.
     """
-    return cast(Any, _GroupedLinear).apply(x, weight, held, backend)
+    return cast(Any, _GroupedLinear).apply(x, weight, groups, backend)
 
 
-def grouped_bias(x: Tensor, bias: Tensor, held: Groups | None = None) -> Tensor:
+def grouped_bias(x: Tensor, bias: Tensor, groups: Groups | None = None) -> Tensor:
     """x + bias[e] for the rows of each expert e, as in `grouped_linear`.  bias [experts, o].
 
     Saves nothing.
     """
-    if held is None:
+    if groups is None:
         return x + bias.unsqueeze(1)
-    return cast(Any, _GroupedBias).apply(x, bias, held)
+    return cast(Any, _GroupedBias).apply(x, bias, groups)
 
 
 class _GroupedLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, held: Groups | None, backend: Backend
+        ctx: Any, x: Tensor, weight: Tensor, groups: Groups | None, backend: Backend
     ) -> Tensor:
-        rows = None if held is None else held.total
+        rows = None if groups is None else groups.total
         assert rows in (None, len(x)), f"grouped_linear: {len(x)} rows where {rows} were counted"
         ctx.save_for_backward(x, weight)
         # hooks may give back another tensor than the parameter
-        ctx.how, ctx.weight = (held, backend), weight
-        return backend.products(x, _by_expert(x, weight, held).mT, held)
+        ctx.how, ctx.weight = (groups, backend), weight
+        return backend.products(x, _by_expert(x, weight, groups).mT, groups)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
-        (held, backend), (of_x, of_w, *_) = ctx.how, ctx.needs_input_grad
-        gradient = gradient.contiguous()  # one that is expanded `grouped_mm` does not take
-        d_x = backend.products(gradient, _by_expert(x, weight, held), held) if of_x else None
+        (groups, backend), (of_x, of_w, *_) = ctx.how, ctx.needs_input_grad
+        gradient = gradient.contiguous()  # `grouped_mm` takes no expanded tensor
+        d_x = backend.products(gradient, _by_expert(x, weight, groups), groups) if of_x else None
 
         def make() -> Tensor:
-            return backend.of_weight(gradient, x.detach(), held).view(weight.shape)
+            return backend.of_weight(gradient, x.detach(), groups).view(weight.shape)
 
-        return d_x, now_or_later(ctx.weight, make, held and held.left) if of_w else None, None, None
+        d_weight: Tensor | None = None
+        if of_w:
+            d_weight = now_or_later(ctx.weight, make, groups and groups.left)
+        return d_x, d_weight, None, None
 
 
-def _by_expert(x: Tensor, weight: Tensor, held: Groups | None) -> Tensor:
+def _by_expert(x: Tensor, weight: Tensor, groups: Groups | None) -> Tensor:
     """[experts, o, i]"""
-    return weight.view(len(x if held is None else held.sizes), -1, weight.shape[-1])
+    experts = len(x) if groups is None else len(groups.sizes)
+    return weight.view(experts, -1, weight.shape[-1])
 
 
 class _GroupedBias(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, held: Groups) -> Tensor:
-        ctx.held = held
-        return x + bias.repeat_interleave(held.counts, 0, output_size=held.total)
+    def forward(ctx: Any, x: Tensor, bias: Tensor, groups: Groups) -> Tensor:
+        ctx.held = groups
+        return x + bias.repeat_interleave(groups.counts, 0, output_size=groups.total)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

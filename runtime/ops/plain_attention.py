@@ -24,10 +24,10 @@ log-sum-exp.
 
 @dataclass(frozen=True)
 class Setting:
-    """The query of row r is at r + shift among the keys, and sees from `back` behind that to
-    `forth` ahead.
+    """The query of row r is at r + shift among the keys, and sees keys from `back` behind this
+    place to `forth` ahead of it.
 
-    back or forth -1 is no limit, cap 0 none.
+    back or forth -1 is no limit, cap 0 is no soft cap.
     """
 
     seq: int
@@ -91,7 +91,7 @@ def backward(
     lse_heads = lse.view(*q_heads.shape[:-1])
     delta = (_widened(g_heads) * _queries(out, k, how)).sum(-1)
     g_q, g_k, g_v = (
-        torch.zeros(each.shape, dtype=wide(q.dtype), device=q.device) for each in (q, k, v)
+        torch.zeros(operand.shape, dtype=wide(q.dtype), device=q.device) for operand in (q, k, v)
     )
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
         q_part, g_part = _widened(q_heads[..., rows, :]), _widened(g_heads[..., rows, :])
@@ -101,20 +101,23 @@ def backward(
         _keys(g_v, how)[..., columns, :] += torch.einsum("bhgqk,bhgqd->bhkd", weights, g_part)
         g_weights = torch.einsum("bhgqd,bhkd->bhgqk", g_part, v_part)
         g_scores = how.scale * weights * (g_weights - delta[..., rows].unsqueeze(-1))
-        g_scores = g_scores * (1 - (scores / how.cap).square()) if how.cap else g_scores
+        if how.cap:
+            g_scores = g_scores * (1 - (scores / how.cap).square())
         _keys(g_k, how)[..., columns, :] += torch.einsum("bhgqk,bhgqd->bhkd", g_scores, q_part)
         _queries(g_q, k, how)[..., rows, :] = torch.einsum("bhgqk,bhkd->bhgqd", g_scores, k_part)
     return g_q.to(dtype or q.dtype), g_k.to(dtype or k.dtype), g_v.to(dtype or v.dtype)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums are kept: float64 for float64, else float32."""
+    """The dtype of sums: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def padded(x: Tensor, width: int) -> Tensor:
     """x with zeros after its last dim, up to a width."""
-    return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
+    if x.shape[-1] == width:
+        return x
+    return pad(x, (0, width - x.shape[-1]))
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -135,7 +138,9 @@ def _queries(x: Tensor, k: Tensor, how: Setting) -> Tensor:
 def _scores(q: Tensor, k: Tensor, how: Setting) -> Tensor:
     products: Tensor = torch.einsum("bhgqd,bhkd->bhgqk", _widened(q), _widened(k))
     scores = products * how.scale
-    return torch.tanh(scores / how.cap) * how.cap if how.cap else scores
+    if not how.cap:
+        return scores
+    return torch.tanh(scores / how.cap) * how.cap
 
 
 def _finite(lse: Tensor) -> Tensor:
@@ -152,13 +157,18 @@ def _parts(
     queries, keys = q.shape[how.seq], k.shape[how.seq]
     for first in range(0, queries, _QUERIES):
         last = min(first + _QUERIES, queries)
-        start = max(first + how.shift - how.back, 0) if how.back >= 0 else 0
-        stop = max(min(last + how.shift + how.forth, keys), 0) if how.forth >= 0 else keys
+        start, stop = 0, keys
+        if how.back >= 0:
+            start = max(first + how.shift - how.back, 0)
+        if how.forth >= 0:
+            stop = max(min(last + how.shift + how.forth, keys), 0)
         rows, columns = slice(first, last), slice(min(start, stop), stop)
         pairs = _seen(rows, columns, how, q.device)
         if q_ids is not None and k_ids is not None:
-            own, theirs = (ids.movedim(how.seq, -1) for ids in (q_ids, k_ids))
-            pairs = pairs & (own[:, None, None, rows, None] == theirs[:, None, None, None, columns])
+            q_documents, k_documents = (ids.movedim(how.seq, -1) for ids in (q_ids, k_ids))
+            pairs = pairs & (
+                q_documents[:, None, None, rows, None] == k_documents[:, None, None, None, columns]
+            )
         yield rows, columns, pairs
 
 
@@ -166,5 +176,8 @@ def _seen(rows: slice, columns: slice, how: Setting, device: torch.device) -> Te
     places = torch.arange(rows.start + how.shift, rows.stop + how.shift, device=device)
     ahead = places.unsqueeze(1) - torch.arange(columns.start, columns.stop, device=device)
     seen = torch.ones_like(ahead, dtype=torch.bool)
-    seen = seen & (ahead <= how.back) if how.back >= 0 else seen
-    return seen & (ahead >= -how.forth) if how.forth >= 0 else seen
+    if how.back >= 0:
+        seen = seen & (ahead <= how.back)
+    if how.forth >= 0:
+        seen = seen & (ahead >= -how.forth)
+    return seen

@@ -1,9 +1,9 @@
 """Attention over a sequence that an axis shards: keys and values go around the ring of its ranks
 (arXiv:2310.01889).
 
-On hop i rank r has the keys of rank r − i, while those of the next hop are under way.  Results of
-hops are merged by their log-sum-exp; backward needs only the final one, since each pair's weight is
-exp(score − log-sum-exp).
+On hop i rank r has the keys of rank r − i, while the keys of the next hop are under way.  Results
+of hops are merged by their log-sum-exp; backward needs only the final one, since each pair's weight
+is exp(score − log-sum-exp).
 
 On n ranks, with h hops after the first, every rank begins these calls in this order:
 
@@ -11,8 +11,8 @@ forward   h rotations of keys and values by 1
 backward  h times: a rotation of keys and values by 1, one of gradients by 1; then one of gradients
           by −h
 
-Without a window h is n − 1.  With one it is that of the furthest keys that any rank sees: 0 for a
-window of 1; for a causal sequence in contiguous parts of c positions min(n − 1, ⌈(window − 1) /
+Without a window h is n − 1.  With one it is the hop of the furthest keys that any rank sees: 0 for
+a window of 1; for a causal sequence in contiguous parts of c positions min(n − 1, ⌈(window − 1) /
 c⌉); else n − 1.  A rotation sends a flat tensor, k and then v or their gradients, as long as both
 together; gradients in float32, or float64 for float64.  Where h is 0 there is no call.
 """
@@ -47,8 +47,8 @@ class Backend(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Some of a rank's queries against some of the keys that it has: of each the first, and how
-    many.
+    """Some of a rank's queries (`rows`) against some of the keys that it has (`columns`): the first
+    of each, and how many.
 
     shift: how far the first query is behind the first key.  masked: whether the mask hides any of
     the pairs.
@@ -83,9 +83,9 @@ def ring_attention(
     """`attention` where q, k and v have this rank's part of a sequence that `axis` shards,
     contiguous or `zigzag`.
 
-    `documents` are those of the whole sequence.  Saves q, k, v, the result and its log-sum-exp, all
-    of this rank's part.  torch's flash attention does the calls that it takes, `backend` the
-    others.  `deterministic`: with the same bits each time, on GPUs too.  Not for graphs.
+    `documents` are of the whole sequence.  Saves q, k, v, the result and its log-sum-exp, all of
+    this rank's part.  torch's flash attention does the calls that it takes, `backend` the others.
+    `deterministic`: with the same bits each time, on GPUs too.  Not for graphs.
     """
     if axis.size == 1:
         return attention(
@@ -98,78 +98,77 @@ def ring_attention(
     assert documents is None or documents.shape[seq] == size, "ring_attention: documents of a part"
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     backends = FLASH_IN_ORDER if deterministic else FLASH, backend
-    how = _Ring(
-        axis,
-        parts,
-        causal,
-        window if window < size else 0,
-        Setting(seq, factor, -1, -1, softcap),
-        *backends,
-    )
+    if window >= size:
+        window = 0
+    how = _Ring(axis, parts, causal, window, Setting(seq, factor, -1, -1, softcap), *backends)
     return cast(Any, _RingAttention).apply(q, k, v, documents, how)
 
 
 @cache
-def calls(own: Chunks, theirs: Chunks, causal: bool, window: int) -> tuple[Call, ...]:
-    """The calls for queries at `own` positions and keys at `theirs`, one for each two chunks that
-    see each other.
+def calls(q_chunks: Chunks, k_chunks: Chunks, causal: bool, window: int) -> tuple[Call, ...]:
+    """The calls for queries at `q_chunks` and keys at `k_chunks`, one for each two chunks that see
+    each other.
 
-    Neighbours of which the mask hides nothing are one, as are a rank's own where it only hides what
-    is ahead.
+    Neighbouring calls without a mask are joined.  So are a rank's queries and its own keys where
+    the mask only hides keys ahead.
     """
-    if own == theirs and causal and not window:
-        whole = (0, sum(length for _, length in own))
+    if q_chunks == k_chunks and causal and not window:
+        whole = (0, sum(length for _, length in q_chunks))
         return (Call(whole, whole, 0, True),)
-    least, most = 0 if causal else 1 - window if window else -inf, window - 1 if window else inf
-    found: list[Call] = []
-    for columns, first_key in _numbered(theirs):
-        for rows, first in _numbered(own):
+    # the distances of a query from the keys that it sees, positive for keys behind it
+    least, most = -inf, inf
+    if window:
+        least, most = 1 - window, window - 1
+    if causal:
+        least = 0
+    unmerged: list[Call] = []
+    for columns, first_key in _numbered(k_chunks):
+        for rows, first in _numbered(q_chunks):
             shift = first - first_key
             nearest, furthest = shift - columns[1] + 1, shift + rows[1] - 1
             if furthest >= least and nearest <= most:
-                found.append(Call(rows, columns, shift, nearest < least or furthest > most))
-    return tuple(_joined(_joined(found)))
+                unmerged.append(Call(rows, columns, shift, nearest < least or furthest > most))
+    return tuple(_joined(_joined(unmerged)))
 
 
 def _numbered(runs: Chunks) -> Iterator[tuple[tuple[int, int], int]]:
     """Each run's place among a rank's positions, and its first position."""
-    at = 0
+    offset = 0
     for start, length in runs:
-        yield (at, length), start
-        at += length
+        yield (offset, length), start
+        offset += length
 
 
-def _joined(found: Sequence[Call]) -> list[Call]:
+def _joined(unmerged: Sequence[Call]) -> list[Call]:
     """Calls one after another, neighbours without a mask as one."""
-    done: list[Call] = []
-    for call in found:
-        last = done[-1] if done else call
+    merged: list[Call] = []
+    for call in unmerged:
+        last = merged[-1] if merged else call
         if not last.masked and not call.masked:
             if last.columns == call.columns and sum(last.rows) == call.rows[0]:
-                call = done.pop()._replace(rows=(last.rows[0], last.rows[1] + call.rows[1]))
+                call = merged.pop()._replace(rows=(last.rows[0], last.rows[1] + call.rows[1]))
             elif last.rows == call.rows and sum(last.columns) == call.columns[0]:
-                call = done.pop()._replace(
+                call = merged.pop()._replace(
                     columns=(last.columns[0], last.columns[1] + call.columns[1])
                 )
-        done.append(call)
-    return done
+        merged.append(call)
+    return merged
 
 
 @cache
 def hops(parts: tuple[Chunks, ...], causal: bool, window: int) -> int:
     """The last hop that brings any rank keys that its queries see."""
     ranks = range(len(parts))
-    return next(
-        hop
-        for hop in reversed(ranks)
-        if any(calls(parts[r], parts[r - hop], causal, window) for r in ranks)
-    )
+    for hop in reversed(ranks):
+        if any(calls(parts[r], parts[r - hop], causal, window) for r in ranks):
+            return hop
+    raise AssertionError("ring_attention: no query sees a key")
 
 
 @dataclass(frozen=True)
 class _Ring:
-    """A ring as this rank goes through it.  parts: each rank's positions; how: of a call
-    without a mask.
+    """A ring as this rank goes through it.  parts: each rank's positions; how: the setting of a
+    call without a mask.
     """
 
     axis: Axis
@@ -189,17 +188,15 @@ class _Ring:
         lse = out.new_full((batch, heads, queries), -torch.inf)
         for hop, (keys, values) in enumerate(self._around(k, v)):
             for call, ids, how in self._calls(hop, documents):
-                given = (
+                operands = (
                     self._rows(q, call.rows),
                     self._rows(keys, call.columns),
                     self._rows(values, call.columns),
                 )
                 totals = self._rows(out, call.rows), lse.narrow(-1, *call.rows)
-                _merge(
-                    *totals,
-                    *self._of(*given, ids, how).forward(*given, *ids, how, dtype=out.dtype),
-                    how.seq,
-                )
+                forward = self._of(*operands, ids, how).forward
+                # The further results have no name, so that their memory is free after the merge.
+                _merge(*totals, *forward(*operands, *ids, how, dtype=out.dtype), how.seq)
         return out.to(q.dtype), lse
 
     def backward(
@@ -216,18 +213,18 @@ class _Ring:
             g_k, g_v = _unpacked(flat, k, v)
             for call, ids, how in self._calls(hop, documents):
                 rows, columns = call.rows, call.columns
-                given = (
+                operands = (
                     self._rows(q, rows),
                     self._rows(keys, columns),
                     self._rows(values, columns),
                 )
                 saved_here = (
-                    *given,
+                    *operands,
                     *ids,
                     self._rows(out, rows),
                     lse.narrow(-1, *rows).contiguous(),
                 )
-                back = self._of(*given, ids, how).backward
+                back = self._of(*operands, ids, how).backward
                 totals = self._rows(g_q, rows), self._rows(g_k, columns), self._rows(g_v, columns)
                 _add(totals, back(saved_here, self._rows(g_out, rows), how, dtype=g_q.dtype))
             if hop:
@@ -240,15 +237,11 @@ class _Ring:
         if last:
             work.wait()
             sent = arriving
-        return tuple(
-            total.to(x.dtype)
-            for total, x in zip((g_q, *_unpacked(sent, k, v)), (q, k, v), strict=True)
-        )
+        g_k, g_v = _unpacked(sent, k, v)
+        return g_q.to(q.dtype), g_k.to(k.dtype), g_v.to(v.dtype)
 
     def _around(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The keys and values of each hop; those of the next are under way until it is asked
-        for.
-        """
+        """The keys and values of each hop; the next hop's are under way until it is asked for."""
         last = hops(self.parts, self.causal, self.window)
         here = torch.cat([k.flatten(), v.flatten()])
         there = torch.empty_like(here) if last else here
@@ -263,16 +256,18 @@ class _Ring:
         self, hop: int, documents: Tensor | None
     ) -> Iterator[tuple[Call, tuple[Tensor | None, Tensor | None], Setting]]:
         """The calls of a hop, each with documents of its queries and keys, and its setting."""
-        own, theirs = self.parts[self.axis.rank], self.parts[self.axis.rank - hop]
+        q_chunks, k_chunks = self.parts[self.axis.rank], self.parts[self.axis.rank - hop]
         back = self.window - 1
         limited = replace(self.how, back=back, forth=0 if self.causal else back)
-        q_ids, k_ids = (self._documents(documents, part) for part in (own, theirs))
-        for call in calls(own, theirs, self.causal, self.window):
-            ids = (
-                None if q_ids is None else self._rows(q_ids, call.rows),
-                None if k_ids is None else self._rows(k_ids, call.columns),
-            )
-            yield call, ids, replace(limited, shift=call.shift) if call.masked else self.how
+        q_ids, k_ids = (self._documents(documents, part) for part in (q_chunks, k_chunks))
+        for call in calls(q_chunks, k_chunks, self.causal, self.window):
+            ids: tuple[Tensor | None, Tensor | None] = (None, None)
+            if q_ids is not None and k_ids is not None:
+                ids = self._rows(q_ids, call.rows), self._rows(k_ids, call.columns)
+            how = self.how
+            if call.masked:
+                how = replace(limited, shift=call.shift)
+            yield call, ids, how
 
     def _of(
         self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor | None, ...], how: Setting
@@ -280,11 +275,9 @@ class _Ring:
         return self.flash if flash_attention.takes(q, k, v, ids[0], how) else self.backend
 
     def _documents(self, documents: Tensor | None, part: Chunks) -> Tensor | None:
-        return (
-            None
-            if documents is None
-            else torch.cat([self._rows(documents, run) for run in part], self.how.seq)
-        )
+        if documents is None:
+            return None
+        return torch.cat([self._rows(documents, run) for run in part], self.how.seq)
 
     def _rows(self, x: Tensor, run: tuple[int, int]) -> Tensor:
         return x.narrow(self.how.seq, *run)
@@ -319,10 +312,10 @@ def _add(totals: Sequence[Tensor], more: Sequence[Tensor]) -> None:
 
 
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, seq: int) -> None:
-    """Attention to further keys into that to some, in place (arXiv:2205.14135)."""
-    both = lse.logaddexp(more_lse)
-    finite = both.masked_fill(both == -torch.inf, 0)
+    """Merges attention to further keys into `out` and `lse`, in place (arXiv:2205.14135)."""
+    merged_lse = lse.logaddexp(more_lse)
+    finite = merged_lse.masked_fill(merged_lse == -torch.inf, 0)
     out.mul_(across((lse - finite).exp(), seq)).addcmul_(
         more, across((more_lse - finite).exp(), seq)
     )
-    lse.copy_(both)
+    lse.copy_(merged_lse)

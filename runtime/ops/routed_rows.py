@@ -25,7 +25,7 @@ class Backend(NamedTuple):
 
 
 def taken(x: Tensor, order: Order) -> Tensor:
-    """[tokens, h] → [rows, h]: of each row its token, or zeros where it has none."""
+    """[tokens, h] → [rows, h]: for each row its token, or zeros where it has none."""
     tokens = _tokens(order)
     if not order.padded:
         return x.index_select(0, tokens)
@@ -33,22 +33,23 @@ def taken(x: Tensor, order: Order) -> Tensor:
 
 
 def summed(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
-    """[rows, h] → [tokens, h]: of each token its rows, each times its gate [tokens, k], in the
-    order of its choices.
+    """[rows, h] → [tokens, h]: for each token the sum of its rows, each times its gate [tokens,
+    k], in the order of its choices.
     """
     total = rows.new_zeros((len(order.rows), rows.shape[-1]), dtype=wide(rows.dtype))
     if not len(rows):
         return total.to(rows.dtype)
     is_whole = not order.padded and order.total == order.rows.numel()
-    for choice, at in enumerate(order.rows.unbind(1)):
-        part = rows.index_select(0, at.clamp(min=0)).to(total.dtype)
-        part = part if gates is None else part * gates[:, choice, None]
-        total += part if is_whole else part.masked_fill_((at < 0).unsqueeze(-1), 0)
+    for choice, places in enumerate(order.rows.unbind(1)):
+        part = rows.index_select(0, places.clamp(min=0)).to(total.dtype)
+        if gates is not None:
+            part = part * gates[:, choice, None]
+        total += part if is_whole else part.masked_fill_((places < 0).unsqueeze(-1), 0)
     return total.to(rows.dtype)
 
 
 def spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order) -> tuple[Tensor, Tensor]:
-    """Gradients of `summed` for rows and gates, from that of its result [tokens, h]."""
+    """Gradients of `summed` for rows and gates, from the gradient of its result [tokens, h]."""
     of_rows = taken(gradient, order).to(wide(rows.dtype))
     products, choices = (of_rows * rows).sum(-1).to(gates.dtype), order.choices[: len(rows)]
     if order.padded:
@@ -56,9 +57,8 @@ def spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order) -> tuple
     else:
         of_gates = gates.new_zeros(gates.numel())
         of_gates[choices] = products
-    return (of_rows * gates.flatten()[choices].unsqueeze(-1)).to(rows.dtype), of_gates.view_as(
-        gates
-    )
+    of_rows = (of_rows * gates.flatten()[choices].unsqueeze(-1)).to(rows.dtype)
+    return of_rows, of_gates.view_as(gates)
 
 
 def _tokens(order: Order) -> Tensor:
@@ -112,6 +112,7 @@ class _Combine(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (rows, gates), (order, backend) = cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
-        gradient, matrix = (it.reshape(-1, rows.shape[-1]) for it in (grad_outputs[0], rows))
+        gradient = grad_outputs[0].reshape(-1, rows.shape[-1])
+        matrix = rows.reshape(-1, rows.shape[-1])
         of_rows, of_gates = backend.spread(gradient, matrix, gates.reshape(order.rows.shape), order)
         return of_rows.view(rows.shape), of_gates.view(gates.shape), None, None

@@ -1,8 +1,8 @@
 """A router's choice of experts for each token, their gates, and its losses.
 
 Scores are softmax(logits) over all experts, or sigmoid(logits).  Ties go to the lower index.  All
-is in float32 at least.  Choices are decisions: a call that backward does again gets those of its
-first run (`decided`).
+is in float32 at least.  Choices are decisions: a call that backward recomputes gets the choices of
+its first run (`decided`).
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ Score = Literal["softmax", "sigmoid"]
 class Choice(NamedTuple):
     """How experts are chosen and weighed.
 
-    normalise: gates are divided by their sum.  scale: a factor on gates.  groups: experts in as
-    many equal groups, of which only the `from_groups` with the largest sum of their two best scores
-    are chosen from.
+    normalise: gates are divided by their sum.  scale: a factor on gates.  groups: the number of
+    equal groups of experts; only the `from_groups` groups with the largest sums of their two best
+    scores can be chosen from.
     """
 
     k: int
@@ -50,23 +50,28 @@ class Backend(NamedTuple):
 
 
 def chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
-    """Gates and ids.  Logits are in the order of scores, and are not rounded as those are."""
+    """Gates and ids."""
     wider = logits.to(wide(logits.dtype))
-    ids = _best(
-        wider if how.is_plain(bias) else _eligible(_scores(wider, how.score), bias, how), how.k
-    )
+    if how.is_plain(bias):
+        ids = _best(wider, how.k)  # logits are in the order of scores, and not rounded as they are
+    else:
+        ids = _best(_eligible(_scores(wider, how.score), bias, how), how.k)
     if how.normalise:
         picked = wider.gather(-1, ids)
-        gates = (picked if how.score == "softmax" else F.logsigmoid(picked)).softmax(-1)
+        if how.score == "sigmoid":
+            picked = F.logsigmoid(picked)
+        gates = picked.softmax(-1)
     else:
         gates = _scores(wider, how.score).gather(-1, ids)
     return gates * how.scale, ids
 
 
 def gradient(of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how: Choice) -> Tensor:
-    """That of logits."""
+    """The gradient of logits, from the gradient of gates."""
     d = of_gates * gates  # of the logarithms of gates
-    d_picked = d - gates * (d.sum(-1, keepdim=True) / how.scale) if how.normalise else d
+    d_picked = d
+    if how.normalise:
+        d_picked = d - gates * (d.sum(-1, keepdim=True) / how.scale)
     wider = logits.to(gates.dtype)
     if how.score == "sigmoid":
         d_picked = d_picked * torch.sigmoid(-wider.gather(-1, ids))
@@ -94,7 +99,7 @@ def top_k(
     both [..., k].
 
     logits [..., experts].  `bias` [experts] is added to scores to choose, also among groups, never
-    to gates (arXiv:2408.15664); groups are those of arXiv:2412.19437, section 2.1.2.  Saves logits,
+    to gates (arXiv:2408.15664); groups are as in arXiv:2412.19437, section 2.1.2.  Saves logits,
     gates and ids.
     """
     return cast(Any, _TopK).apply(
@@ -121,7 +126,9 @@ class _TopK(Function):
 
 def _eligible(scores: Tensor, bias: Tensor | None, how: Choice) -> Tensor:
     """Values to choose by: scores and bias, −∞ in groups that are not chosen from."""
-    biased = scores if bias is None else scores + bias.to(scores.dtype)
+    biased = scores
+    if bias is not None:
+        biased = scores + bias.to(scores.dtype)
     by_group: Tensor = cast(Any, biased).unflatten(-1, (how.groups, -1))
     two = by_group.gather(-1, _best(by_group, min(2, by_group.shape[-1]))).sum(-1)
     left = torch.ones_like(two, dtype=torch.bool).scatter_(-1, _best(two, how.from_groups), False)
@@ -134,7 +141,9 @@ def _best(x: Tensor, k: int) -> Tensor:
 
 
 def _scores(logits: Tensor, score: Score) -> Tensor:
-    return logits.softmax(-1) if score == "softmax" else logits.sigmoid()
+    if score == "softmax":
+        return logits.softmax(-1)
+    return logits.sigmoid()
 
 
 def no_loss(x: Tensor) -> Tensor:
@@ -148,7 +157,9 @@ def no_loss(x: Tensor) -> Tensor:
 
 
 def no_load(x: Tensor, *shape: int) -> Tensor:
-    """Zeros of this shape where x is: in each layer, how many of no tokens chose each expert."""
+    """Zeros of this shape on x's device: how many tokens chose each expert in each layer, before
+    any did.
+    """
     return torch.zeros(shape, dtype=torch.int64, device=x.device)
 
 
@@ -156,8 +167,8 @@ def add_load(load: Tensor, ids: Tensor) -> Tensor:
     """The rows of `load` [layers, experts] after its first, and then how many tokens chose each
     expert.
 
-    ids [..., k], of no expert where below 0.  After as many calls as there are rows, each row is
-    that of its call; it may have several dims of layers, or none.
+    ids [..., k], of no expert where below 0.  After as many calls as there are rows, each row has
+    the counts of its call.  `load` may have several dims of layers, or none.
     """
     counts = is_chosen(ids, load.shape[-1]).flatten(0, -2).sum(0, keepdim=True)
     return torch.cat([load.reshape(-1, load.shape[-1])[1:], counts]).view(load.shape)
@@ -180,7 +191,7 @@ def sums(logits: Tensor, ids: Tensor, score: Score, seq: int) -> tuple[Tensor, T
 
 
 def of_sums(gradient: Tensor, logits: Tensor, score: Score, seq: int) -> Tensor:
-    """The gradient of logits from that of the sums of their shares."""
+    """The gradient of logits from the gradient of the sums of their shares."""
     p, d = _normalised(logits, score), gradient.unsqueeze(seq)
     of_logits = p * (d - (p * d).sum(-1, keepdim=True))
     if score == "sigmoid":
@@ -194,7 +205,7 @@ def log_sums(logits: Tensor) -> Tensor:
 
 
 def of_log_sums(by: Tensor, logits: Tensor, logs: Tensor) -> Tensor:
-    """The gradient of logits from that of their `log_sums`, which is by · logs."""
+    """The gradient of logits from the gradient of their `log_sums`, which is by · logs."""
     of_logits = (by * logs).unsqueeze(-1) * (logits.to(logs.dtype) - logs.unsqueeze(-1)).exp()
     return of_logits.to(logits.dtype)
 
@@ -216,10 +227,10 @@ def balance(
 
     f is experts / (k · length) times how many tokens of the sequence chose the expert, without a
     gradient; P the mean over the sequence of its score, divided by the sum of all experts'
-    (arXiv:2412.19437, section 2.1.2).  logits [batch and seq, experts]; ids [batch and seq, k], of
-    each token different ones; seq the dim of that number.  Where an axis shards the sequence,
-    `over` is it: one all-reduce of counts, forward alone, and the result is P over it.  Saves
-    logits, and f.
+    (arXiv:2412.19437, section 2.1.2).  logits [batch and seq, experts]; ids [batch and seq, k],
+    different ones for each token; `seq` is the number of the sequence's dim.  `over` is the axis
+    that shards the sequence, if one does: one all-reduce of counts, forward alone, and the result
+    is P over it.  Saves logits, and f.
     """
     return cast(Any, _Balance).apply(logits, ids, by, score, seq, over, backend)
 
@@ -249,19 +260,12 @@ class _Balance(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         logits, f = cast(tuple[Tensor, ...], ctx.saved_tensors)
         score, seq, backend = ctx.how
-        return (
-            backend.of_sums(f * grad_outputs[0], logits, score, seq),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        of_logits = backend.of_sums(f * grad_outputs[0], logits, score, seq)
+        return of_logits, *(None,) * 6
 
 
 def no_scores(tokens: Tensor, experts: int, batch: int = 0, double: bool = False) -> Tensor:
-    """Zeros [batch, experts], to which layers add `sum_scores`: float32, or float64 if `double`.
+    """Zeros [batch, experts] for layers to add `sum_scores` to: float32, or float64 if `double`.
 
     They have a gradient, also where no layer adds any.
     """
@@ -273,7 +277,7 @@ def no_scores(tokens: Tensor, experts: int, batch: int = 0, double: bool = False
 
 
 def no_choices(tokens: Tensor, experts: int, batch: int = 0) -> Tensor:
-    """Zeros [batch, experts], int64, to which layers add the choices of tokens."""
+    """Zeros [batch, experts], int64, for layers to add the choices of tokens to."""
     return torch.zeros((tokens.shape[batch], experts), dtype=torch.int64, device=tokens.device)
 
 
@@ -281,7 +285,7 @@ def sum_scores(logits: Tensor, score: Score = "softmax", seq: int = 1) -> Tensor
     """The sum over each sequence's tokens of their scores of each expert, [batch, experts], float32
     at least.
 
-    logits [batch and seq, experts], seq the dim of that number.  Saves logits.
+    logits [batch and seq, experts]; `seq` is the number of the sequence's dim.  Saves logits.
     """
     return cast(Any, _SumScores).apply(logits, score, seq)
 
@@ -300,10 +304,10 @@ class _SumScores(Function):
 
 
 def add_choices(choices: Tensor, ids: Tensor, seq: int = 1) -> Tensor:
-    """The counts `choices` [batch, experts], and how many tokens of each sequence chose each
+    """The counts `choices` [batch, experts], plus how many tokens of each sequence chose each
     expert.
 
-    ids [batch and seq, k], seq the dim of that number.
+    ids [batch and seq, k]; `seq` is the number of the sequence's dim.
     """
     return choices + is_chosen(ids, choices.shape[-1]).sum(seq)
 
@@ -346,8 +350,8 @@ class _RouterZ(Function):
 
 def is_chosen(ids: Tensor, experts: int) -> Tensor:
     """Which experts each token chose: bool [..., experts]; none for an id of −1."""
-    found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
-    return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
+    mask = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
+    return mask.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
 
 
 def limit_capacity(
@@ -361,8 +365,8 @@ def limit_capacity(
     """ids, with −1 where `capacity` tokens of the sequence at earlier positions chose the expert
     (arXiv:2101.03961).
 
-    ids [batch and seq, k], seq the dim of that number.  Where an axis shards the sequence, `over`
-    is it, and `positions` are those that this rank has: one all-gather of counts.
+    ids [batch and seq, k]; `seq` is the number of the sequence's dim.  Where an axis shards the
+    sequence, `over` is this axis and `positions` are this rank's: one all-gather of counts.
     """
     return decided(lambda: _limited(ids, experts, capacity, seq, positions, over))
 
@@ -381,10 +385,10 @@ def _limited(
     else:
         runs = choices.split_with_sizes([length for _, length in positions.chunks], seq)
         before = _before(torch.stack([run.sum(seq) for run in runs]), positions, over)
-        places = torch.cat(
-            [run.cumsum(seq) + base.unsqueeze(seq) for run, base in zip(runs, before, strict=True)],
-            seq,
-        )
+        places_by_run: list[Tensor] = []
+        for run, base in zip(runs, before, strict=True):
+            places_by_run.append(run.cumsum(seq) + base.unsqueeze(seq))
+        places = torch.cat(places_by_run, seq)
     return ids.masked_fill(places.gather(-1, ids.clamp(min=0)) > capacity, -1)
 
 
@@ -397,10 +401,12 @@ def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
     whole = counts.new_zeros((over.size, most, *counts.shape[1:]))
     whole[over.rank, : len(counts)] = counts
     all_gather_(whole.view(-1), over)
-    ordered = sorted(
-        (start, rank, at) for rank, runs in enumerate(by_rank) for at, (start, _) in enumerate(runs)
-    )
-    ends = torch.stack([whole[rank, at] for _, rank, at in ordered]).cumsum(0)
+    starts: list[tuple[int, int, int]] = []
+    for rank, runs in enumerate(by_rank):
+        for chunk, (start, _) in enumerate(runs):
+            starts.append((start, rank, chunk))
+    ordered = sorted(starts)
+    ends = torch.stack([whole[rank, chunk] for _, rank, chunk in ordered]).cumsum(0)
     place = {start: number for number, (start, *_) in enumerate(ordered)}
     return torch.stack([ends[place[start]] for start, _ in positions.chunks]) - counts
 
@@ -408,4 +414,6 @@ def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
 def _normalised(logits: Tensor, score: Score) -> Tensor:
     """Scores divided by their sum over experts."""
     wider = logits.to(wide(logits.dtype))
-    return (wider if score == "softmax" else F.logsigmoid(wider)).softmax(-1)
+    if score == "sigmoid":
+        wider = F.logsigmoid(wider)
+    return wider.softmax(-1)

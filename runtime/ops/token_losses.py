@@ -45,7 +45,7 @@ def max_logit(logits: Tensor, axis: Axis | None = None, classes: int | None = No
 
 
 def _real(logits: Tensor, axis: Axis | None, classes: int | None) -> Tensor:
-    """This rank's logits without those that are padding."""
+    """This rank's logits without padding."""
     if classes is None:
         return logits
     first = axis.rank * logits.shape[-1] if axis else 0
@@ -65,13 +65,15 @@ def local_softmax_stats(
 
     m is taken as constant: its gradients through z and through `token_loss` cancel.  The first
     `classes` of the v of all ranks of the axis are classes, by default all.  With `smoothing` s, t
-    is (1 − s) of that and s of Σ (logit − m) / classes.
+    is (1 − s) times this t, plus s · Σ (logit − m) / classes.
     """
     size = logits.shape[-1]
-    first, every = (axis.rank * size, axis.size * size) if axis else (0, size)
-    each = smoothing / (every if classes is None else classes)
+    first, all_columns = 0, size
+    if axis is not None:
+        first, all_columns = axis.rank * size, axis.size * size
+    class_share = smoothing / (all_columns if classes is None else classes)
     return cast(Any, _SoftmaxParts).apply(
-        _real(logits, axis, classes), m, labels - first, smoothing, each
+        _real(logits, axis, classes), m, labels - first, smoothing, class_share
     )
 
 
@@ -80,16 +82,16 @@ class _SoftmaxParts(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, m: Tensor, labels: Tensor, smoothing: float, each: float
+        ctx: Any, logits: Tensor, m: Tensor, labels: Tensor, smoothing: float, class_share: float
     ) -> tuple[Tensor, Tensor]:
         outside = ((labels < 0) | (labels >= logits.shape[-1])).unsqueeze(-1)
         index = labels.unsqueeze(-1).masked_fill(outside, 0)
         ctx.save_for_backward(logits, m, index, outside)
-        ctx.smoothing, ctx.each = smoothing, each
+        ctx.smoothing, ctx.class_share = smoothing, class_share
         below = logits - m.unsqueeze(-1)
         t = (logits.gather(-1, index) - m.unsqueeze(-1)).masked_fill(outside, 0).squeeze(-1)
         if smoothing:
-            t = (1 - smoothing) * t + each * below.sum(-1)
+            t = (1 - smoothing) * t + class_share * below.sum(-1)
         return below.exp_().sum(-1), t
 
     @staticmethod
@@ -98,7 +100,7 @@ class _SoftmaxParts(Function):
         logits, m, index, outside = cast(tuple[Tensor, ...], ctx.saved_tensors)
         gradient = (logits - m.unsqueeze(-1)).exp_().mul_(g_z.unsqueeze(-1))
         if ctx.smoothing:
-            gradient.add_(g_t.unsqueeze(-1), alpha=ctx.each)
+            gradient.add_(g_t.unsqueeze(-1), alpha=ctx.class_share)
             g_t = (1 - ctx.smoothing) * g_t
         gradient.scatter_add_(-1, index, g_t.unsqueeze(-1).masked_fill(outside, 0))
         return gradient.to(logits.dtype), None, None, None, None
@@ -113,5 +115,7 @@ def token_loss(
     m)² is added (arXiv:2204.02311).
     """
     log = z.log()
-    loss = log - t if m is None else log - t + z_loss * (log + m).square()
+    loss = log - t
+    if m is not None:
+        loss = loss + z_loss * (log + m).square()
     return loss.masked_fill(labels < 0, 0).sum()

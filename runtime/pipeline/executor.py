@@ -18,7 +18,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -77,11 +76,16 @@ def _action(word: str) -> Action:
 
 
 def grouped(actions: Sequence[Action], groups: str) -> Iterator[list[Action]]:
-    """A row's actions in their order, those together that begin as one; `groups` is the rank's
-    line.
+    """A row's actions in their order, in a list for each group of actions that begin as one.
+    `groups` is the rank's line.
     """
-    of = {_action(word): group for group in groups.split(",") for word in group.split()}
-    return (list(each) for _, each in groupby(actions, lambda action: of.get(action, action)))
+    group_of_action = dict[Action, str]()
+    for group in groups.split(","):
+        for word in group.split():
+            group_of_action[_action(word)] = group
+    # an action that is in no group is one by itself
+    runs = groupby(actions, lambda action: group_of_action.get(action, action))
+    return (list(run) for _, run in runs)
 
 
 class Pipeline:
@@ -90,7 +94,7 @@ class Pipeline:
     stage_to_rank  the rank of each stage
     stage_inputs   what a stage makes for the next, in this order at every cut that it crosses
     schedule       each rank's row of actions, between commas
-    message_groups of each rank those messages that begin as one: groups between commas, messages
+    message_groups for each rank, its messages that begin as one: groups between commas, messages
     between spaces
     smaller        rows and groups where a mesh with fewer ranks has more microbatches, by their
                    number
@@ -111,21 +115,22 @@ class Pipeline:
     ) -> None:
         self._axis, self._stage_to_rank, self._stage_inputs = axis, stage_to_rank, stage_inputs
         self._rows, self._smaller = (schedule, message_groups or [""] * len(schedule)), smaller
-        # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
-        self._wide = reduce(
-            torch.promote_types, (each.dtype for each in stage_inputs), torch.float32
-        )
+        # A part of the loss is float32 at least.  A rank without any part cannot see its type.
+        self._wide = torch.float32
+        for stage_input in stage_inputs:
+            self._wide = torch.promote_types(self._wide, stage_input.dtype)
         self._bound: tuple[Mesh, _Row] | None = None
 
     def stages(self, mesh: Mesh) -> tuple[int, ...]:
         """The stages of this rank."""
         rank = mesh.rank(self._axis)
-        return tuple(stage for stage, its in enumerate(self._stage_to_rank) if its == rank)
+        ranks = enumerate(self._stage_to_rank)
+        return tuple(stage for stage, stage_rank in ranks if stage_rank == rank)
 
     def build(
         self, kind: Callable[[Mesh, tuple[int, ...]], nn.Module], mesh: Mesh
     ) -> tuple[nn.Module, Holders]:
-        """The model with this rank's stages, and of each of its parameters the stages that have
+        """The model with this rank's stages, and for each of its parameters the stages that have
         it.
         """
         stages_of_param: dict[str, tuple[int, ...]] = {}
@@ -147,19 +152,23 @@ class Pipeline:
         """Forward and backward of all microbatches; the sum of losses, zero on ranks without the
         last stage.
 
-        `share` is the gradient of each part of the loss; with a `router_share`, that of the
-        routers' losses, whose sum is a second result.  To `loads`, results as well, the last stage
-        adds those of microbatches.  Parameters' gradients are added up.  `flat_params` are waited
-        for where their stages begin, and their gradients are reduced where these end.
+        `share` is the gradient of each part of the loss.  `router_share`, if given, is the gradient
+        of the routers' losses, whose sum is a second result.  The last stage adds the loads of each
+        microbatch to `loads`, which are results as well.  Parameters' gradients are added up.
+        `flat_params` are waited for where their stages begin, and their gradients are reduced where
+        the stages end.
         """
         inputs = [*batch.microbatches()]
-        routers = () if router_share is None else (torch.zeros_like(share) + router_share,)
-        zeros = tuple(map(torch.zeros_like, (share, *routers)))
-        sums = (*zeros, *loads)
-        now = Pass(model, inputs, (share, *routers), sums, Chunks(flat_params, trains=True))
+        shares = (share,)
+        if router_share is not None:
+            shares = (share, torch.zeros_like(share) + router_share)
+        sums = (*map(torch.zeros_like, shares), *loads)
+        now = Pass(model, inputs, shares, sums, Chunks(flat_params, trains=True))
         row = self._row(mesh, len(inputs))
         row.go(row.all, now)
-        return sums if sums[1:] else sums[0]
+        if len(sums) == 1:
+            return sums[0]
+        return sums
 
     @torch.no_grad()
     def evaluate(
@@ -169,7 +178,7 @@ class Pipeline:
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
         inputs = [*batch.microbatches()]
         if batch.draws is not None:
-            inputs = [(*each[:-1], None) for each in inputs]  # draws come last
+            inputs = [(*values[:-1], None) for values in inputs]  # draws come last
         row = self._row(mesh, len(inputs))
         row.go(row.forwards, Pass(model, inputs, (), (zero,), Chunks(flat_params)))
         return zero
@@ -177,35 +186,47 @@ class Pipeline:
     def _row(self, mesh: Mesh, microbatches: int) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
             axis = mesh.messages(self._axis)
-            row, groups = (each[axis.rank] for each in self._smaller.get(microbatches, self._rows))
-            self._bound = (
-                mesh,
-                _Row(row, groups, self._stage_to_rank, self._stage_inputs, axis, mesh.device),
+            rows, groups = self._smaller.get(microbatches, self._rows)
+            row = _Row(
+                rows[axis.rank],
+                groups[axis.rank],
+                self._stage_to_rank,
+                self._stage_inputs,
+                axis,
+                mesh.device,
             )
+            self._bound = mesh, row
         return self._bound[1]
 
 
 def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
-    """The actions, and where stages begin and end: before the first of each, and before what is
-    computed next.
+    """The actions, and where stages begin and end.
 
-    A last action's result is sent before its stage's end begins a reduction.
+    A stage begins before its first action that computes.  It ends before the action that computes
+    next after its last one, so that the last result is sent before the end begins a reduction.
     """
-    at = [i for i, action in enumerate(actions) if not action.is_message]
-    begins = {actions[i].stage: i for i in reversed(at)}
-    ends = {actions[i].stage: after for i, after in zip(at, [*at[1:], len(actions)], strict=True)}
+    computing = [i for i, action in enumerate(actions) if not action.is_message]
+    begins = {actions[i].stage: i for i in reversed(computing)}
+    ends = dict[int, int]()
+    for i, next_ in zip(computing, [*computing[1:], len(actions)], strict=True):
+        ends[actions[i].stage] = next_
     for i, action in enumerate([*actions, None]):
-        yield from (Action(stage, _END, 0) for stage, end in ends.items() if end == i)
-        if action:
-            yield from (Action(stage, _BEGIN, 0) for stage, begin in begins.items() if begin == i)
-            yield action
+        for stage, end in ends.items():
+            if end == i:
+                yield Action(stage, _END, 0)
+        if action is None:
+            return
+        for stage, begin in begins.items():
+            if begin == i:
+                yield Action(stage, _BEGIN, 0)
+        yield action
 
 
 class _Row:
     """A row's calls, in order: `all`, and the `forwards` alone.
 
-    All rows are parts of one order, in which a group of messages is one event of both its ranks
-    (the compiler's check), and their forwards are too: evaluation cannot deadlock either.
+    All rows are parts of one order, where a group of messages is one event of both its ranks (the
+    compiler checks it).  So are their forwards: evaluation cannot deadlock either.
     """
 
     def __init__(
@@ -218,11 +239,11 @@ class _Row:
         device: torch.device,
     ) -> None:
         self._stage_to_rank, self._axis, self._device = stage_to_rank, axis, device
-        cuts = [
-            [each for each in stage_inputs if each.at(cut)] for cut in range(len(stage_to_rank) - 1)
-        ]
         # by the stage that it enters; nothing enters the first, or leaves the last
-        self._crossing = [[], *cuts, []]
+        self._crossing: list[list[StageInput]] = [[]]
+        for cut in range(len(stage_to_rank) - 1):
+            self._crossing.append([value for value in stage_inputs if value.at(cut)])
+        self._crossing.append([])
         # By stage and microbatch, what enters a stage, and its gradient.  If the stage before is of
         # this rank too, it has the same slots, and values are handed over.
         self._entering = defaultdict[tuple[int, int], Slot](Slot)
@@ -230,15 +251,16 @@ class _Row:
         # by the sending stage and direction
         self._under_way = defaultdict[tuple[int, str], Slot](Slot)
         actions = read(row)
-        self._cells = {
-            (each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"
-        }
+        self._cells = dict[tuple[int, int], Cell]()
+        for action in actions:
+            if action.work == "F":
+                self._cells[action.stage, action.microbatch] = self._cell(action)
         self._microbatches = len({microbatch for _, microbatch in self._cells})
         self.all = self._calls(actions, groups)
-        self.forwards = self._calls([each for each in actions if each.is_forward], groups)
+        self.forwards = self._calls([action for action in actions if action.is_forward], groups)
 
     def go(self, calls: Sequence[_Call], now: Pass) -> None:
-        """Does them."""
+        """Makes the calls, and waits for the last sends."""
         assert len(now.inputs) == self._microbatches, (
             "pipeline: the rows are for another number of microbatches"
         )
@@ -283,19 +305,28 @@ class _Row:
         """Moves what enters a stage, or its gradient: this stage, or the one after it."""
         sends, values = action.work.startswith("SEND"), action.work.endswith("F")
         ahead = sends == values  # the other end is the stage after
-        slot = (self._entering if values else self._returning)[
-            action.stage + ahead, action.microbatch
-        ]
-        peer = self._stage_to_rank[action.stage + (1 if ahead else -1)]
+        slots = self._entering if values else self._returning
+        slot = slots[action.stage + ahead, action.microbatch]
+        other_stage = action.stage + 1 if ahead else action.stage - 1
+        peer = self._stage_to_rank[other_stage]
         watch = self._axis.watch
         if sends:
             message = sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
-            return message if watch is None else watched_send(message, watch)
-        moved = [each for each in self._crossing[action.stage + ahead] if values or each.gradient]
+            if watch is None:
+                return message
+            return watched_send(message, watch)
+        crossing = self._crossing[action.stage + ahead]
+        moved = [value for value in crossing if values or value.gradient]
         message = received(slot, self._axis, peer, moved, self._device)
         if watch is None:
             return message
-        source, target = (self._axis.ranks()[rank] for rank in (peer, self._axis.rank))
-        names = tuple(each.name for each in moved)
-        of = Crossing(names, not values, action.stage, action.microbatch, source, target)
-        return watched_receive(message, watch, of, self._device)
+        ranks = self._axis.ranks()
+        content = Crossing(
+            tuple(value.name for value in moved),
+            not values,
+            action.stage,
+            action.microbatch,
+            source=ranks[peer],
+            target=ranks[self._axis.rank],
+        )
+        return watched_receive(message, watch, content, self._device)

@@ -3,11 +3,11 @@ stage's buckets.
 
 Weights are gathered before a stage's first forward, gradients are reduced after its last backward,
 while the rank's other stages work.  A rank has a `FlatParam` of a bucket for each of its stages,
-the stage's chunk; parameters that several of its stages share are one chunk of all these.  Chunks
-are gathered in the order in which stages begin (`unshard_ahead`), which on every rank is that of
-their numbers.  A stage ends before the next action that computes, after its sends have begun.
+the stage's chunk; parameters that several of its stages share are one chunk of all these stages.
+Chunks are gathered in the order that stages begin (`unshard_ahead`): by their numbers, on every
+rank.  A stage ends before the next action that computes, after its sends have begun.
 
-Non-goals: in which order stages work (`executor`), values of other ranks (`comm.p2p`), parameters
+Non-goals: the order of stages' work (`executor`), values of other ranks (`comm.p2p`), parameters
 that several ranks share, which the step sums explicitly.
 """
 
@@ -29,49 +29,48 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 
 class Chunks:
-    """The chunks of one pass, which reduces gradients if it `trains`: stages `begin` and `end`,
-    each once.
+    """The chunks of one pass, which reduces gradients if it `trains`; each stage begins and ends
+    once.
     """
 
     def __init__(self, flat_params: FlatParams, trains: bool = False) -> None:
-        self._flats = [own for each in flat_params.values() for own in in_order(each) if own.place]
-        self._reduced = (
-            [own for own in self._flats if own.bucket.shard_axes or own.bucket.reduce_axes]
-            if trains
-            else []
-        )
+        self._flats = [flat for flat in in_order(flat_params.values()) if flat.place]
+        self._reduced = list[FlatParam]()
+        for flat in self._flats:
+            if trains and (flat.bucket.shard_axes or flat.bucket.reduce_axes):
+                self._reduced.append(flat)
         watch = self._flats[0].mesh.watch if self._flats else None
         self._line = watch.here() if watch is not None else None
         self._ended: set[int] = set()
 
     def begin(self, stage: int) -> None:
         """Waits for the weights of a stage."""
-        for own in self._flats:
-            if stage in own.place:
-                own.wait_for_unshard()
+        for flat_param in self._flats:
+            if stage in flat_param.place:
+                flat_param.wait_for_unshard()
 
     def end(self, stage: int) -> None:
         """Begins to reduce the gradients, and frees the weights, of chunks whose last stage
         this was.
         """
         self._ended.add(stage)
-        for own in self._reduced:
-            if self._is_last(stage, own):
-                own.begin_reduction(self._line)
-        for own in self._flats:
-            if self._is_last(stage, own):
-                own.reshard()
+        for flat_param in self._reduced:
+            if self._is_last(stage, flat_param):
+                flat_param.begin_reduction(self._line)
+        for flat_param in self._flats:
+            if self._is_last(stage, flat_param):
+                flat_param.reshard()
 
-    def _is_last(self, stage: int, own: FlatParam) -> bool:
-        return stage in own.place and self._ended.issuperset(own.place)
+    def _is_last(self, stage: int, flat_param: FlatParam) -> bool:
+        return stage in flat_param.place and self._ended.issuperset(flat_param.place)
 
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """State that a step's actions share: `shares` are the losses' gradients, `sums` those of losses
-    and of loads.
+    """State that a step's actions share: `shares` are the losses' gradients, `sums` the sums of
+    losses and of loads.
 
-    `chunks` are the buckets.
+    `chunks` are the chunks of the buckets.
     """
 
     model: nn.Module
@@ -82,11 +81,11 @@ class Pass:
 
 
 class Cell:
-    """A stage of a microbatch.  x enters it and y leaves it, as dy does and dx, their gradients, in
-    backward.
+    """A stage of a microbatch.  In forward x enters it and y leaves it; in backward dy, the
+    gradient of y, enters it and dx leaves it.
 
-    From forward to backward it keeps x and the graph.  y it keeps only as far as its own graph
-    does, so that the memory is free when it is sent or the next stage has done with it.
+    From forward to backward it keeps x and the graph.  It keeps y only as far as its own graph
+    does, so that the memory is free when y is sent or the next stage has done with it.
     """
 
     def __init__(
@@ -111,9 +110,13 @@ class Cell:
     def forward(self, now: Pass) -> None:
         """F."""
         xs = self._x.take()
-        for x, each in zip(xs, self._enters, strict=True):
-            x.requires_grad_(each.gradient)
-        x = xs if len(xs) > 1 else xs[0] if xs else None
+        for value, stage_input in zip(xs, self._enters, strict=True):
+            value.requires_grad_(stage_input.gradient)
+        x: Tensor | Values | None = None  # nothing enters the first stage
+        if len(xs) == 1:
+            x = xs[0]
+        elif xs:
+            x = xs
         if self._watch is not None:
             self._watch.microbatch(self._microbatch)
         y: Tensor | Values = now.model(self._stage, x, *now.inputs[self._microbatch])
@@ -124,7 +127,9 @@ class Cell:
 
     def _edges(self, now: Pass, ys: Values) -> Sequence[GradientEdge]:
         return [
-            get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient
+            get_gradient_edge(y)
+            for y, stage_input in zip(ys, self._leaves, strict=True)
+            if stage_input.gradient
         ]
 
     def _leave(self, now: Pass, ys: Values) -> None:
@@ -135,14 +140,13 @@ class Cell:
         graph, self._graph = self._graph, ()
         _backward(graph, self._gradients(now))
         entered, self._entered = self._entered, ()
-        # Zeros where a stage does not use what all stages are given.
-        self._dx.put(
-            tuple(
-                torch.zeros_like(x) if x.grad is None else x.grad
-                for x in entered
-                if x.requires_grad
-            )
-        )
+        gradients = list[Tensor]()
+        for x in entered:
+            if not x.requires_grad:
+                continue
+            # Zeros where a stage does not use a value that enters all stages.
+            gradients.append(torch.zeros_like(x) if x.grad is None else x.grad)
+        self._dx.put(tuple(gradients))
 
     def _gradients(self, now: Pass) -> Values:
         return self._dy.take()

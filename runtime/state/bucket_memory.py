@@ -60,29 +60,29 @@ class Memory:
         self._products, self.reductions = products, reductions
         axis = mesh.axis(*bucket.shard_axes)
         layouts = [Layout(claims, mesh, axis) for claims in layers.values()]
-        assert (
-            len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1
-        ), "bucket: layers differ"
+        assert len({*map(_outline, layouts)}) == 1, "bucket: layers differ"
         self._layout = layout = layouts[0]
 
         def zeros(length: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*self._shape, length, dtype=dtype, device=mesh.device)
 
         dtype, master = elements.dtype, elements.master
-        self._whole = (
-            None if bucket.reshard_after_forward and axis.size > 1 else zeros(layout.size, dtype)
-        )
-        self._part = (
-            zeros(layout.part, dtype) if self._whole is None else self._whole[..., layout.own]
-        )
-        self._master = zeros(layout.part, master) if dtype != master else self._part
+        self._whole: Tensor | None = None
+        if bucket.reshard_after_forward and axis.size > 1:
+            self._part = zeros(layout.part, dtype)
+        else:
+            self._whole = zeros(layout.size, dtype)
+            self._part = self._whole[..., layout.own]
+        self._master = self._part
+        if dtype != master:
+            self._master = zeros(layout.part, master)
         self._gradient = zeros(layout.part if bucket.shard_gradients else layout.size, master)
         self._slots = {slot: zeros(layout.part, master) for slot in elements.slots}
         self._accumulate = elements.accumulate
+        self.flat_params = list[FlatParam]()
         indices = product(*map(range, self._shape))
-        self.flat_params = [
-            self._flat(index, each) for index, each in zip(indices, layouts, strict=True)
-        ]
+        for index, layer_layout in zip(indices, layouts, strict=True):
+            self.flat_params.append(self._flat(index, layer_layout))
         for one, next_ in pairwise(self.flat_params):
             one.after, next_.before = next_, one
 
@@ -93,19 +93,27 @@ class Memory:
         buffers = Buffers(
             whole, self._part[index], self._gradient[index], self._master[index], slots
         )
-        of = layout, self._mesh, self.bucket, buffers, self.reductions, self._accumulate
-        return FlatParam(index or self._stages, *of, self._products)
+        return FlatParam(
+            index or self._stages,
+            layout,
+            self._mesh,
+            self.bucket,
+            buffers,
+            self.reductions,
+            self._accumulate,
+            self._products,
+        )
 
     @property
     def is_chunk(self) -> bool:
         """Whether its bucket may have others, of other stages."""
         return bool(self.bucket.stages) and not self.bucket.among
 
-    def nested(self, each: Sequence[Any]) -> list[Any]:
+    def nested(self, values: Sequence[Any]) -> list[Any]:
         """The values of each layer as a program iterates over them: lists in lists, the
         outermost repeat outside.
         """
-        nested = [*each]
+        nested = [*values]
         for size in reversed(self._shape[1:]):
             nested = [nested[i : i + size] for i in range(0, len(nested), size)]
         return nested
@@ -114,23 +122,26 @@ class Memory:
         """The gradient of record, [layers, …]: this rank's part; the whole where the step
         itself reduces it.
         """
-        return self._own_gradient() if self.bucket.moves else self._gradient
+        if self.bucket.moves:
+            return self._own_gradient()
+        return self._gradient
 
     def _own_gradient(self) -> Tensor:
-        return (
-            self._gradient if self.bucket.shard_gradients else self._gradient[..., self._layout.own]
-        )
+        """This rank's part of the gradient of record."""
+        if self.bucket.shard_gradients:
+            return self._gradient
+        return self._gradient[..., self._layout.own]
 
     def copies(self) -> Iterator[Copies]:
-        """The copies that ranks have in common: those of a stage, and those of stages that
-        share parameters.
+        """The copies that ranks have in common: within a stage, and between stages that share
+        parameters.
         """
         among = self.bucket.among and self._mesh.among(self.bucket.stages, *self.bucket.among)
         for flat in self.flat_params:
-            for each in flat.copies():
-                yield each
+            for copies in flat.copies():
+                yield copies
                 if among:
-                    yield replace(each, axis=among)
+                    yield replace(copies, axis=among)
 
     def zero(self) -> None:
         """Zeroes the gradients."""
@@ -140,18 +151,23 @@ class Memory:
         """The optimizer's view: each group's part of all layers, as far as this rank keeps it."""
         for group, span in self._layout.groups:
             if kept := self._layout.kept(span.start, span.stop):
-                yield Part(
-                    group,
-                    _of_layers(self._master, kept),
-                    _of_layers(self._own_gradient(), kept),
-                    {slot: _of_layers(flat, kept) for slot, flat in self._slots.items()},
-                    _of_layers(self._part, kept) if self._part is not self._master else None,
-                )
+                parameters = _of_layers(self._master, kept)
+                gradients = _of_layers(self._own_gradient(), kept)
+                slots = {slot: _of_layers(flat, kept) for slot, flat in self._slots.items()}
+                working: Tensor | None = None
+                if self._part is not self._master:
+                    working = _of_layers(self._part, kept)
+                yield Part(group, parameters, gradients, slots, working)
 
     def refresh(self) -> None:
         """Brings this rank's part of the working weights up to date with the masters."""
         if self._part is not self._master:
             self._part.copy_(self._master)
+
+
+def _outline(layout: Layout) -> tuple[int, ...]:
+    """The size of a layout, and where its pieces begin."""
+    return layout.size, *(piece.start for piece in layout.pieces)
 
 
 def _of_layers(flat: Tensor, kept: slice) -> Tensor:
@@ -166,28 +182,33 @@ def memories(
     mesh: Mesh,
     elements: Elements,
 ) -> dict[str, list[Memory]]:
-    """Each bucket's memory, or of a pipeline its chunks'; asserts that buckets share out all
-    parameters.
+    """Each bucket's memory by its name; in a pipeline, the memory of each of its chunks.  Asserts
+    that every parameter is in a bucket.
     """
-    left, found = dict(specs), dict[str, list[Memory]]()
+    unclaimed, memories_by_bucket = dict(specs), dict[str, list[Memory]]()
     for name, bucket in buckets.items():
-        claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
+        claims = claimed(bucket.groups, unclaimed, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
-        chunks = (
-            by_stages(claims, holders, together=bool(bucket.among))
-            if bucket.stages
-            else {(): claims}
-        )
-        for stages, own in chunks.items():
-            layers = split_by(own, lambda each: each.layer) if bucket.per_layer else {(): own}
-            memory = Memory(bucket, layers, products(own), mesh, elements, stages, reductions)
-            found.setdefault(name, []).append(memory)
-    assert not left, f"state: in no bucket: {', '.join(left)}"
-    return found
+        chunks: dict[tuple[int, ...], Claims] = {(): claims}
+        if bucket.stages:
+            chunks = by_stages(claims, holders, together=bool(bucket.among))
+        for stages, chunk_claims in chunks.items():
+            layers: dict[LayerIndex, Claims] = {(): chunk_claims}
+            if bucket.per_layer:
+                layers = split_by(chunk_claims, lambda claim: claim.layer)
+            memory = Memory(
+                bucket, layers, products(chunk_claims), mesh, elements, stages, reductions
+            )
+            memories_by_bucket.setdefault(name, []).append(memory)
+    assert not unclaimed, f"state: in no bucket: {', '.join(unclaimed)}"
+    return memories_by_bucket
 
 
 def _shape(layers: list[LayerIndex]) -> tuple[int, ...]:
     """How many layers each repeat has, outermost first."""
-    shape = tuple(len({layer[level] for layer in layers}) for level in range(len(layers[0])))
+    sizes = list[int]()
+    for level in range(len(layers[0])):
+        sizes.append(len({layer[level] for layer in layers}))
+    shape = tuple(sizes)
     assert len(layers) == prod(shape), f"bucket: repeats of {shape} layers have {len(layers)}"
     return shape

@@ -1,4 +1,4 @@
-"""Buckets: a program's groups of parameters, and which parameters these are, layer by layer or
+"""Buckets: a program's groups of parameters, and the parameters that each has, layer by layer or
 stage by stage.
 
 Non-goals: no choice of what goes together (the plan's), where parameters lie (`layout`), memory
@@ -8,7 +8,7 @@ Non-goals: no choice of what goes together (the plan's), where parameters lie (`
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeVar
 
 import torch
@@ -28,14 +28,14 @@ class Bucket:
     """Groups of parameters of one placement; each rank along `shard_axes` has a shard of them.
 
     With `per_layer`, each iteration of the repeats that the patterns' `*` run over is moved by
-    itself, or of a pipeline each stage: its gradient is reduced over `shard_axes` and
+    itself; in a pipeline each stage is.  Its gradient is reduced over `shard_axes` and
     `reduce_axes`, as `reduce_dtype` if given.  With `shard_gradients` a rank keeps only its part of
-    gradients, with `reshard_after_forward` of weights, and the whole of a layer while it is at work
-    on it; weights are gathered `prefetch` layers ahead.
+    gradients, with `reshard_after_forward` only its part of weights, and the whole of a layer while
+    it works on the layer.  Weights are gathered `prefetch` layers ahead.
 
     Each rank along the axis `stages` has the parameters of its own stages alone, which may be none:
-    a chunk of those of each stage, moved by itself.  Parameters that several ranks use are on all
-    ranks `among` alike, as one chunk.
+    the parameters of each stage are a chunk, moved by itself.  Parameters that several ranks use
+    are on all ranks `among` alike, as one chunk.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Bucket:
 
     @property
     def moves(self) -> bool:
-        """Whether what it has is moved in parts, of layers or of chunks."""
+        """Whether it is moved in parts: layer by layer, or chunk by chunk."""
         return self.per_layer or bool(self.stages)
 
     @property
@@ -85,54 +85,64 @@ Claims = list[tuple[ParamGroup, list[Claimed]]]
 """The parameters of a bucket, by group."""
 
 
-def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) -> Claims:
-    """The parameters that a bucket's groups claim, taken out of `left`."""
-    return [(group, _claim(group, left, partial)) for group in groups]
+def claimed(groups: Iterable[ParamGroup], unclaimed: dict[str, Spec], partial: bool) -> Claims:
+    """The parameters that a bucket's groups claim, taken out of `unclaimed`."""
+    return [(group, _claim(group, unclaimed, partial)) for group in groups]
 
 
 def split_by(claims: Claims, key: Callable[[Claimed], _Key]) -> dict[_Key, Claims]:
-    """The claims of each key, in the order in which keys first appear."""
-    keys = dict.fromkeys(key(each) for _, claimed in claims for each in claimed)
-    return {
-        own: [(group, [each for each in claimed if key(each) == own]) for group, claimed in claims]
-        for own in keys
-    }
+    """The claims of each key, keys in the order of their first appearance.  Each key has all
+    groups, also the groups without claims of it.
+    """
+    claims_by_key = dict[_Key, Claims]()
+    for number, (_, claimed) in enumerate(claims):
+        for claim in claimed:
+            claims_of_key = claims_by_key.setdefault(key(claim), [])
+            if not claims_of_key:
+                claims_of_key += [(group, []) for group, _ in claims]
+            claims_of_key[number][1].append(claim)
+    return claims_by_key
 
 
 def products(claims: Claims) -> list[tuple[str, ...]]:
-    """The weights of each product with several, which lie side by side."""
-    several = [each for _, claimed in claims for each in claimed if len(each.patterns) > 1]
-    runs = groupby(several, key=lambda each: (each.patterns, each.layer))
-    return [tuple(each.name for each in run) for _, run in runs]
+    """The names of the weights of each product that has several; these lie side by side."""
+    joined = list[Claimed]()
+    for _, claimed in claims:
+        joined += [claim for claim in claimed if len(claim.patterns) > 1]
+    names = list[tuple[str, ...]]()
+    for _, run in groupby(joined, key=lambda claim: (claim.patterns, claim.layer)):
+        names.append(tuple(claim.name for claim in run))
+    return names
 
 
 def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
-    """The claims of each chunk, by the stages that have its parameters: one at least, and one
-    for all `together`.
+    """The claims of each chunk, by the stages that have its parameters.  There is at least one
+    chunk; if `together`, one for all stages.
     """
-    found = split_by(claims, lambda each: holders[each.name])
-    if together or not found:
-        return {tuple(sorted({stage for stages in found for stage in stages})): claims}
-    return dict(sorted(found.items()))
+    claims_by_stages = split_by(claims, lambda claim: holders[claim.name])
+    if together or not claims_by_stages:
+        all_stages = {*chain.from_iterable(claims_by_stages)}
+        return {tuple(sorted(all_stages)): claims}
+    return dict(sorted(claims_by_stages.items()))
 
 
-def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Claimed]:
-    """Takes out of `left` what a group's patterns match; asserts that each does, but where a
-    model is `partial`.
+def _claim(group: ParamGroup, unclaimed: dict[str, Spec], partial: bool) -> list[Claimed]:
+    """Takes the parameters that a group's patterns match out of `unclaimed`.  Asserts that each
+    pattern matches some, unless the model is `partial`.
     """
     claimed: list[Claimed] = []
     for patterns in group.patterns:
-        found: list[Claimed] = []
+        matching: list[Claimed] = []
         for pattern in patterns:
-            names = [name for name in left if _matches(name, pattern)]
+            names = [name for name in unclaimed if _matches(name, pattern)]
             assert names or partial, (
                 f"state: `{pattern}` matches no parameter that is not in a bucket already"
             )
-            found += [
-                Claimed(name, left.pop(name), _layer(name, pattern), patterns) for name in names
-            ]
-        layers = [*dict.fromkeys(each.layer for each in found)]
-        claimed += sorted(found, key=lambda each: layers.index(each.layer))
+            for name in names:
+                layer = _layer(name, pattern)
+                matching.append(Claimed(name, unclaimed.pop(name), layer, patterns))
+        layers = [*dict.fromkeys(claim.layer for claim in matching)]
+        claimed += sorted(matching, key=lambda claim: layers.index(claim.layer))
     return claimed
 
 
@@ -145,6 +155,6 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _layer(name: str, pattern: str) -> LayerIndex:
-    return tuple(
-        part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*"
-    )
+    """The parts of a dotted name where the pattern has `*`."""
+    parts = zip(name.split("."), pattern.split("."), strict=True)
+    return tuple(part for part, pattern_part in parts if pattern_part == "*")

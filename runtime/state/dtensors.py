@@ -17,12 +17,16 @@ from .flat_param import FlatParam, Record
 def views(flats: Iterable[FlatParam], mesh: Mesh) -> dict[str, Tensor]:
     """Parameters and slots by key, as far as this rank has a part of them.
 
-    Each has a placement for every axis of the mesh, but for that of a pipeline's stages: Shard(dim)
-    where a rank has a part of that dim, Replicate() where ranks hold the same.  A rank has some
-    rows of a bucket that is shared out: such a DTensor is Shard(0) over its axes, and its local
-    tensor, a LocalShardsWrapper, says which.  Plain tensors where no axis is left.
+    Each has a placement for every axis of the mesh except a pipeline's stages: Shard(dim) where a
+    rank has a part of that dim, Replicate() where ranks hold the same.  A rank has some rows of a
+    bucket that is shared out: such a DTensor is Shard(0) over its axes, and its local tensor, a
+    LocalShardsWrapper, says which rows.  Plain tensors where no axis is left.
     """
-    return {each.key: _as_global(each, flat, mesh) for flat in flats for each in flat.record()}
+    global_views = dict[str, Tensor]()
+    for flat in flats:
+        for record in flat.record():
+            global_views[record.key] = _as_global(record, flat, mesh)
+    return global_views
 
 
 def _as_global(record: Record, flat: FlatParam, mesh: Mesh) -> Tensor:
@@ -32,10 +36,16 @@ def _as_global(record: Record, flat: FlatParam, mesh: Mesh) -> Tensor:
         return record.local
     from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import
 
-    dim_of = {axis: dim for dim, over in spec.split.items() for axis in over} | dict.fromkeys(
-        bucket.shard_axes, 0
-    )
-    placements = [Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in axes]
+    dim_by_axis = dict[str, int]()
+    for dim, split_axes in spec.split.items():
+        dim_by_axis |= dict.fromkeys(split_axes, dim)
+    dim_by_axis |= dict.fromkeys(bucket.shard_axes, 0)
+    placements = list[Shard | Replicate]()
+    for axis in axes:
+        if axis in dim_by_axis:
+            placements.append(Shard(dim_by_axis[axis]))
+        else:
+            placements.append(Replicate())
     local = _rows(record) if flat.shard_axis.size > 1 else record.local
     stride = empty(spec.shape, device="meta").stride()
     return DTensor.from_local(
@@ -55,16 +65,16 @@ def _rows(record: Record) -> Tensor:
     return LocalShardsWrapper([record.local], [record.offset])
 
 
-def take(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copies values into a rank's own, which they may be.
+def take(current: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copies values into a rank's current ones; the two may be the same tensors.
 
-    RunError, before anything is changed, unless they fit.
+    RunError, before anything is changed, where a value lacks, or has another shape or dtype.
     """
-    if lacking := [key for key in own if key not in values]:
+    if lacking := [key for key in current if key not in values]:
         raise RunError(
             f"the state to load lacks {named(lacking)}: it is another plan's, or a part of one"
         )
-    pairs = {key: (local(mine), local(values[key])) for key, mine in own.items()}
+    pairs = {key: (local(mine), local(values[key])) for key, mine in current.items()}
     for key, (mine, value) in pairs.items():
         if (mine.shape, mine.dtype) != (value.shape, value.dtype):
             raise RunError(
@@ -81,6 +91,8 @@ def _kind(x: Tensor) -> str:
 def local(value: Tensor) -> Tensor:
     """This rank's part of a tensor of any form."""
     for inner in ("to_local", "local_shards"):
-        value = getattr(value, inner, lambda kept=value: kept)()
-        value = value[0] if isinstance(value, list) else value
+        if hasattr(value, inner):
+            value = getattr(value, inner)()
+        if isinstance(value, list):
+            value = value[0]
     return value

@@ -6,6 +6,7 @@ no files.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -32,11 +33,12 @@ class TrainState:
     """A model's parameters, gradients and optimizer state.
 
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.
-    They compute in `dtype`; gradients, optimizer state and the values that it updates are in
-    `master`, the same memory where the two agree; where not, `accumulate` is how gradients are
-    added up.  In float16 it keeps a loss scale too.  A rank updates its part of buckets that are
-    shared out, and the rest of the weights is stale until it is gathered.  `stages_of_param` are
-    the stages of a pipeline that have each parameter.
+    Weights compute in `dtype`.  Gradients, optimizer state and the values that the optimizer
+    updates are in `master`.  Where the two types agree, weights and updated values are the same
+    memory; where not, `accumulate` adds gradients up.  In float16 it keeps a loss scale too.  A
+    rank updates its part of buckets that are shared out, and the other parts of the weights are
+    stale until they are gathered.  `stages_of_param` are the stages of a pipeline that have each
+    parameter.
     """
 
     def __init__(
@@ -53,10 +55,15 @@ class TrainState:
         self.mesh = mesh
         elements = Elements(dtype, master, optimizer.slots, accumulate)
         self._of = memories(_specs(model), buckets, stages_of_param or {}, mesh, elements)
-        self._memories = [memory for each in self._of.values() for memory in each]
-        _install(model, {name: p for flat in self._flats() for name, p in flat.parameters.items()})
+        self._memories = [*chain.from_iterable(self._of.values())]
+        parameters = dict[str, nn.Parameter]()
+        for flat in self._flats():
+            parameters |= flat.parameters
+        _install(model, parameters)
         self._optimizer = optimizer
-        self._parts = [part for memory in self._memories for part in memory.parts()]
+        self._parts = list[Part]()
+        for memory in self._memories:
+            self._parts.extend(memory.parts())
         self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
         self._biases = Biases(model)
         self.held = Held(mesh.device)
@@ -99,71 +106,79 @@ class TrainState:
         """The groups of all layers by the name of their repeat, for a step with `microbatches`
         backwards to come.
 
-        With a pipeline, also the chunks of each bucket, which do not count, by the bucket's name.
+        With a pipeline, also the chunks of each bucket by the bucket's name; chunks do not count
+        microbatches.
         """
         self._abandon()
         for flat in self._flats():
             flat.begin(microbatches if flat.bucket.per_layer else 0)
-        chunks = {name: each for name, each in self._of.items() if each[0].bucket.stages}
-        layers: dict[str, list[Memory]] = {}
-        for memory in (memory for memory in self._memories if memory.bucket.per_layer):
-            layers.setdefault(memory.bucket.modules, []).append(memory)
-        flat_params: dict[str, Any] = {
-            name: [own for it in each for own in it.flat_params] for name, each in chunks.items()
-        }
-        for name, each in layers.items():
-            groups = zip(*(memory.flat_params for memory in each), strict=True)
-            flat_params[name] = each[0].nested([*map(FlatParamGroup, groups)])
+        flat_params = dict[str, Any]()
+        for name, chunks in self._of.items():
+            if chunks[0].bucket.stages:
+                flats = [chunk.flat_params for chunk in chunks]
+                flat_params[name] = [*chain.from_iterable(flats)]
+        memories_by_repeat = dict[str, list[Memory]]()
+        for memory in self._memories:
+            if memory.bucket.per_layer:
+                memories_by_repeat.setdefault(memory.bucket.modules, []).append(memory)
+        for name, repeat_memories in memories_by_repeat.items():
+            groups = zip(*(memory.flat_params for memory in repeat_memories), strict=True)
+            flat_params[name] = repeat_memories[0].nested([*map(FlatParamGroup, groups)])
         return flat_params
 
     def _abandon(self) -> None:
-        """Ends what a pass that was not finished has left under way."""
+        """Ends what an unfinished pass has left under way."""
         self._finish()
         for flat in self._flats():
             flat.abandon()
 
     def gradients(self) -> dict[str, Any]:
-        """Each bucket's flat gradient, by name: this rank's sum since the last update; of layers,
-        its part, reduced.
+        """Each bucket's flat gradient, by name: this rank's sum since the last update.  For layers
+        it is this rank's part, reduced.
 
-        With a pipeline a list, of this rank's part of each chunk; parameters that several ranks
-        have are one, its part, reduced but among these.
+        With a pipeline it is a list: this rank's part of each chunk.  Parameters that several ranks
+        have make one chunk: this rank's part, reduced, but not among these ranks.
         """
         self._finish()
         assert all(flat.left == 0 for flat in self._flats()), (
             "state: backward has not come by every layer"
         )
-        parts = {name: [memory.gradient() for memory in each] for name, each in self._of.items()}
-        return {
-            name: part if self._of[name][0].is_chunk else part[0] for name, part in parts.items()
-        }
+        gradients = dict[str, Any]()
+        for name, bucket_memories in self._of.items():
+            parts = [memory.gradient() for memory in bucket_memories]
+            if bucket_memories[0].is_chunk:
+                gradients[name] = parts
+            else:
+                gradients[name] = parts[0]
+        return gradients
 
     def loss_scale(self) -> Tensor:
-        """By what this step's gradients are multiplied (0-dim float32), of a model that
-        computes in float16.
+        """The factor on this step's gradients (0-dim float32), for a model that computes in
+        float16.
         """
         assert self._loss_scale, "state: only float16 needs a loss scale"
         return self._loss_scale.value()
 
     @cached_property
     def losses(self) -> Losses:
-        """The losses by which the next one may be a spike: most runs have none."""
+        """The losses that say whether the next one is a spike; most runs keep none."""
         return Losses(self.mesh.device)
 
     def loss_limit(self, deviations: float) -> Tensor:
-        """The largest loss that is no spike (0-dim float32), by the losses of the steps before."""
+        """The largest loss that is no spike (0-dim float32), given the losses of the steps
+        before.
+        """
         return self.losses.limit(deviations)
 
     def weights(self) -> dict[str, Tensor]:
-        """The flat parameters, as the model uses them, of each bucket that is shared out as a
-        whole, by name.
+        """By name, the flat parameters of each bucket that is shared out as a whole, as the model
+        uses them.
         """
-        whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
-        return {
-            name: memory.flat_params[0].buffers.unsharded
-            for name, memory in whole.items()
-            if memory.bucket.shard_axes
-        }
+        weights = dict[str, Tensor]()
+        for name, (memory, *_) in self._of.items():
+            if memory.bucket.shard_axes and not memory.bucket.moves:
+                weights[name] = memory.flat_params[0].buffers.unsharded
+        return weights
 
     def zero(self) -> None:
         """Zeroes every gradient."""
@@ -181,12 +196,13 @@ class TrainState:
     ) -> None:
         """One optimizer step on the gradients, times `scale` (0-dim) if given, then zeroes them.
 
-        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.
-        Where `finite` (likewise: finite, and no spike) is given and does not hold, nothing changes
-        from then on, as `held` says.  Where `overflow` (likewise, of gradients with a loss scale)
-        holds the loss scale is halved, and nothing else changes.
+        `skip`, `finite` and `overflow` are 0-dim bools.  Where `skip` is true nothing else changes:
+        no decay, no momentum, no step count.  Where `finite` is given and false (values are not
+        finite, or a spike), nothing changes from then on, as `held` says.  Where `overflow`, of
+        gradients with a loss scale, is true, the loss scale is halved, and nothing else changes.
         """
-        skip = skip if finite is None else skip | self.held.after(finite | skip)
+        if finite is not None:
+            skip = skip | self.held.after(finite | skip)
         if self.mesh.watch is not None:
             self.mesh.watch.updating()
         for look in [*self.looks]:
@@ -218,17 +234,19 @@ class TrainState:
         """Moves the biases of a name pattern by `rate`, to where the step's `load` [layers,
         experts] is below its mean.
 
-        To be called after the step's update.  Nothing where this has changed nothing.
+        To be called after the step's update.  Does nothing where the update has changed nothing.
         """
         skip = skip | ~finite | self.held.holds()
-        self._biases.balance(biases, load, rate, skip if overflow is None else skip | overflow)
+        if overflow is not None:
+            skip = skip | overflow
+        self._biases.balance(biases, load, rate, skip)
 
     def _bias_axes(self, name: str) -> tuple[str, ...]:
-        """The axes whose ranks hold a bias alike: of the stages of a pipeline, one has a layer."""
+        """The axes whose ranks hold a bias alike.  A layer's bias is on one stage of a pipeline."""
         return tuple(axis for axis in self.mesh.axes if axis != self._stages or "." not in name)
 
     def boxes(self) -> Iterator[Box]:
-        """This rank's parts of what outlives the run, as views: parameters (masters) by name,
+        """This rank's parts of all that outlives the run, as views: parameters (masters) by name,
         `optimizer/…`.
 
         Call `refresh` after writing to them.
@@ -237,8 +255,8 @@ class TrainState:
             yield box
 
     def shared_boxes(self) -> dict[str, list[Box]]:
-        """The boxes that other ranks have too, by the axes of these ranks: `dp*tp`, `dp*pp[0,
-        3]`.
+        """The boxes that other ranks have too, by the axes of these ranks: `dp*tp` or
+        `dp*pp[0, 3]`.
         """
         shared = dict[str, list[Box]]()
         for box, holders in self._boxes_and_holders():
@@ -247,26 +265,31 @@ class TrainState:
         return shared
 
     def _boxes_and_holders(self) -> Iterator[tuple[Box, list[str]]]:
-        """Each box, and the axes, longer than one rank, along which all have it."""
+        """Each box, and the axes, longer than one rank, whose ranks all have it."""
         for memory in self._memories:
-            stages, among = memory.bucket.stages, memory.bucket.among
-            first = not among or self.mesh.rank(stages) == among[0]
-            for flat in memory.flat_params:
-                for each in flat.record():
-                    split = {
-                        axis for axes in each.spec.split.values() for axis in axes
-                    } | flat.apart
-                    along = [axis for axis in self.mesh.axes if axis not in split]
-                    own = first and self._is_first(along)
-                    box = Box(each.key, each.spec.shape, each.offset, each.local, own)
-                    yield box, [*self._longer(along), *([f"{stages}{[*among]}"] if among else [])]
+            yield from self._memory_boxes(memory)
         for name, bias in self._biases.by_name.items():
             yield self._whole_box(name, bias, self._bias_axes(name))
         for key, value in self._whole():
             yield self._whole_box(key, value, (*self.mesh.axes,))
 
+    def _memory_boxes(self, memory: Memory) -> Iterator[tuple[Box, list[str]]]:
+        """The boxes of a bucket's memory, and the axes whose ranks have each."""
+        stages, among = memory.bucket.stages, memory.bucket.among
+        is_first_stage = not among or self.mesh.rank(stages) == among[0]
+        sharing_stages = [f"{stages}{[*among]}"] if among else []
+        for flat in memory.flat_params:
+            for record in flat.record():
+                split = {*chain.from_iterable(record.spec.split.values()), *flat.apart}
+                along = [axis for axis in self.mesh.axes if axis not in split]
+                is_own = is_first_stage and self._is_first(along)
+                box = Box(record.key, record.spec.shape, record.offset, record.local, is_own)
+                yield box, [*self._longer(along), *sharing_stages]
+
     def _whole_box(self, key: str, value: Tensor, along: Sequence[str]) -> tuple[Box, list[str]]:
-        """A value that each rank of some axes has as a whole, and these."""
+        """The box of a value that each rank along some axes has as a whole, and the longer of these
+        axes.
+        """
         box = Box(key, tuple(value.shape), (0,) * value.ndim, value, self._is_first(along))
         return box, self._longer(along)
 
@@ -275,7 +298,7 @@ class TrainState:
         return [axis for axis in axes if self.mesh.size(axis) > 1]
 
     def _whole(self) -> Iterator[tuple[str, Tensor]]:
-        """The values that are whole on every rank, and equal."""
+        """The values that every rank has as a whole, and alike, by key."""
         yield STEP, self._step
         if self._loss_scale:
             yield from self._loss_scale.kept()
@@ -286,7 +309,7 @@ class TrainState:
         return all(self.mesh.rank(axis) == 0 for axis in axes)
 
     def refresh(self) -> None:
-        """Brings what is made of the boxes up to date with them."""
+        """Brings all that is made from the boxes up to date with them."""
         for memory in self._memories:
             memory.refresh()
         if self.mesh.watch is not None:
@@ -296,7 +319,7 @@ class TrainState:
         """The tensors of `boxes` in the form of torch's own tools, by key: views, DTensors as
         `dtensors.views` says.
 
-        A rank lacks the keys of which it has no part.  Collective on first use, for torch's own
+        A rank lacks the keys that it has no part of.  Collective on first use, for torch's own
         mesh.
         """
         return {
@@ -306,9 +329,9 @@ class TrainState:
         }
 
     def load_state_dict(self, values: Mapping[str, Tensor]) -> None:
-        """Takes over values of the form of `state_dict`, which may be its own views, written to.
+        """Takes over values in the form of `state_dict`, which may be its own views, written to.
 
-        RunError.
+        RunError, before anything changes, where a value lacks or does not fit.
         """
         dtensors.take(self.state_dict(), values)
         self.refresh()
@@ -329,9 +352,9 @@ def _once(part: Part, update: Callable[[Part], None]) -> None:
     update(part)
 
 
-def _element(name: str, at: int) -> tuple[str, str]:
+def _element(name: str, expert: int) -> tuple[str, str]:
     """An element of a router's biases."""
-    return name, f"expert {at}"
+    return name, f"expert {expert}"
 
 
 def _named(key: str, _: int) -> tuple[str, str]:
@@ -348,11 +371,13 @@ def _specs(model: nn.Module) -> dict[str, Spec]:
     return specs
 
 
-def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:
-    """Puts the made parameters in the place of the declared ones, wherever a module refers to
-    them.
+def _install(model: nn.Module, made_parameters: dict[str, nn.Parameter]) -> None:
+    """Puts the parameters that were made, by name, in the place of the declared ones, wherever a
+    module refers to them.
     """
-    by_declared = {id(declared): made[name] for name, declared in model.named_parameters()}
+    by_declared = {
+        id(declared): made_parameters[name] for name, declared in model.named_parameters()
+    }
     for name, declared in list(model.named_parameters(remove_duplicate=False)):
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, by_declared[id(declared)])

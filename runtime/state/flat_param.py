@@ -12,7 +12,7 @@ Non-goals: where what lies (`layout`), whose memory it is (`bucket_memory`), whe
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -43,8 +43,8 @@ class Buffers:
     """The memory of a flat parameter.
 
     unsharded  the weights as the model computes with them, of all ranks
-    shard      this rank's part of them, from which they are gathered: memory of its own, or a part
-               of `unsharded`
+    shard      this rank's part of the weights, which gathers send: memory of its own, or a part of
+               `unsharded`
     gradient   the gradient of record: of all, or with `shard_gradients` of this rank's part
     master     what the optimizer updates: `shard`, or a copy in another dtype
     slots      the optimizer's own, of this rank's part
@@ -60,9 +60,10 @@ class Buffers:
 class FlatParam:
     """One layer of a bucket, a chunk, or the whole of one.
 
-    `place` is the layer's index in each repeat, or the stages that a chunk is of; in its order
-    buffers are gathered.  `before` and `after` are the layers around this one; `prefetch` of them
-    are gathered ahead of their use.  The weights of each product in `products` form one matrix.
+    `place` is the layer's index in each repeat, or the stages that have a chunk; buffers are
+    gathered in the order of places.  `before` and `after` are the layers around this one;
+    `prefetch` of them are gathered ahead of their use.  The weights of each product in `products`
+    form one matrix.
     """
 
     def __init__(
@@ -76,13 +77,8 @@ class FlatParam:
         accumulate: Accumulate,
         products: Sequence[tuple[str, ...]] = (),
     ) -> None:
-        self.place, self.layout, self.mesh, self.bucket, self.buffers = (
-            place,
-            layout,
-            mesh,
-            bucket,
-            buffers,
-        )
+        self.place, self.layout, self.mesh = place, layout, mesh
+        self.bucket, self.buffers = bucket, buffers
         self.reductions, self.accumulate = reductions, accumulate
         self.shard_axis = mesh.axis(*bucket.shard_axes)
         self.reduce_axis = mesh.axis(*bucket.reduce_axes) if bucket.reduce_axes else None
@@ -120,7 +116,9 @@ class FlatParam:
             yield piece.name, parameter
 
     def _join(self, names: Sequence[str]) -> None:
-        """Lets `fused_linear` have neighbours, which are rows of one length, as one matrix."""
+        """Gives `fused_linear` neighbouring parameters, whose rows have one length, as one
+        matrix.
+        """
         pieces = [piece for piece in self.layout.pieces if piece.name in names]
         first, last = pieces[0], pieces[-1]
         assert [piece.name for piece in pieces] == [*names], (
@@ -160,19 +158,17 @@ class FlatParam:
         axis.watched(self.buffers.unsharded, end, line)
 
     def unshard(self, line: Any, end: End) -> None:
-        """Has the weights there; where they come and go, with the gathers of the next layers
-        begun.
+        """Waits for the weights.  Where they come and go, first begins to gather the next
+        layers'.
         """
         if self.resharded:
-            for each in self._upcoming(backwards=end == "result in backward"):
-                if each.is_freed:
-                    each.begin_unshard(each.shard_axis, line, end)
+            for layer in self._upcoming(backwards=end == "result in backward"):
+                if layer.is_freed:
+                    layer.begin_unshard(layer.shard_axis, line, end)
         self.wait_for_unshard()
 
     def _upcoming(self, backwards: bool) -> Iterator["FlatParam"]:
-        """This layer, and those that come next: whose gathers should be under way when it is
-        used.
-        """
+        """This layer and the next ones, whose gathers should be under way when it is used."""
         layer: FlatParam | None = self
         for _ in range(1 + self.bucket.prefetch):
             if layer is None:
@@ -181,7 +177,7 @@ class FlatParam:
             layer = layer.before if backwards else layer.after
 
     def reshard(self) -> None:
-        """Gives the memory of weights that come and go back until the next gather; all uses are
+        """Frees the memory of weights that come and go, until the next gather.  All uses are
         over.
         """
         if self.resharded:
@@ -201,8 +197,10 @@ class FlatParam:
 
     def gradient_shard(self) -> Tensor:
         """This rank's part of the gradient of record."""
-        kept = self.buffers.gradient
-        return kept if self.bucket.shard_gradients else kept[self.layout.own]
+        gradient = self.buffers.gradient
+        if self.bucket.shard_gradients:
+            return gradient
+        return gradient[self.layout.own]
 
     def reduce_grad(self, line: Any) -> None:
         """Begins to reduce the gradient: of each microbatch with `shard_gradients`, else after
@@ -225,19 +223,19 @@ class FlatParam:
 
     def _keep(self, part: Tensor) -> None:
         """Puts a sum where the gradient of record is, if that is elsewhere."""
-        kept = self.gradient_shard()
+        gradient = self.gradient_shard()
         if self.bucket.shard_gradients:
-            self.accumulate(kept, part)
-        elif part.dtype != kept.dtype:
-            kept.copy_(part)
+            self.accumulate(gradient, part)
+        elif part.dtype != gradient.dtype:
+            gradient.copy_(part)
 
     def begin(self, microbatches: int) -> None:
         """Begins a step; gradients left by an unfinished backward are dropped."""
         self.left, self._passing = microbatches, None
 
     def abandon(self) -> None:
-        """Ends what a pass that was not finished has left: a gather under way would write to
-        memory that is gone.
+        """Ends the gather that an unfinished pass has left: it would write to memory that is
+        gone.
         """
         self.wait_for_unshard()
         self.reshard()
@@ -260,24 +258,25 @@ class FlatParam:
     def record(self) -> Iterator[Record]:
         """The content of a checkpoint: this rank's part of every parameter and slot."""
         for piece in self.layout.pieces:
-            slots = (
-                (f"optimizer/{slot}/{piece.name}", flat)
-                for slot, flat in self.buffers.slots.items()
-            )
-            for key, flat in ((piece.name, self.buffers.master), *slots):
-                if rows := self.layout.rows(piece):
-                    first, *rest = piece.spec.offsets(self.mesh)
-                    offset = (first + rows.start, *rest)
-                    yield Record(key, piece.spec, offset, self.layout.kept_rows(piece, flat))
+            rows = self.layout.rows(piece)
+            if not rows:
+                continue
+            first, *others = piece.spec.offsets(self.mesh)
+            offset = (first + rows.start, *others)
+            master = self.layout.kept_rows(piece, self.buffers.master)
+            yield Record(piece.name, piece.spec, offset, master)
+            for slot, flat in self.buffers.slots.items():
+                key = f"optimizer/{slot}/{piece.name}"
+                yield Record(key, piece.spec, offset, self.layout.kept_rows(piece, flat))
 
     def copies(self) -> Iterator[Copies]:
         """Everything in its memory, in stretches that the same ranks hold alike."""
+        flat_params: list[tuple[str, Role, Tensor]] = []
         # Optimizer state that differs spoils its parameter: it is named first.
-        flat_params: list[tuple[str, Role, Tensor]] = [
-            *((f"{slot} of ", "state", flat) for slot, flat in [*self.buffers.slots.items()][::-1]),
-            ("", "state", self.buffers.master),
-            ("the gradient of ", "gradient", self.gradient_shard()),
-        ]
+        for slot, flat in [*self.buffers.slots.items()][::-1]:
+            flat_params.append((f"{slot} of ", "state", flat))
+        flat_params.append(("", "state", self.buffers.master))
+        flat_params.append(("the gradient of ", "gradient", self.gradient_shard()))
         if self.is_mixed:
             flat_params.append(("the working copy of ", "working", self.buffers.shard))
         for split, group in groupby(self.layout.pieces, _axes):
@@ -289,8 +288,8 @@ class FlatParam:
                 yield Copies(flat[kept], axis, role, what, partial(self._element, kept.start))
 
     def _element(self, start: int, index: int) -> tuple[str, str]:
-        at = self.layout.own.start + start + index
-        return self.layout.piece_at(at).element(at, self.mesh)
+        place = self.layout.own.start + start + index
+        return self.layout.piece_at(place).element(place, self.mesh)
 
     def initialise(self, seed: int) -> None:
         """Initial values of every parameter."""
@@ -302,7 +301,7 @@ class FlatParam:
                 kept.copy_(values[rows.start : rows.stop])
 
     def fill(self, value: Callable[[str, Spec], Tensor]) -> None:
-        """Values of every parameter, given as the part of it that its spec says."""
+        """Sets the values of every parameter: `value` gives the part of it that its spec says."""
         for piece in self.layout.pieces:
             if rows := self.layout.rows(piece):
                 kept = self.layout.kept_rows(piece, self.buffers.master)
@@ -311,7 +310,7 @@ class FlatParam:
 
 def _axes(piece: Piece) -> set[str]:
     """The axes that split a parameter."""
-    return {axis for axes in piece.spec.split.values() for axis in axes}
+    return {*chain.from_iterable(piece.spec.split.values())}
 
 
 def reserve(x: Tensor) -> None:
@@ -320,5 +319,5 @@ def reserve(x: Tensor) -> None:
 
 
 def release(x: Tensor) -> None:
-    """Takes a tensor's memory: it, and what is a view of it, keep their shapes."""
+    """Frees a tensor's memory; it and its views keep their shapes."""
     x.untyped_storage().resize_(0)

@@ -1,11 +1,11 @@
 """The flat parameters of a layer: weights come and go, gradients are reduced, while the model
 computes.
 
-Autograd functions that leave a value as it is, and act when forward and backward come by: backward
-enters a layer where forward has left it, and autograd runs what was made last first.  So `reshard`
-comes before all of a layer's backward, `unshard` and `reduce_grads_in_backward` after all of it
-(FSDP, arXiv:2304.11277).  Their order follows from the program alone, and so is the same on all
-ranks.
+The autograd functions here leave a value as it is, and act when forward and backward come by.
+Backward enters a layer where forward has left it, and autograd runs the newest node first.  So
+`reshard` comes before all of a layer's backward, `unshard` and `reduce_grads_in_backward` after all
+of it (FSDP, arXiv:2304.11277).  Their order follows from the program alone, and so is the same on
+all ranks.
 
 Non-goals: buckets without layers, which the step moves explicitly (`comm.collectives`); pipeline
 stages (`pipeline`).
@@ -30,8 +30,8 @@ NOTHING: FlatParams = {}
 
 
 class FlatParamGroup:
-    """A layer's flat parameters, one of each bucket, in the order in which backward completes
-    their gradients.
+    """A layer's flat parameters, one of each bucket, in the order that backward completes their
+    gradients.
     """
 
     def __init__(self, flat_params: Iterable[FlatParam]) -> None:
@@ -42,20 +42,20 @@ class FlatParamGroup:
         return self.flat_params[0].shard_axis.line()
 
     def unshard(self, line: Any, end: End) -> None:
-        """Has the weights there, those that backward needs first gathered last."""
-        for each in reversed(self.flat_params):
-            if end == "result" or each.resharded:
-                each.unshard(line, end)
+        """Waits for the weights, last for the weights that backward needs first."""
+        for flat_param in reversed(self.flat_params):
+            if end == "result" or flat_param.resharded:
+                flat_param.unshard(line, end)
 
     def reshard(self) -> None:
         """Frees the weights that come and go."""
-        for each in self.flat_params:
-            each.reshard()
+        for flat_param in self.flat_params:
+            flat_param.reshard()
 
     def reduce_grads(self, line: Any) -> None:
         """Begins to reduce the gradients, where they are complete."""
-        for each in self.flat_params:
-            each.reduce_grad(line)
+        for flat_param in self.flat_params:
+            flat_param.reduce_grad(line)
 
 
 def reduce_grads_in_backward(x: Tensor, params: FlatParamGroup) -> Tensor:
@@ -72,7 +72,9 @@ def unshard(x: Tensor, params: FlatParamGroup) -> Tensor:
 
 
 def reshard(x: Tensor, params: FlatParamGroup) -> Tensor:
-    """x, with the layer's weights freed; backward gathers them, and those of the layers before."""
+    """x, with the layer's weights freed; backward gathers them, and the weights of the layers
+    before.
+    """
     return _apply(_Reshard, x, params)
 
 
@@ -85,22 +87,22 @@ def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
     if axis.size == 1:
         return
     line = axis.line()
-    of = (own for each in flat_params for own in in_order(each))
-    for own in sorted(of, key=lambda own: own.place):
-        if own.bucket.stages or (own.shard_axis.name == axis.name and not own.resharded):
-            own.begin_unshard(axis, line, "result")
+    for flat_param in sorted(in_order(flat_params), key=lambda flat_param: flat_param.place):
+        is_on_axis = flat_param.shard_axis.name == axis.name
+        if flat_param.bucket.stages or (is_on_axis and not flat_param.resharded):
+            flat_param.begin_unshard(axis, line, "result")
 
 
 def in_order(flat_params: Iterable[Any]) -> Iterator[FlatParam]:
     """The flat parameters of layers, however nested."""
-    for each in flat_params:
-        match each:
+    for item in flat_params:
+        match item:
             case FlatParam():
-                yield each
+                yield item
             case FlatParamGroup():
-                yield from reversed(each.flat_params)
+                yield from reversed(item.flat_params)
             case _:
-                yield from in_order(each)
+                yield from in_order(item)
 
 
 class _Unshard(Function):

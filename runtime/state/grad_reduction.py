@@ -22,8 +22,8 @@ or a kernel.
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Reduction:
-    """A reduction in flight: `shard`, this rank's part of the sent tensor, becomes the sum, and
-    goes to `keep`.
+    """A reduction in flight: `shard`, this rank's part of the sent tensor, becomes the sum, and is
+    passed to `keep`.
     """
 
     shard: Tensor
@@ -42,8 +42,8 @@ class _Reduction:
 
 
 class Reductions:
-    """The reductions in flight of a bucket's layers, in the order in which they began: the same
-    on all ranks.
+    """The reductions in flight of a bucket's layers, in the order that they began: the same on all
+    ranks.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,16 +53,16 @@ class Reductions:
     def begin(
         self,
         sent: Tensor,
-        own: slice,
+        shard: slice,
         scatter: Axis | None,
         add: Axis | None,
         keep: Callable[[Tensor], None],
         line: Any,
     ) -> None:
-        """Begins to sum a gradient, complete on this rank: its part `own` over `scatter`, then
+        """Begins to sum a gradient, complete on this rank: its part `shard` over `scatter`, then
         over `add`.
         """
-        part, work = sent[own], None
+        part, work = sent[shard], None
         with self._beside():
             if scatter is not None and scatter.size > 1:
                 work = c10d.begin_reduce_scatter(part, sent, scatter.group)
@@ -80,14 +80,14 @@ class Reductions:
 
     def finish(self) -> None:
         """Waits for all."""
-        for each in self._under_way:
-            each.finish()
+        for reduction in self._under_way:
+            reduction.finish()
         self._under_way.clear()
 
     @contextmanager
     def _beside(self) -> Generator[None]:
-        """On CUDA a stream of its own, so that a sum which waits for another's end does not
-        hold up the model.
+        """On CUDA, a stream of its own: a sum that waits for another sum does not hold up the
+        model.
         """
         if self._aside is None:
             yield

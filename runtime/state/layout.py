@@ -1,9 +1,8 @@
 """Where parameters lie in a flat buffer, and which of their rows each rank keeps where ranks share
 it out.
 
-The parts are equal and cut between rows of tensors (the rule is that of the compiler's
-`bucket_layout`), so that a rank's part of a tensor is a box (ZeRO stage 1, Rajbhandari et al.
-2020).
+The parts are equal and cut between rows of tensors, by the same rule as the compiler's
+`bucket_layout`, so that a rank's part of a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
 
 Non-goals: no memory (`flat_param`), no choice of what goes together (the plan's).
 """
@@ -43,11 +42,12 @@ class Piece:
         """The parameter and the global index of element `index` of the buffer, for instance
         `wq` and `[3, 5]`.
         """
-        rest, at = index - self.start, list[int]()
-        for size in reversed(self.shape):
-            rest, place = divmod(rest, size)
-            at.insert(0, place)
-        return self.name, str([a + b for a, b in zip(at, self.spec.offsets(mesh), strict=True)])
+        remainder, indices = index - self.start, list[int]()
+        sizes_and_offsets = [*zip(self.shape, self.spec.offsets(mesh), strict=True)]
+        for size, offset in reversed(sizes_and_offsets):
+            remainder, local = divmod(remainder, size)
+            indices.insert(0, offset + local)
+        return self.name, str(indices)
 
     def view(self, flat: Tensor) -> Tensor:
         """This parameter's part of a buffer, in its own shape."""
@@ -55,15 +55,16 @@ class Piece:
 
 
 class Layout:
-    """Parameters side by side in `size` elements; this rank of the axis keeps those in `own`."""
+    """Parameters side by side in `size` elements; this rank of the axis keeps the elements in
+    `own`.
+    """
 
     def __init__(self, claims: Claims, mesh: Mesh, axis: Axis) -> None:
         self.groups: list[tuple[ParamGroup, slice]] = []
         self.pieces: list[Piece] = []
         for group, claimed in claims:
-            pieces = _lay_out(
-                claimed, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1
-            )
+            start = self.pieces[-1].stop if self.pieces else 0
+            pieces = _lay_out(claimed, mesh, start, by_rows=axis.size > 1)
             self.pieces += pieces
             if pieces:  # a rank's stages may have none of a group
                 self.groups.append((group, slice(pieces[0].start, pieces[-1].stop)))
@@ -76,7 +77,9 @@ class Layout:
         of it.
         """
         start, stop = max(start, self.own.start), min(stop, self.own.stop)
-        return slice(start - self.own.start, stop - self.own.start) if start < stop else None
+        if start >= stop:
+            return None
+        return slice(start - self.own.start, stop - self.own.start)
 
     def rows(self, piece: Piece) -> range:
         """Which rows of its part of a parameter this rank keeps: all, unless the buffer is
@@ -99,20 +102,22 @@ class Layout:
 
 
 def _lay_out(claimed: Sequence[Claimed], mesh: Mesh, start: int, by_rows: bool) -> list[Piece]:
-    """The parameters one after another, from `start` on, each perhaps at a multiple of its
-    row's length.
+    """The parameters one after another, from `start` on; `by_rows`, each begins at a multiple of
+    its row's length.
     """
     pieces: list[Piece] = []
-    for each in claimed:
-        shape = each.spec.local_shape(mesh)
+    for parameter in claimed:
+        shape = parameter.spec.local_shape(mesh)
         row = prod(shape[1:]) if by_rows else 1
-        pieces.append(Piece(each.name, each.spec, shape, -(-start // row) * row))
+        pieces.append(Piece(parameter.name, parameter.spec, shape, -(-start // row) * row))
         start = pieces[-1].stop
     return pieces
 
 
 def _part(pieces: list[Piece], ranks: int) -> int:
     """The size of one of `ranks` equal parts, which begin and end between rows."""
-    unit = lcm(*(piece.row for piece in pieces)) if ranks > 1 else 1
+    unit = 1
+    if ranks > 1:
+        unit = lcm(*(piece.row for piece in pieces))
     stop = pieces[-1].stop if pieces else 0
     return -(-stop // (ranks * unit)) * unit

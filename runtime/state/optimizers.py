@@ -7,7 +7,7 @@ each rank's start.
 Non-goals: no update rule is written here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -29,7 +29,10 @@ class ParamGroup:
     def __init__(
         self, *patterns: str | tuple[str, ...], weight_decay: float = 0.0, lr_scale: float = 1.0
     ) -> None:
-        self.patterns = tuple(each if isinstance(each, tuple) else (each,) for each in patterns)
+        products = list[tuple[str, ...]]()
+        for pattern in patterns:
+            products.append(pattern if isinstance(pattern, tuple) else (pattern,))
+        self.patterns = tuple(products)
         self.weight_decay = weight_decay
         self.lr_scale = lr_scale
 
@@ -39,8 +42,8 @@ class Part:
     """A group's part of a bucket: its parameters, their gradients and slots, [layers, elements]
     each.
 
-    `copies` are what the model computes with, likewise, where that is another memory than the
-    parameters'.
+    `copies`, in the same shape, are what the model computes with, where it does not compute with
+    the parameters' own memory.
     """
 
     group: ParamGroup
@@ -52,16 +55,21 @@ class Part:
     def pieces(self, most: int) -> Iterator["Part"]:
         """Parts of it, of `most` elements or a little more."""
         layers, size = self.parameters.shape
-        for at in range(0, size, max(1, most // layers)):
-            own = slice(at, at + max(1, most // layers))
-            slots = {slot: value[:, own] for slot, value in self.slots.items()}
-            copies = None if self.copies is None else self.copies[:, own]
-            yield Part(self.group, self.parameters[:, own], self.gradients[:, own], slots, copies)
+        length = max(1, most // layers)
+        for start in range(0, size, length):
+            columns = slice(start, start + length)
+            slots = {slot: value[:, columns] for slot, value in self.slots.items()}
+            copies = None if self.copies is None else self.copies[:, columns]
+            yield Part(
+                self.group, self.parameters[:, columns], self.gradients[:, columns], slots, copies
+            )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its memory by name, all that an update may change."""
-        copies = {} if self.copies is None else {"working copy": self.copies}
-        return {"parameter": self.parameters, "gradient": self.gradients, **self.slots, **copies}
+        """All tensors that an update may change, by name."""
+        tensors = {"parameter": self.parameters, "gradient": self.gradients, **self.slots}
+        if self.copies is not None:
+            tensors["working copy"] = self.copies
+        return tensors
 
     def scale(self, scale: Tensor | None) -> None:
         """Multiplies the gradients, if there is a scale."""
@@ -78,9 +86,9 @@ class Optimizer(Protocol):
     """The interface of an optimizer for the state engine: the names of its per-element state, and
     its step.
 
-    `update` number `step` (from 1) changes parameters, slots and copies in place, given gradients
-    times `scale`, and may write to the gradients; where `skip` is 1 it changes nothing else.  These
-    three are 0-dim; the first and the last are float32.
+    `update` number `step` (from 1) changes parameters, slots and copies in place by the gradients
+    times `scale`, and may write to the gradients; where `skip` is 1 it changes nothing else.
+    `step`, `skip` and `scale` are 0-dim; step and skip are float32.
     """
 
     @property
@@ -145,10 +153,13 @@ class SGD:
     ) -> None:
         """One update in place, whatever its number."""
         part.scale(scale)
+        momenta: Sequence[Tensor] = []
+        if self.momentum:
+            momenta = part.slots["momentum_buffer"].unbind()
         _fused_sgd(
             part.parameters.unbind(),
             part.gradients.unbind(),
-            part.slots["momentum_buffer"].unbind() if self.momentum else [],
+            momenta,
             weight_decay=part.group.weight_decay,
             momentum=self.momentum,
             lr=lr * part.group.lr_scale,

@@ -74,10 +74,12 @@ class Weight(nn.Parameter):
 def weight(
     mesh: Mesh, *shape: int, init: Init, shard: Mapping[int, str | tuple[str, ...]] | None = None
 ) -> Weight:
-    """Declares a parameter of this global shape; `shard` maps a dim to the axis, or axes, outer
-    first, over it.
+    """Declares a parameter of this global shape; `shard` maps a dim to the axis, or the axes,
+    outer first, that split it.
     """
-    split = {dim: (axes,) if isinstance(axes, str) else axes for dim, axes in (shard or {}).items()}
+    split = dict[int, tuple[str, ...]]()
+    for dim, axes in (shard or {}).items():
+        split[dim] = (axes,) if isinstance(axes, str) else axes
     spec = Spec(shape, split, init)
     for dim, axes in spec.split.items():
         assert shape[dim] % mesh.size(*axes) == 0, (
@@ -105,11 +107,11 @@ def _global_index(
     start: int, chunk: Tensor, shape: tuple[int, ...], spec: Spec, offsets: tuple[int, ...]
 ) -> Tensor:
     """Row-major index in the whole parameter of the local elements start, start + 1, …, int64."""
-    rest = torch.arange(start, start + chunk.numel(), device=chunk.device)
-    index = torch.zeros_like(rest)
+    position = torch.arange(start, start + chunk.numel(), device=chunk.device)
+    index = torch.zeros_like(position)
     for dim in reversed(range(len(shape))):
-        index += (rest % shape[dim] + offsets[dim]) * prod(spec.shape[dim + 1 :])
-        rest //= shape[dim]
+        index += (position % shape[dim] + offsets[dim]) * prod(spec.shape[dim + 1 :])
+        position //= shape[dim]
     return index
 
 

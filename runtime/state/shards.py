@@ -1,5 +1,5 @@
-"""Boxes: parts of tensors by where they lie in the whole, in which a state is saved and loaded on
-any mesh.
+"""Boxes: parts of tensors, by where they lie in the whole.  A state is saved and loaded as boxes,
+on any mesh.
 
 Non-goals: no files, no ranks: whoever holds a box says where it lies.
 """
@@ -27,7 +27,9 @@ class Extent:
         starts = tuple(map(max, self.offset, other.offset))
         stops = tuple(map(min, self.stop, other.stop))
         size = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
-        return Extent(starts, size) if all(each > 0 for each in size) else None
+        if any(length <= 0 for length in size):
+            return None
+        return Extent(starts, size)
 
     @property
     def stop(self) -> Shape:
@@ -36,19 +38,15 @@ class Extent:
 
     def within(self, outer: "Extent") -> tuple[slice, ...]:
         """This part as slices of a tensor that holds `outer`."""
-        starts = [a - b for a, b in zip(self.offset, outer.offset, strict=True)]
-        return tuple(
-            slice(start, start + size) for start, size in zip(starts, self.size, strict=True)
-        )
+        slices = list[slice]()
+        for offset, outer_offset, size in zip(self.offset, outer.offset, self.size, strict=True):
+            start = offset - outer_offset
+            slices.append(slice(start, start + size))
+        return tuple(slices)
 
     def __str__(self) -> str:
-        return (
-            "["
-            + ", ".join(
-                f"{start}:{stop}" for start, stop in zip(self.offset, self.stop, strict=True)
-            )
-            + "]"
-        )
+        ranges = zip(self.offset, self.stop, strict=True)
+        return f"[{', '.join(f'{start}:{stop}' for start, stop in ranges)}]"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,13 +63,15 @@ class Box:
 
     @property
     def extent(self) -> Extent:
-        """Where it lies."""
+        """Where the box lies in the tensor."""
         return Extent(self.offset, tuple(self.tensor.shape))
 
     @property
     def name(self) -> str:
         """The key; for a part with its place, as in `wq[0:4, 8:16]`."""
-        return self.key if self.extent == whole(self.shape) else f"{self.key}{self.extent}"
+        if self.extent == whole(self.shape):
+            return self.key
+        return f"{self.key}{self.extent}"
 
 
 def whole(shape: Shape) -> Extent:
@@ -93,14 +93,14 @@ class Piece:
         return part[self.within].view(self.extent.size)
 
     def along(self, part: slice, box: Extent) -> "Piece":
-        """With one dim more, of which it is this part, and which in the other shape is this box."""
+        """This piece with one more dim: `part` of this dim here, `box` of it in the other shape."""
         extent = Extent((*self.extent.offset, *box.offset), (*self.extent.size, *box.size))
         return Piece((*self.within, part), extent)
 
 
 def common_shape(one: Shape, other: Shape) -> Shape | None:
-    """The longer of two shapes where the other has some neighbouring dims of it as one; None where
-    they are at odds.
+    """The longer of two shapes where the other joins some of its neighbouring dims; None where
+    the shapes do not agree.
 
     A matrix of each expert is stored in two dims, (experts · out, in), or in three where ranks have
     parts of each.
@@ -108,11 +108,9 @@ def common_shape(one: Shape, other: Shape) -> Shape | None:
     short, long = sorted((one, other), key=len)
     if len(short) == len(long) or len(short) < 2:
         return one if one == other else None
-    return (
-        long
-        if prod(short) == prod(long) and {*accumulate(short, mul)} <= {*accumulate(long, mul)}
-        else None
-    )
+    if prod(short) == prod(long) and {*accumulate(short, mul)} <= {*accumulate(long, mul)}:
+        return long
+    return None
 
 
 def pieces(extent: Extent, shape: Shape, common: Shape) -> list[Piece]:
@@ -121,39 +119,46 @@ def pieces(extent: Extent, shape: Shape, common: Shape) -> list[Piece]:
     """
     if shape == common:
         return [Piece((), extent)]
-    found = [Piece((), Extent((), ()))]
+    parts = [Piece((), Extent((), ()))]
     for start, stop, sizes in zip(extent.offset, extent.stop, _dims_of(shape, common), strict=True):
-        found = [
-            each.along(slice(a - start, b - start), box)
-            for each in found
-            for a, b, box in _boxes(start, stop, sizes)
-        ]
-    return found
+        boxes = [*_boxes(start, stop, sizes)]
+        longer = list[Piece]()
+        for part in parts:
+            for a, b, box in boxes:
+                longer.append(part.along(slice(a - start, b - start), box))
+        parts = longer
+    return parts
 
 
 def _dims_of(shape: Shape, common: Shape) -> list[Shape]:
-    """The dims of the common shape that each dim is."""
-    rest, groups = [*common], list[list[int]]()
+    """For each dim of `shape`, the dims of the common shape that it joins."""
+    remaining, groups = [*common], list[list[int]]()
     for size in shape:
-        groups.append([rest.pop(0)])
+        groups.append([remaining.pop(0)])
         while prod(groups[-1]) < size:
-            groups[-1].append(rest.pop(0))
-    return [*map(tuple, groups[:-1]), (*groups[-1], *rest)]
+            groups[-1].append(remaining.pop(0))
+    return [*map(tuple, groups[:-1]), (*groups[-1], *remaining)]
 
 
 def _boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Extent]]:
-    """The stretch from `start` to `stop` along dims as one, cut into boxes of these dims: each
-    with its own stretch.
+    """The stretch from `start` to `stop` along joined dims of these sizes, cut into boxes: the
+    stretch of each, and the box.
     """
     row = prod(sizes[1:])
-    whole_rows = (at for at in (-(-start // row) * row, stop // row * row) if start < at < stop)
-    for a, b in pairwise(sorted({start, *whole_rows, stop})):
-        at, before = divmod(a, row)
+    # cut at the ends of whole rows, so that these are one box
+    cuts = {start, stop}
+    for cut in (-(-start // row) * row, stop // row * row):
+        if start < cut < stop:
+            cuts.add(cut)
+    for a, b in pairwise(sorted(cuts)):
+        index, before = divmod(a, row)
         if before or b % row:
             for c, d, box in _boxes(before, before + b - a, sizes[1:]):
-                yield at * row + c, at * row + d, Extent((at, *box.offset), (1, *box.size))
+                extent = Extent((index, *box.offset), (1, *box.size))
+                yield index * row + c, index * row + d, extent
         else:
-            yield a, b, Extent((at, *(0 for _ in sizes[1:])), ((b - a) // row, *sizes[1:]))
+            zeros = (0,) * len(sizes[1:])
+            yield a, b, Extent((index, *zeros), ((b - a) // row, *sizes[1:]))
 
 
 def fault(shape: Shape, extents: Sequence[Extent]) -> str:
@@ -170,13 +175,15 @@ def fault(shape: Shape, extents: Sequence[Extent]) -> str:
     if clash := _clash(shape, extents):
         return f"its parts {clash[0]} and {clash[1]} overlap"
     missing = prod(shape) - sum(prod(extent.size) for extent in extents)
-    return f"{missing} of its {prod(shape)} elements are in no part" if missing else ""
+    if missing:
+        return f"{missing} of its {prod(shape)} elements are in no part"
+    return ""
 
 
 def _clash(shape: Shape, extents: Sequence[Extent]) -> tuple[Extent, Extent] | None:
-    """Two that overlap.
+    """Two extents that overlap, if any do.
 
-    Along the dim that is cut most, so that few are ever looked at together.
+    It sweeps along the dim that is cut most, so that few extents are ever compared with each other.
     """
     if not shape:
         return next(pairwise(extents), None)

@@ -1,4 +1,4 @@
-"""The state by which steps change nothing, or less: an adapting loss scale, held updates, a limit
+"""The state that makes steps change nothing, or less: an adapting loss scale, held updates, a limit
 for losses.
 
 All of it is on the device, where no host sync decides, and the same on all ranks.  `kept` gives it
@@ -38,8 +38,8 @@ class LossScale:
         return self._value.clone()
 
     def update(self, overflow: Tensor, skip: Tensor) -> None:
-        """After a step in which a gradient overflowed or not (0-dim bool); nothing where `skip`
-        (likewise) holds.
+        """Adapts the scale after a step.  `overflow`: whether one of its gradients overflowed.
+        Where `skip` is true nothing changes.  Both are 0-dim bools.
         """
         self._steps += ~skip
         halved = overflow & ~skip
@@ -55,10 +55,10 @@ class LossScale:
 
 
 class Held:
-    """Counts the steps in a row whose values are not as they should be, from which on updates may
-    be held.
+    """Counts the steps in a row whose values are not as they should be, after which updates may be
+    held.
 
-    Then the state remains that of before.  A rank's host learns of such a step some steps later,
+    The state then stays as it was before.  A rank's host learns of such a step some steps later,
     without waiting for the device; until then nothing may change.
     """
 
@@ -72,12 +72,12 @@ class Held:
         """Whether nothing changes for now, without being counted: a step is tried out."""
 
     def allow(self, most: int) -> None:
-        """So many in a row are skipped, each by itself, and only more hold what follows."""
+        """Lets `most` steps in a row be skipped, each by itself; only more hold the updates."""
         self._most = most
 
     def after(self, finite: Tensor) -> Tensor:
-        """Whether a step changes nothing (0-dim bool), given whether it is finite, and no spike
-        (likewise).
+        """Whether a step changes nothing (0-dim bool); `finite`: whether its values are finite,
+        and no spike (0-dim bool).
         """
         if self.paused:
             return self.holds()
@@ -92,9 +92,9 @@ class Held:
 
     def holds(self) -> Tensor:
         """Whether nothing changes any more."""
-        return (
-            torch.ones_like(self._row, dtype=torch.bool) if self.paused else self._row > self._most
-        )
+        if self.paused:
+            return torch.ones_like(self._row, dtype=torch.bool)
+        return self._row > self._most
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
         """The number of steps."""
@@ -102,12 +102,11 @@ class Held:
 
 
 class Losses:
-    """The losses of the last steps, and the most that the next may be without being a spike, which
-    is not among them.
+    """The losses of the last steps that count, and the limit above which the next one is a spike.
 
-    The median of the losses, and the median of their distances from it (Hampel 1974): a loss that
-    is above the first by more than a multiple of the second is a spike.  No single loss can upset
-    the rule.
+    The rule uses the median of the losses, and the median of their distances from it (Hampel 1974):
+    a loss above the first by more than a multiple of the second is a spike.  No single loss can
+    upset the rule.
     """
 
     WINDOW = 64
@@ -122,11 +121,11 @@ class Losses:
 
     def limit(self, deviations: float) -> Tensor:
         """The largest loss that is no spike (0-dim float32): infinity while there are few."""
-        held = self._count.clamp(max=self.WINDOW)
-        losses = torch.where(self._places() < held, self._last, torch.inf)
-        middle = _median(losses, held)
-        spread = torch.maximum(_median((losses - middle).abs(), held), self.NOISE * middle.abs())
-        return torch.where(held < self.LEAST, torch.inf, middle + deviations * spread)
+        count = self._count.clamp(max=self.WINDOW)
+        losses = torch.where(self._places() < count, self._last, torch.inf)
+        middle = _median(losses, count)
+        spread = torch.maximum(_median((losses - middle).abs(), count), self.NOISE * middle.abs())
+        return torch.where(count < self.LEAST, torch.inf, middle + deviations * spread)
 
     def add(self, loss: Tensor, counts: Tensor) -> None:
         """A step's loss (0-dim), unless it is not finite or does not count (0-dim bool)."""

@@ -100,7 +100,7 @@ def keys_kernel(
     )
     if DOCUMENTS:
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
-        own = load_ids(k_ids, k_ids_row, columns, keys)
+        tile_ids = load_ids(k_ids, k_ids_row, columns, keys)
     k_sums = tl.zeros([COLUMNS, DP], tl.float32)
     v_sums = tl.zeros([COLUMNS, DP], tl.float32)
     for PHASE in tl.static_range(
@@ -110,7 +110,7 @@ def keys_kernel(
             PHASE, begin - shift, begin + COLUMNS - 1 - shift, queries, ROWS, FORTH, BACK
         )
         if DOCUMENTS:
-            start, stop = near(q_ids, q_ids_row, start, stop, own)
+            start, stop = near(q_ids, q_ids_row, start, stop, tile_ids)
         steps = tl.maximum(tl.cdiv(stop - start, ROWS), 0)
         for step in tl.range(0, GROUP * steps):
             head, first = kv_head * GROUP + step // steps, start + step % steps * ROWS
@@ -136,7 +136,7 @@ def keys_kernel(
             if PHASE != 1:
                 pairs = seen(rows[None, :], columns[:, None], queries, keys, shift, BACK, FORTH)
                 if DOCUMENTS:
-                    pairs &= load_ids(q_ids, q_ids_row, rows, queries)[None, :] == own[:, None]
+                    pairs &= load_ids(q_ids, q_ids_row, rows, queries)[None, :] == tile_ids[:, None]
                 weights = tl.where(pairs, weights, 0.0)
             v_sums = tl.dot(weights.to(g_tile.dtype), g_tile, v_sums, input_precision=PRECISION)
             g_weights = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
@@ -174,7 +174,7 @@ def queries_kernel(
     row_delta = load_row(delta + of_head, begin, queries, ROWS, True)[:, None]
     if DOCUMENTS:
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
-        own = load_ids(q_ids, q_ids_row, rows, queries)
+        tile_ids = load_ids(q_ids, q_ids_row, rows, queries)
     sums = tl.zeros([ROWS, DP], tl.float32)
     for PHASE in tl.static_range(
         3 if DOCUMENTS else (0 if BACK >= 0 else 1), 4 if DOCUMENTS else 3
@@ -183,7 +183,7 @@ def queries_kernel(
             PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH
         )
         if DOCUMENTS:
-            start, stop = near(k_ids, k_ids_row, start, stop, own)
+            start, stop = near(k_ids, k_ids_row, start, stop, tile_ids)
         for first in tl.range(start, stop, COLUMNS):
             columns = first + tl.arange(0, COLUMNS)
             k_tile = load_tile(k, first, k_row, keys, COLUMNS, D, DP, PHASE != 1)
@@ -193,7 +193,7 @@ def queries_kernel(
             if PHASE != 1:
                 pairs = seen(rows[:, None], columns[None, :], queries, keys, shift, BACK, FORTH)
                 if DOCUMENTS:
-                    pairs &= own[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
+                    pairs &= tile_ids[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
                 weights = tl.where(pairs, weights, 0.0)
             g_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
             g_product = uncapped(weights * (g_weights - row_delta), logit, CAP)
@@ -217,20 +217,20 @@ def backward(
     blocks: Blocks,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each as it is shaped, in `dtype`, by default its own."""
+    """Gradients of q, k and v, in their shapes and in `dtype`, by default their own dtypes."""
     q, k, v, q_ids, k_ids, out, lse = saved
-    q, k, v, g_out = (unit(each) for each in (q, k, v, g_out))
+    q, k, v, g_out = (unit(operand) for operand in (q, k, v, g_out))
     batch, queries, heads = sizes(q, how.seq)
     _, keys, kv_heads = sizes(k, how.seq)
-    g_q, g_k, g_v = (each.new_empty(each.shape, dtype=dtype) for each in (q, k, v))
-    given = (q, k, v, q_ids, k_ids, g_out, lse, delta(out, g_out, how.seq))
-    lie = (*operand_strides(q, k, v, q_ids, k_ids, how.seq), *strides(g_out, how.seq))
-    rest = (heads, queries, keys, how.shift, how.scale)
+    g_q, g_k, g_v = (operand.new_empty(operand.shape, dtype=dtype) for operand in (q, k, v))
+    operands = (q, k, v, q_ids, k_ids, g_out, lse, delta(out, g_out, how.seq))
+    all_strides = (*operand_strides(q, k, v, q_ids, k_ids, how.seq), *strides(g_out, how.seq))
+    sizes_and_scale = (heads, queries, keys, how.shift, how.scale)
     compiled_for = constants(how, q, k, q_ids)
     grid = (batch * kv_heads * launching.blocks(keys, blocks.keys.keys),)
-    args = (*given, g_k, g_v, *lie, *strides(g_k, how.seq), *rest)
+    args = (*operands, g_k, g_v, *all_strides, *strides(g_k, how.seq), *sizes_and_scale)
     launching.launch(keys_kernel, grid, *args, **compiled_for, **blocks.keys.options())
     grid = (batch * heads * launching.blocks(queries, blocks.queries.queries),)
-    args = (*given, g_q, *lie, *strides(g_q, how.seq), *rest)
+    args = (*operands, g_q, *all_strides, *strides(g_q, how.seq), *sizes_and_scale)
     launching.launch(queries_kernel, grid, *args, **compiled_for, **blocks.queries.options())
     return g_q, g_k, g_v

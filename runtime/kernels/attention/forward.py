@@ -50,7 +50,7 @@ def forward_kernel(
     )
     if DOCUMENTS:
         q_ids, k_ids = q_ids + batch * q_ids_batch, k_ids + batch * k_ids_batch
-        own = load_ids(q_ids, q_ids_row, rows, queries)
+        tile_ids = load_ids(q_ids, q_ids_row, rows, queries)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DP], tl.float32)
@@ -61,7 +61,7 @@ def forward_kernel(
             PHASE, begin + shift, begin + ROWS - 1 + shift, keys, COLUMNS, BACK, FORTH
         )
         if DOCUMENTS:
-            start, stop = near(k_ids, k_ids_row, start, stop, own)
+            start, stop = near(k_ids, k_ids_row, start, stop, tile_ids)
         for first in tl.range(start, stop, COLUMNS):
             columns = first + tl.arange(0, COLUMNS)
             k_tile = load_tile(k, first, k_row, keys, COLUMNS, D, DP, PHASE != 1)
@@ -69,7 +69,7 @@ def forward_kernel(
             if PHASE != 1:
                 pairs = seen(rows[:, None], columns[None, :], queries, keys, shift, BACK, FORTH)
                 if DOCUMENTS:
-                    pairs &= own[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
+                    pairs &= tile_ids[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
                 logit = tl.where(pairs, logit, float("-inf"))
             higher = tl.maximum(peak, tl.max(logit, 1))
             # of rows that have seen nothing yet
@@ -108,7 +108,7 @@ def forward(
     """The result in `dtype`, by default q's, as q is shaped, and its log-sum-exp, float32 [b,
     n, s].
     """
-    q, k, v = (unit(each) for each in (q, k, v))
+    q, k, v = (unit(operand) for operand in (q, k, v))
     batch, queries, heads = sizes(q, how.seq)
     out = q.new_empty(q.shape, dtype=dtype)
     lse = q.new_empty((batch, heads, queries), dtype=torch.float32)

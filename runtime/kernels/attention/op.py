@@ -31,9 +31,9 @@ def backend(
 
     special: a mask other than a causal one, or a soft cap; drops: dropout.  torch's flash and cuDNN
     attention know neither; on GPUs they are for bfloat16 and float16, and copy q, k and v unless
-    head_dim is a multiple of 8.  torch decides which of them.  For float32 it has memory-efficient
-    attention, where queries have as many heads as keys and rows are multiples of 16 bytes, and else
-    holds all scores.
+    head_dim is a multiple of 8.  torch chooses between the two.  For float32 it has
+    memory-efficient attention, where queries have as many heads as keys and rows are multiples of
+    16 bytes, and else holds all scores.
     """
     dim = q.shape[-1]
     if drops or not (special or q.is_cuda or q.is_meta):
@@ -51,7 +51,9 @@ def blocks_for(op: Tiled[Blocks], q: Tensor, k: Tensor, v: Tensor) -> Blocks | N
     """How the kernels divide their work; None where they do not serve, as for values of another
     size than keys.
     """
-    return op.tile_for(q.shape[-1], q, k, v) if v.shape[-1] == q.shape[-1] else None
+    if v.shape[-1] != q.shape[-1]:
+        return None
+    return op.tile_for(q.shape[-1], q, k, v)
 
 
 def attend(
@@ -68,12 +70,13 @@ def attend(
 
     Queries that see nothing have 0 and −∞.  Saves q, k, v, the documents and both results.
     """
-    k_ids = None if k_ids is q_ids else k_ids  # torch.compile traces no tensor that is given twice
+    if k_ids is q_ids:
+        k_ids = None  # torch.compile traces no tensor that is passed twice
     return cast(Any, _Attend).apply(q, k, v, q_ids, k_ids, how, blocks)
 
 
 class _Attend(Function):
-    """By kernels or by plain torch, with the same tensors saved; the log-sum-exp has no
+    """Attention by kernels or by plain torch, which save the same tensors.  The log-sum-exp has no
     gradient.
     """
 
@@ -88,11 +91,13 @@ class _Attend(Function):
         how: Setting,
         blocks: Blocks | None,
     ) -> tuple[Tensor, Tensor]:
-        k_ids = q_ids if k_ids is None else k_ids
-        given = (q, k, v, q_ids, k_ids, how)
-        out, lse = (
-            forward.forward(*given, blocks.forward) if blocks else plain_attention.forward(*given)
-        )
+        if k_ids is None:
+            k_ids = q_ids
+        operands = (q, k, v, q_ids, k_ids, how)
+        if blocks is not None:
+            out, lse = forward.forward(*operands, blocks.forward)
+        else:
+            out, lse = plain_attention.forward(*operands)
         ctx.save_for_backward(q, k, v, q_ids, k_ids, out, lse)
         ctx.how, ctx.blocks = how, blocks
         ctx.mark_non_differentiable(lse)
@@ -101,12 +106,11 @@ class _Attend(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        given = cast(Saved, ctx.saved_tensors), grad_outputs[0], ctx.how
-        gradients = (
-            backward.backward(*given, ctx.blocks)
-            if ctx.blocks
-            else plain_attention.backward(*given)
-        )
+        arguments = cast(Saved, ctx.saved_tensors), grad_outputs[0], ctx.how
+        if ctx.blocks is not None:
+            gradients = backward.backward(*arguments, ctx.blocks)
+        else:
+            gradients = plain_attention.backward(*arguments)
         return *gradients, None, None, None, None
 
 
@@ -154,9 +158,9 @@ class Attention(Tiled[Blocks]):
             )
             return attention(q, k, v, layout, causal, window, *options)
 
-        def part(q: Tensor, start: int, own: Tensor | None) -> Tensor:
+        def part(q: Tensor, start: int, q_documents: Tensor | None) -> Tensor:
             return self.partial(
-                q, k, v, seq, causal, window, scale, softcap, own, documents, start
+                q, k, v, seq, causal, window, scale, softcap, q_documents, documents, start
             )[0]
 
         if positions is None:
@@ -193,8 +197,8 @@ class RingAttention(Tiled[Blocks]):
     """`scalec.runtime.ring_attention` by the kernels of `Attention`, with the same tiles; in plain
     torch without.
 
-    Results of hops and gradients are float32 until the last hop, as are those that kernels give;
-    those of torch's flash attention on CUDA are rounded once each to the element type of q.
+    Results of hops and gradients are float32 until the last hop.  Our kernels give float32, while
+    each result of torch's flash attention on CUDA is rounded once to the element type of q.
     """
 
     def __call__(

@@ -7,7 +7,6 @@ BACK or FORTH is no limit.
 # pyright: basic
 
 from dataclasses import dataclass
-from itertools import chain
 
 import triton
 import triton.language as tl
@@ -18,8 +17,8 @@ from .. import launching
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PRECISION = tl.constexpr("tf32x3")
-"""Products in float32 by tensor cores: the upper 11 bits of both factors, and those of each
-with the other's rest.
+"""Products in float32 by tensor cores: the product of both factors' upper 11 bits, and of the upper
+bits of each with the lower bits of the other.
 """
 
 _CHUNK = tl.constexpr(1024)
@@ -62,23 +61,23 @@ def span(
 
 @triton.jit
 def load_ids(ids, stride, places, size):
-    """Documents of some places; places from `size` on have that of the last."""
+    """Documents of some places; places from `size` on have the last place's document."""
     return tl.load(ids + tl.minimum(places, size - 1).to(tl.int64) * stride)
 
 
 @triton.jit
-def near(ids, stride, start, stop, own):
+def near(ids, stride, start, stop, tile_ids):
     """`start` and `stop`, narrowed to others with a document between the smallest and the
-    largest of `own`.
+    largest of `tile_ids`.
     """
-    lowest, highest = tl.min(own, 0), tl.max(own, 0)
+    lowest, highest = tl.min(tile_ids, 0), tl.max(tile_ids, 0)
     first, last = stop, tl.minimum(start, stop)
     for chunk in range(start, stop, _CHUNK):
         places = chunk + tl.arange(0, _CHUNK)
-        theirs = load_ids(ids, stride, places, stop)
-        found = (theirs >= lowest) & (theirs <= highest) & (places < stop)
-        first = tl.minimum(first, tl.min(tl.where(found, places, stop), 0))
-        last = tl.maximum(last, tl.max(tl.where(found, places + 1, start), 0))
+        other_ids = load_ids(ids, stride, places, stop)
+        matches = (other_ids >= lowest) & (other_ids <= highest) & (places < stop)
+        first = tl.minimum(first, tl.min(tl.where(matches, places, stop), 0))
+        last = tl.maximum(last, tl.max(tl.where(matches, places + 1, start), 0))
     return first, last
 
 
@@ -107,7 +106,7 @@ def logits(a, b, scale, CAP: tl.constexpr):
 
 @triton.jit
 def uncapped(gradient, logit, CAP: tl.constexpr):
-    """The gradient of what `logits` caps, from that of its result: tanh' = 1 − tanh²."""
+    """The gradient before the cap of `logits`, from the gradient after it: tanh' = 1 − tanh²."""
     if CAP > 0:
         tanh = logit * (1 / (CAP * LOG2E))
         gradient = gradient * (1 - tanh * tanh)
@@ -124,7 +123,7 @@ class Block:
     stages: int
 
     def options(self) -> dict[str, int]:
-        """As kernels and `launch` name them."""
+        """The constants of the kernels and the options of `launch`, by name."""
         return {
             "ROWS": self.queries,
             "COLUMNS": self.keys,
@@ -135,7 +134,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of the forward kernel, of that of k's and v's gradients, and of that of q's."""
+    """Blocks of the three kernels: forward, the gradients of k and v, and the gradient of q."""
 
     forward: Block
     keys: Block
@@ -150,7 +149,9 @@ def strides(x: Tensor, seq: int) -> tuple[int, int, int]:
 
 def unit(x: Tensor) -> Tensor:
     """x, or a copy where neighbours along its last dim are not neighbours in memory."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1:
+        return x
+    return x.contiguous()
 
 
 def padded(dim: int) -> int:
@@ -161,12 +162,16 @@ def padded(dim: int) -> int:
 def operand_strides(
     q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, seq: int
 ) -> tuple[int, ...]:
-    """Strides of q, k and v between samples, tokens and heads; of documents but for heads."""
-    ids = (
-        (0, 0) if each is None else (each.stride(1 - seq), each.stride(seq))
-        for each in (q_ids, k_ids)
-    )
-    return tuple(chain(*(strides(each, seq) for each in (q, k, v)), *ids))
+    """Strides of q, k and v between samples, tokens and heads; strides of documents between samples
+    and tokens.
+    """
+    all_strides = [*strides(q, seq), *strides(k, seq), *strides(v, seq)]
+    for ids in (q_ids, k_ids):
+        if ids is None:
+            all_strides += [0, 0]
+        else:
+            all_strides += [ids.stride(1 - seq), ids.stride(seq)]
+    return tuple(all_strides)
 
 
 def constants(
@@ -188,8 +193,12 @@ def constants(
 @triton.jit
 def place(tiles, heads):
     """Tile, sample and head of this program, of as many as there are in all."""
-    rest = tl.program_id(0) // tiles
-    return tl.program_id(0) % tiles, (rest // heads).to(tl.int64), (rest % heads).to(tl.int64)
+    sample_and_head = tl.program_id(0) // tiles
+    return (
+        tl.program_id(0) % tiles,
+        (sample_and_head // heads).to(tl.int64),
+        (sample_and_head % heads).to(tl.int64),
+    )
 
 
 @triton.jit
@@ -223,15 +232,17 @@ def load_tile(
     ROWS · stride is less than 2³¹; `size` · stride need not be.
     """
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DP)
-    at = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    pointers = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
     if BOUNDED and D < DP:
-        tile = tl.load(at, mask=(first + rows < size)[:, None] & (dims < D)[None, :], other=0.0)
+        tile = tl.load(
+            pointers, mask=(first + rows < size)[:, None] & (dims < D)[None, :], other=0.0
+        )
     elif BOUNDED:
-        tile = tl.load(at, mask=(first + rows < size)[:, None], other=0.0)
+        tile = tl.load(pointers, mask=(first + rows < size)[:, None], other=0.0)
     elif D < DP:
-        tile = tl.load(at, mask=(dims < D)[None, :], other=0.0)
+        tile = tl.load(pointers, mask=(dims < D)[None, :], other=0.0)
     else:
-        tile = tl.load(at)
+        tile = tl.load(pointers)
     return tile
 
 
@@ -241,9 +252,9 @@ def store_tile(
 ):
     """The inverse of `load_tile`, in the dtype stored to."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DP)
-    at = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    pointers = start + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
     tl.store(
-        at,
+        pointers,
         tile.to(start.dtype.element_ty),
         mask=(first + rows < size)[:, None] & (dims < D)[None, :],
     )

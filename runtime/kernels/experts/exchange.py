@@ -50,10 +50,10 @@ def regrouped_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < size)[:, None] & (column < WIDTH)
-    at = tl.load(places + row, mask=row < size, other=0)[:, None]
+    source = tl.load(places + row, mask=row < size, other=0)[:, None]
     tl.store(
         out + row[:, None] * WIDTH + column,
-        tl.load(rows + at * stride + column, mask=inside),
+        tl.load(rows + source * stride + column, mask=inside),
         mask=inside,
     )
 
@@ -66,38 +66,36 @@ class ExchangeCounts(Tiled[Tile]):
     def __call__(self, order: Order) -> Held:
         """The rows of this rank's experts."""
         tile = self.tile_for(order.experts.count, order.counts, dtypes=(torch.int64,))
-        return experts.exchange_counts(
-            order, experts.places if tile is None else partial(_places, tile=tile)
-        )
+        backend = experts.places if tile is None else partial(_places, tile=tile)
+        return experts.exchange_counts(order, backend)
 
 
 class Exchange(Tiled[Tile]):
     """`scalec.runtime.exchange`; tiles by the width of rows.  Saves nothing."""
 
-    def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
+    def __call__(self, rows: Tensor, expert_rows: Held, async_op: bool = False) -> Any:
         """[rows of tokens, h] → [rows of experts, h]."""
-        return exchange.exchanged(rows, held, False, async_op, _regroup(self, rows))
+        return exchange.exchanged(rows, expert_rows, False, async_op, _regroup(self, rows))
 
 
 class ExchangeBack(Tiled[Tile]):
     """`scalec.runtime.exchange_back`; tiles by the width of rows.  Saves nothing."""
 
-    def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
+    def __call__(self, rows: Tensor, expert_rows: Held, async_op: bool = False) -> Any:
         """[rows of experts, h] → [rows of tokens, h]."""
-        return exchange.exchanged(rows, held, True, async_op, _regroup(self, rows))
+        return exchange.exchanged(rows, expert_rows, True, async_op, _regroup(self, rows))
 
 
 def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
-    arranged, returned = (
-        torch.empty(total, dtype=torch.int64, device=counts.device) for _ in range(2)
-    )
-    groups, held = counts.numel(), counts.shape[1]
+    arranged = torch.empty(total, dtype=torch.int64, device=counts.device)
+    returned = torch.empty(total, dtype=torch.int64, device=counts.device)
+    groups, local_experts = counts.numel(), counts.shape[1]
     launching.launch(
         grouped_places_kernel,
         (groups,),
         *(counts.contiguous(), arranged, returned),
         GROUPS=groups,
-        EXPERTS=held,
+        EXPERTS=local_experts,
         PADDED=padded(groups),
         ROWS=tile.rows,
         warps=tile.warps,
@@ -107,7 +105,9 @@ def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
 
 def _regroup(op: Tiled[Tile], rows: Tensor) -> Regroup:
     tile = op.tile_for(rows.shape[-1], rows)
-    return exchange.regrouped if tile is None else partial(_regrouped, tile=tile)
+    if tile is None:
+        return exchange.regrouped
+    return partial(_regrouped, tile=tile)
 
 
 def _regrouped(rows: Tensor, places: Tensor, tile: Tile) -> Tensor:

@@ -36,14 +36,14 @@ class Product:
     stages: int
 
     def options(self) -> dict[str, int]:
-        """As a launch takes them."""
+        """The constants of the kernels and the options of `launch`, by name."""
         sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "TERMS": self.terms}
         return sizes | {"warps": self.warps, "stages": self.stages}
 
 
 @dataclass(frozen=True)
 class Products:
-    """The blocks of rows, which are y and dx, and of dweight."""
+    """The blocks of the products for rows, y and dx, and of the product for dweight."""
 
     of_rows: Product
     of_weight: Product
@@ -59,27 +59,27 @@ def grouped_rows_kernel(
     columns.
     """
     expert = tl.arange(0, EXPERTS)
-    known = expert < experts
-    end = tl.load(ends + expert, mask=known, other=0)
-    start = tl.load(ends + expert - 1, mask=known & (expert > 0), other=0)
-    count = tl.where(known, tl.cdiv(end - start, ROWS), 0)
-    upto = tl.cumsum(count, 0)
+    valid = expert < experts
+    end = tl.load(ends + expert, mask=valid, other=0)
+    start = tl.load(ends + expert - 1, mask=valid & (expert > 0), other=0)
+    count = tl.where(valid, tl.cdiv(end - start, ROWS), 0)
+    block_ends = tl.cumsum(count, 0)
     block = tl.program_id(0) // tl.cdiv(WIDTH, COLUMNS)
-    own = known & (upto > block) & (upto - count <= block)
-    of = tl.sum(tl.where(own, expert, 0), 0)
-    first = tl.sum(tl.where(own, start + (block - upto + count) * ROWS, 0), 0)
+    selected = valid & (block_ends > block) & (block_ends - count <= block)
+    block_expert = tl.sum(tl.where(selected, expert, 0), 0)
+    first = tl.sum(tl.where(selected, start + (block - block_ends + count) * ROWS, 0), 0)
     row = first + tl.arange(0, ROWS)
-    inside = row < tl.sum(tl.where(own, end, 0), 0)
+    inside = row < tl.sum(tl.where(selected, end, 0), 0)
     column = tl.program_id(0) % tl.cdiv(WIDTH, COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     term = tl.arange(0, TERMS)
     x += row.to(tl.int64)[:, None] * x_stride + term[None, :]
-    weight += of.to(tl.int64) * w_expert
+    weight += block_expert.to(tl.int64) * w_expert
     weight += term.to(tl.int64)[:, None] * w_term + column.to(tl.int64)[None, :] * w_column
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for done in range(0, DEPTH, TERMS):
-        left = term < DEPTH - done
-        x_tile = tl.load(x, mask=inside[:, None] & left[None, :], other=0.0)
-        w_tile = tl.load(weight, mask=left[:, None] & (column < WIDTH)[None, :], other=0.0)
+    for offset in range(0, DEPTH, TERMS):
+        remaining = term < DEPTH - offset
+        x_tile = tl.load(x, mask=inside[:, None] & remaining[None, :], other=0.0)
+        w_tile = tl.load(weight, mask=remaining[:, None] & (column < WIDTH)[None, :], other=0.0)
         sums = tl.dot(x_tile, w_tile, sums, input_precision=PRECISION)
         x += TERMS
         weight += TERMS * w_term
@@ -106,10 +106,10 @@ def grouped_weight_kernel(
     gradient += term[None, :] * gradient_stride + row[:, None]
     x += term[:, None] * x_stride + column[None, :]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for done in range(start, end, TERMS):
-        left = tl.arange(0, TERMS) < end - done
-        g_tile = tl.load(gradient, mask=(row < HEIGHT)[:, None] & left[None, :], other=0.0)
-        x_tile = tl.load(x, mask=left[:, None] & (column < WIDTH)[None, :], other=0.0)
+    for offset in range(start, end, TERMS):
+        remaining = tl.arange(0, TERMS) < end - offset
+        g_tile = tl.load(gradient, mask=(row < HEIGHT)[:, None] & remaining[None, :], other=0.0)
+        x_tile = tl.load(x, mask=remaining[:, None] & (column < WIDTH)[None, :], other=0.0)
         sums = tl.dot(g_tile, x_tile, sums, input_precision=PRECISION)
         gradient += TERMS * gradient_stride
         x += TERMS * x_stride
@@ -125,7 +125,7 @@ class GroupedLinear(Tiled[Products]):
     Saves both.
     """
 
-    def __call__(self, x: Tensor, weight: Tensor, held: Groups | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, groups: Groups | None = None) -> Tensor:
         """x [rows, i] or [experts, rows, i], weight [experts, o, i] → [rows, o] or [experts,
         rows, o].
         """
@@ -135,18 +135,18 @@ class GroupedLinear(Tiled[Products]):
             backend = Backend(
                 partial(_products, block=tile.of_rows), partial(_of_weight, block=tile.of_weight)
             )
-        return grouped_linear.grouped_linear(x, weight, held, backend)
+        return grouped_linear.grouped_linear(x, weight, groups, backend)
 
 
-def _products(x: Tensor, weight: Tensor, held: Groups | None, block: Product) -> Tensor:
-    if held is None or grouped_linear.is_torchs(x, weight):
-        return PLAIN.products(x, weight, held)
+def _products(x: Tensor, weight: Tensor, groups: Groups | None, block: Product) -> Tensor:
+    if groups is None or grouped_linear.is_torchs(x, weight):
+        return PLAIN.products(x, weight, groups)
     depth, width = weight.shape[1:]
     x, out = matrix(x, depth), x.new_empty((len(x), width))
     launching.launch(
         grouped_rows_kernel,
-        (sum(blocks(size, block.rows) for size in held.sizes) * blocks(width, block.columns),),
-        *(x, weight, held.ends, out, x.stride(0), *weight.stride(), len(weight)),
+        (sum(blocks(size, block.rows) for size in groups.sizes) * blocks(width, block.columns),),
+        *(x, weight, groups.ends, out, x.stride(0), *weight.stride(), len(weight)),
         WIDTH=width,
         DEPTH=depth,
         EXPERTS=padded(len(weight)),
@@ -155,16 +155,16 @@ def _products(x: Tensor, weight: Tensor, held: Groups | None, block: Product) ->
     return out
 
 
-def _of_weight(gradient: Tensor, x: Tensor, held: Groups | None, block: Product) -> Tensor:
-    if held is None or grouped_linear.is_torchs(gradient, x):
-        return PLAIN.of_weight(gradient, x, held)
+def _of_weight(gradient: Tensor, x: Tensor, groups: Groups | None, block: Product) -> Tensor:
+    if groups is None or grouped_linear.is_torchs(gradient, x):
+        return PLAIN.of_weight(gradient, x, groups)
     height, width = gradient.shape[-1], x.shape[-1]
     gradient, x = matrix(gradient, height), matrix(x, width)
-    out = x.new_empty((len(held.sizes), height, width))
+    out = x.new_empty((len(groups.sizes), height, width))
     launching.launch(
         grouped_weight_kernel,
         (len(out) * blocks(height, block.rows) * blocks(width, block.columns),),
-        *(gradient, x, held.ends, out, gradient.stride(0), x.stride(0)),
+        *(gradient, x, groups.ends, out, gradient.stride(0), x.stride(0)),
         HEIGHT=height,
         WIDTH=width,
         **block.options(),

@@ -27,9 +27,9 @@ from .top_k import log_sigmoid, softmax
 
 
 @triton.jit
-def _shares(x, known, SIGMOID: tl.constexpr):
+def _shares(x, valid, SIGMOID: tl.constexpr):
     """Scores, divided by their sum."""
-    return softmax(log_sigmoid(x) if SIGMOID else x, known)
+    return softmax(log_sigmoid(x) if SIGMOID else x, valid)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -42,7 +42,7 @@ def router_sums_kernel(
     of a sequence.
     """
     sequence, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)[None, :]
-    known = column < WIDTH
+    valid = column < WIDTH
     logits += sequence * batch_stride
     ids += sequence * batch_ids
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -51,15 +51,15 @@ def router_sums_kernel(
         token = first + tl.arange(0, ROWS).to(tl.int64)
         inside = token < length
         x = tl.load(
-            logits + token[:, None] * seq_stride + column, mask=inside[:, None] & known, other=0.0
+            logits + token[:, None] * seq_stride + column, mask=inside[:, None] & valid, other=0.0
         )
-        total += tl.where(inside[:, None], _shares(x.to(tl.float32), known, SIGMOID), 0.0)
+        total += tl.where(inside[:, None], _shares(x.to(tl.float32), valid, SIGMOID), 0.0)
         for choice in tl.static_range(K):
             id = tl.load(ids + token * seq_ids + choice, mask=inside, other=-1)
             count += (id[:, None] == column).to(tl.int32)
-    at = (sequence * tl.num_programs(1) + tl.program_id(1)) * WIDTH + tl.arange(0, COLUMNS)
-    tl.store(shares + at, tl.sum(total, 0), mask=tl.arange(0, COLUMNS) < WIDTH)
-    tl.store(counts + at, tl.sum(count, 0), mask=tl.arange(0, COLUMNS) < WIDTH)
+    offsets = (sequence * tl.num_programs(1) + tl.program_id(1)) * WIDTH + tl.arange(0, COLUMNS)
+    tl.store(shares + offsets, tl.sum(total, 0), mask=tl.arange(0, COLUMNS) < WIDTH)
+    tl.store(counts + offsets, tl.sum(count, 0), mask=tl.arange(0, COLUMNS) < WIDTH)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -69,7 +69,7 @@ def router_sums_backward(
 ):  # fmt: skip
     sequence, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)[None, :]
     token = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    known, inside = column < WIDTH, (token < length)[:, None] & (column < WIDTH)
+    valid, inside = column < WIDTH, (token < length)[:, None] & (column < WIDTH)
     x = tl.load(
         logits + sequence * batch_stride + token[:, None] * seq_stride + column,
         mask=inside,
@@ -77,14 +77,14 @@ def router_sums_backward(
     )
     x = x.to(tl.float32)
     d, p = (
-        tl.load(gradient + sequence * WIDTH + column, mask=known, other=0.0),
-        _shares(x, known, SIGMOID),
+        tl.load(gradient + sequence * WIDTH + column, mask=valid, other=0.0),
+        _shares(x, valid, SIGMOID),
     )
     result = p * (d - tl.sum(p * d, 1)[:, None])
     if SIGMOID:
         result *= tl.sigmoid(-x)
-    at = of_logits + sequence * of_batch + token[:, None] * of_seq + column
-    tl.store(at, result.to(of_logits.dtype.element_ty), mask=inside)
+    pointers = of_logits + sequence * of_batch + token[:, None] * of_seq + column
+    tl.store(pointers, result.to(of_logits.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -95,9 +95,9 @@ def router_z_forward(
         tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS),
         tl.arange(0, COLUMNS)[None, :],
     )
-    inside, known = (row < rows)[:, None] & (column < WIDTH), column < WIDTH
+    inside, valid = (row < rows)[:, None] & (column < WIDTH), column < WIDTH
     x = tl.load(logits + row[:, None] * stride + column, mask=inside, other=0.0).to(tl.float32)
-    x = tl.where(known, x, float("-inf"))
+    x = tl.where(valid, x, float("-inf"))
     largest = tl.max(x, 1)
     tl.store(logs + row, largest + tl.log(tl.sum(tl.exp(x - largest[:, None]), 1)), mask=row < rows)
 

@@ -35,8 +35,8 @@ def taken_kernel(
     inside = (token < tokens)[:, None] & (column < WIDTH)
     tile = tl.load(x + token[:, None] * x_stride + column, mask=inside, other=0.0)
     for choice in tl.static_range(K):
-        at = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
-        tl.store(rows + at * WIDTH + column, tile, mask=inside & (at >= 0))
+        row = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
+        tl.store(rows + row * WIDTH + column, tile, mask=inside & (row >= 0))
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -49,8 +49,8 @@ def summed_kernel(
     inside = (token < tokens)[:, None] & (column < WIDTH)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for choice in tl.static_range(K):
-        at = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
-        tile = tl.load(rows + at * rows_stride + column, mask=inside & (at >= 0), other=0.0).to(
+        row = tl.load(places + token * K + choice, mask=token < tokens, other=-1)[:, None]
+        tile = tl.load(rows + row * rows_stride + column, mask=inside & (row >= 0), other=0.0).to(
             tl.float32
         )
         if gates is not None:
@@ -69,20 +69,20 @@ def spread_kernel(
     """One token."""
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, KP)
-    at = tl.load(places + token * K + choice, mask=choice < K, other=-1)[:, None]
+    row = tl.load(places + token * K + choice, mask=choice < K, other=-1)[:, None]
     gate = tl.load(gates + token * K + choice, mask=choice < K, other=0.0).to(tl.float32)
     dots = tl.zeros([KP, COLUMNS], tl.float32)
     for first in tl.static_range(0, WIDTH, COLUMNS):
         column = first + tl.arange(0, COLUMNS)[None, :]
-        inside = (column < WIDTH) & (at >= 0)
+        inside = (column < WIDTH) & (row >= 0)
         tile = tl.load(
             gradient + token * gradient_stride + column, mask=column < WIDTH, other=0.0
         ).to(tl.float32)
         dots += (
-            tl.load(rows + at * rows_stride + column, mask=inside, other=0.0).to(tl.float32) * tile
+            tl.load(rows + row * rows_stride + column, mask=inside, other=0.0).to(tl.float32) * tile
         )
         tl.store(
-            of_rows + at * WIDTH + column,
+            of_rows + row * WIDTH + column,
             (tile * gate[:, None]).to(of_rows.dtype.element_ty),
             mask=inside,
         )
@@ -126,15 +126,18 @@ def _taken(x: Tensor, order: Order, tile: Tile) -> Tensor:
 
 
 def _for_rows(like: Tensor, order: Order) -> Tensor:
-    """Memory of rows as wide as those of `like`, zero where they are padded."""
+    """Memory for rows as wide as the rows of `like`, zero where they are padded."""
     shape = prod(order.shape), like.shape[-1]
-    return like.new_zeros(shape) if order.padded else like.new_empty(shape)
+    if order.padded:
+        return like.new_zeros(shape)
+    return like.new_empty(shape)
 
 
 def _summed(rows: Tensor, gates: Tensor | None, order: Order, tile: Tile) -> Tensor:
     width = rows.shape[-1]
     rows, out = matrix(rows, width), rows.new_empty((len(order.rows), width))
-    gates = None if gates is None else gates.contiguous()
+    if gates is not None:
+        gates = gates.contiguous()
     _by_tokens(summed_kernel, order, width, tile, rows, gates, order.rows, out, rows.stride(0))
     return out
 

@@ -24,7 +24,9 @@ PART = tl.constexpr(32)
 
 @triton.jit
 def _groups(ids, slots, choice, size, last):
-    """The groups of some choices; of id −1 that of the table's end, past the ids −1."""
+    """The groups of some choices.  An id of −1, and choices past `size`, have the group at the end
+    of the table.
+    """
     id = tl.load(ids + choice, mask=choice < size, other=-1)
     return tl.load(slots + tl.where(id < 0, last, id))
 
@@ -34,15 +36,15 @@ def sort_count_kernel(
     ids, slots, counts, size, last,
     GROUPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """counts [GROUPS + 1, chunks] of a chunk's choices, some groups of them; the last is of
-    those without rows.
+    """counts [GROUPS + 1, chunks] of a chunk's choices, for some of the groups; the last group has
+    the choices without rows.
     """
     chunk, group = tl.program_id(0).to(tl.int64), tl.program_id(1) * BINS + tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
     for part in range(0, ROWS, PART):
         choice = chunk * ROWS + part + tl.arange(0, PART)
-        own = tl.where(choice < size, _groups(ids, slots, choice, size, last), -1)
-        total += tl.sum((own[:, None] == group[None, :]).to(tl.int32), 0)
+        choice_groups = tl.where(choice < size, _groups(ids, slots, choice, size, last), -1)
+        total += tl.sum((choice_groups[:, None] == group[None, :]).to(tl.int32), 0)
     tl.store(counts + group.to(tl.int64) * tl.num_programs(0) + chunk, total, mask=group <= GROUPS)
 
 
@@ -53,16 +55,16 @@ def sort_place_kernel(
 ):  # fmt: skip
     chunk, number = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
     choice = chunk * ROWS + number
-    own = _groups(ids, slots, choice, size, last)
+    choice_groups = _groups(ids, slots, choice, size, last)
     before = tl.zeros([ROWS], tl.int32)
     for part in tl.static_range(0, ROWS, PART):
         other = part + tl.arange(0, PART)
         groups = _groups(ids, slots, chunk * ROWS + other, size, last)
-        same = (own[:, None] == groups[None, :]) & (other[None, :] < number[:, None])
+        same = (choice_groups[:, None] == groups[None, :]) & (other[None, :] < number[:, None])
         before += tl.sum(same.to(tl.int32), 1)
-    place = tl.load(starts + own * tl.num_programs(0) + chunk) + before
+    place = tl.load(starts + choice_groups * tl.num_programs(0) + chunk) + before
     tl.store(choices + place, choice, mask=choice < size)
-    tl.store(rows + choice, tl.where(own < GROUPS, place, -1), mask=choice < size)
+    tl.store(rows + choice, tl.where(choice_groups < GROUPS, place, -1), mask=choice < size)
 
 
 class SortByExpert(Tiled[Tile]):
@@ -82,9 +84,9 @@ def _sorted(ids: Tensor, slots: Tensor, groups: int, tile: Tile) -> Sorted:
     counts = torch.empty(groups + 1, chunks, dtype=torch.int32, device=ids.device)
     choices, rows = torch.empty_like(ids), torch.empty_like(ids)
     how = {"GROUPS": groups, "ROWS": tile.rows, "warps": tile.warps}
-    given = (len(ids), len(slots) - 1)
+    sizes = (len(ids), len(slots) - 1)
     grid = chunks, blocks(groups + 1, tile.columns)
-    launching.launch(sort_count_kernel, grid, ids, slots, counts, *given, BINS=tile.columns, **how)
+    launching.launch(sort_count_kernel, grid, ids, slots, counts, *sizes, BINS=tile.columns, **how)
     starts = (counts.flatten().cumsum(0) - counts.flatten()).contiguous()
-    launching.launch(sort_place_kernel, (chunks,), ids, slots, starts, choices, rows, *given, **how)
+    launching.launch(sort_place_kernel, (chunks,), ids, slots, starts, choices, rows, *sizes, **how)
     return counts[:groups].sum(1), choices, rows

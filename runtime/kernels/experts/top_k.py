@@ -24,7 +24,7 @@ from .. import launching
 from ..launching import Tile, Tiled, blocks, matrix, padded
 
 LEAST = tl.constexpr(-3.4e38)
-"""Below it are what is chosen already and what cannot be."""
+"""Values below it are chosen already, or cannot be chosen."""
 
 
 @triton.jit
@@ -61,11 +61,11 @@ def _of_best_groups(
     group = tl.arange(0, GP)[None, :]
     sums = tl.full([ROWS, GP], float("-inf"), tl.float32)
     for number in tl.static_range(GROUPS):
-        own = tl.where(column // EACH == number, x, float("-inf"))
-        two = tl.max(own, 1)
+        group_scores = tl.where(column // EACH == number, x, float("-inf"))
+        two = tl.max(group_scores, 1)
         if EACH > 1:
-            _, rest = _pick(own, column, GROUPS * EACH)
-            two += tl.max(rest, 1)
+            _, others = _pick(group_scores, column, GROUPS * EACH)
+            two += tl.max(others, 1)
         sums = tl.where(group == number, tl.maximum(two, LEAST)[:, None], sums)
     eligible = column < 0
     for _ in tl.static_range(OF):
@@ -83,18 +83,18 @@ def top_k_forward(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column, choice = tl.arange(0, COLUMNS)[None, :], tl.arange(0, KP)[None, :]
-    known = column < WIDTH
+    valid = column < WIDTH
     x = tl.load(
-        logits + row[:, None] * stride + column, mask=(row < rows)[:, None] & known, other=0.0
+        logits + row[:, None] * stride + column, mask=(row < rows)[:, None] & valid, other=0.0
     ).to(tl.float32)
-    scores = tl.sigmoid(x) if SIGMOID else softmax(x, known)
+    scores = tl.sigmoid(x) if SIGMOID else softmax(x, valid)
     ranks = x
     if bias is not None or GROUPS > 1:
         ranks = scores
         if bias is not None:
-            ranks += tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
+            ranks += tl.load(bias + column, mask=valid, other=0.0).to(tl.float32)
     # NaN counts as least
-    ranks = tl.where(known, tl.where(ranks > LEAST, ranks, LEAST), float("-inf"))
+    ranks = tl.where(valid, tl.where(ranks > LEAST, ranks, LEAST), float("-inf"))
     if GROUPS > 1:
         ranks = _of_best_groups(ranks, column, ROWS, GROUPS, GP, WIDTH // GROUPS, OF)
     chosen = tl.zeros([ROWS, KP], tl.int32)
@@ -124,17 +124,17 @@ def top_k_backward(
     inside = (row < rows)[:, None] & (column < WIDTH)
     total = tl.zeros([ROWS], tl.float32)
     for number in tl.static_range(K):
-        at = row * K + number
-        total += tl.load(of_gates + at, mask=row < rows, other=0.0) * tl.load(
-            gates + at, mask=row < rows, other=0.0
+        offsets = row * K + number
+        total += tl.load(of_gates + offsets, mask=row < rows, other=0.0) * tl.load(
+            gates + offsets, mask=row < rows, other=0.0
         )
     result = tl.zeros([ROWS, COLUMNS], tl.float32)
     for number in tl.static_range(K):
-        at = row * K + number
-        gate = tl.load(gates + at, mask=row < rows, other=0.0)
-        value = tl.load(of_gates + at, mask=row < rows, other=0.0) * gate
+        offsets = row * K + number
+        gate = tl.load(gates + offsets, mask=row < rows, other=0.0)
+        value = tl.load(of_gates + offsets, mask=row < rows, other=0.0) * gate
         value -= gate * (total / scale) if NORMALISE else 0.0
-        chosen = tl.load(ids + at, mask=row < rows, other=0).to(tl.int32)
+        chosen = tl.load(ids + offsets, mask=row < rows, other=0).to(tl.int32)
         result += tl.where(column == chosen[:, None], value[:, None], 0.0)
     if SIGMOID or not NORMALISE:
         x = tl.load(logits + row[:, None] * stride + column, mask=inside, other=0.0).to(tl.float32)
@@ -165,11 +165,9 @@ class TopK(Tiled[Tile]):
     ) -> tuple[Tensor, Tensor]:
         """As `scalec.runtime.top_k`."""
         tile = self.tile_for(logits.shape[-1], logits, bias)
-        backend = (
-            PLAIN
-            if tile is None
-            else Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
-        )
+        backend = PLAIN
+        if tile is not None:
+            backend = Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
         return routing.top_k(logits, k, score, normalise, scale, bias, groups, from_groups, backend)
 
 
@@ -177,18 +175,12 @@ def _chosen(logits: Tensor, bias: Tensor | None, how: Choice, tile: Tile) -> tup
     gates = torch.empty(*logits.shape[:-1], how.k, dtype=torch.float32, device=logits.device)
     ids = torch.empty_like(gates, dtype=torch.int64)
     x = matrix(logits, logits.shape[-1])
+    if bias is not None:
+        bias = bias.contiguous()
     launching.launch(
         top_k_forward,
         (blocks(len(x), tile.rows),),
-        *(
-            x,
-            None if bias is None else bias.contiguous(),
-            gates,
-            ids,
-            x.stride(0),
-            len(x),
-            how.scale,
-        ),
+        *(x, bias, gates, ids, x.stride(0), len(x), how.scale),
         KP=padded(how.k),
         GROUPS=how.groups,
         GP=padded(how.groups),

@@ -84,10 +84,13 @@ def case_rows(device: str) -> None:
                 {width: TILES[number % 3]},
             )
             check_against(
-                partial(Exchange(tiles), held=held), partial(torch.matmul, moved), [x], precision
+                partial(Exchange(tiles), expert_rows=held),
+                partial(torch.matmul, moved),
+                [x],
+                precision,
             )
             check_against(
-                partial(ExchangeBack(tiles), held=held),
+                partial(ExchangeBack(tiles), expert_rows=held),
                 partial(torch.matmul, moved.mT),
                 [x],
                 precision,
