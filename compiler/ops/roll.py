@@ -17,7 +17,8 @@ def _source(op: Op, size: int) -> Sequence[int]:
 
 ROLL = OpDef(
     "roll",
-    "Position i along the dim `over` of x at i + `by`; positions beyond the last begin at the first.",
+    "Position i along the dim `over` of x at i + `by`; positions beyond the last begin at the"
+    " first.",
     along_one,
     operands=(Operand("x"),),
     attributes=(Attribute("by", kinds=(int,)), evolve(OVER, dims="last")),
